@@ -14,6 +14,7 @@ from policy.units import Date, Percent, Seconds, parse_seconds
 Kind = Literal[
     "temperature", "memory", "utilisation-high", "utilisation-low", "gpu-idle", "errors", "quota", "budget",
     "queue-wait", "node-drained", "agent-lost", "takeover", "journal-lag", "database-down",
+    "service-wait", "service-errors",
 ]  # fmt: skip
 Severity = Literal["info", "warning", "critical"]
 
@@ -32,9 +33,11 @@ DEFAULTS: dict[str, tuple[float, int, str]] = {
     "takeover": (1, 0, "another controller leads"),
     "journal-lag": (5, 30, "age of what the failover journal has not on disk yet, or more"),
     "database-down": (1, 60, "slurmdbd does not answer"),
+    "service-wait": (300, 0, "time that a request has waited for a replica of its service, or more"),
+    "service-errors": (5, 60, "percent of a service's requests in the last five minutes that failed, or more"),
 }
 """By kind: the default threshold, the default duration in seconds, and what the threshold means."""
-DURATIONS = ("queue-wait", "journal-lag")
+DURATIONS = ("queue-wait", "journal-lag", "service-wait")
 """Kinds whose threshold is a time."""
 JOB_KINDS = ("gpu-idle", "utilisation-low")
 
@@ -84,8 +87,8 @@ class AlertRule(_Section):
     kind: Kind
     """What is watched."""
     threshold: float | str | None = None
-    """The alert fires at this value; a time (`4h`) for `queue-wait` and `journal-lag`. Default: the kind's, see
-    docs/alerts.md. Example: `85`."""
+    """The alert fires at this value; a time (`4h`) for `queue-wait`, `journal-lag` and `service-wait`. Default: the
+    kind's, see docs/alerts.md. Example: `85`."""
     duration: Seconds | None = None
     """How long the condition must last. Default: the kind's. Example: `10m`."""
     severity: Severity = "warning"

@@ -8,16 +8,20 @@ that was ended at any point.
 from __future__ import annotations
 
 import os
+import pwd
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from policy.changes import Change
 from policy.live import Cluster, Live
 from policy.names import OVER_QOS
+from policy.service_jobs import CALLERS_FILE
 from policy.state import SNIPPET, State
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
+from sluice.exchange.serving import REPLICAD_USER
 from sluice.slurm.accounting import TRES_OPTIONS, chunks
 from sluice.slurm.answers import Job
 
@@ -288,7 +292,10 @@ class Applier:
         """Write files next to slurm.conf; slurmctld reads the snippet where slurm.conf includes it."""
         for change in changes:
             path = Path(change.name)
-            write_atomic(path, change.fields["content"][1], mode=0o644)
+            private = path.name == CALLERS_FILE
+            write_atomic(path, change.fields["content"][1], mode=0o640 if private else 0o644)
+            if private:
+                _let_replicad_read(path)
             self.progress(f"wrote {path}")
         if any(Path(change.name).name == SNIPPET for change in changes) and includes_snippet(self.live.folder):
             self.cluster.control.reconfigure()
@@ -331,6 +338,12 @@ class Applier:
                 for chunk in chunks(names)
             ]
         return lines
+
+
+def _let_replicad_read(path: Path) -> None:
+    """By its group, where there is one on this host and this user may give files away."""
+    with suppress(KeyError, PermissionError):
+        os.chown(path, -1, pwd.getpwnam(REPLICAD_USER).pw_gid)
 
 
 class _Grouped:

@@ -181,12 +181,14 @@ def _files(there: State, wanted: State) -> list[Change]:
     return changes
 
 
-def read_files(paths: Iterable[Path]) -> dict[Path, str]:
-    """The files that are there."""
+def read_files(wanted: Mapping[Path, str]) -> dict[Path, str]:
+    """The files that are there. One that this user may not read is taken to be as it is wanted."""
     found = {}
-    for path in paths:
+    for path, text in wanted.items():
         try:
             found[path] = path.read_text(errors="replace")
+        except PermissionError:
+            found[path] = text
         except OSError:
             continue
     return found

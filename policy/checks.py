@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from policy.model import ClassAmount, Guarantee, Policy
+from policy.services import Service
 
 Place = tuple[str | int, ...]
 
@@ -28,6 +29,8 @@ def mistakes(policy: Policy) -> list[Mistake]:
         *_amounts(policy),
         *_members(policy),
         *_periods(policy),
+        *_services(policy),
+        *_serving(policy),
     ]
 
 
@@ -185,4 +188,105 @@ def _periods(policy: Policy) -> Iterator[Mistake]:
         if tenant.budget is not None and hours:
             yield Mistake(
                 ("tenants", name, "budget"), "gpu_hours are limited twice, by limit and by budget", "keep one of them"
+            )
+
+
+# ---- services ----
+
+
+def _services(policy: Policy) -> Iterator[Mistake]:
+    for name, service in policy.services.items():
+        place: Place = ("services", name)
+        for caller in service.callers or ():
+            if caller != "*" and caller not in policy.tenants:
+                yield _no_tenant(policy, (*place, "callers"), caller)
+        if service.gpu_class is not None and service.gpu_class not in policy.classes:
+            yield _no_class(policy, (*place, "gpu_class"), service.gpu_class)
+        if service.tenant not in policy.tenants:
+            yield _no_tenant(policy, (*place, "tenant"), service.tenant)
+            continue
+        yield from _of_its_tenant(policy, place, service)
+        yield from _fits_its_tenant(policy, place, service)
+
+
+def _no_tenant(policy: Policy, place: Place, name: str) -> Mistake:
+    known = ", ".join(list(policy.tenants)[:10]) or "none"
+    return Mistake(place, f"{name!r} is not a tenant (known: {known})", "name a tenant of this file")
+
+
+def _of_its_tenant(policy: Policy, place: Place, service: Service) -> Iterator[Mistake]:
+    """Who the replicas run as, and what the tenant may use."""
+    tenant = policy.tenants[service.tenant]
+    if service.user not in tenant.users:
+        members = ", ".join(list(tenant.users)[:10]) or "none"
+        yield Mistake(
+            (*place, "user"),
+            f"{service.user!r} is not a member of tenant {service.tenant!r} (members: {members})",
+            "add the user to its members, or name another",
+        )
+    if service.user == "root":
+        yield Mistake((*place, "user"), "a model is not served by root", "name a user that only serves models")
+    if service.borrow and not tenant.borrow:
+        yield Mistake(
+            (*place, "borrow"),
+            f"tenant {service.tenant!r} does not borrow, so that its services cannot",
+            "set borrow: true of the tenant, or take it out here",
+        )
+    if service.gpu_class in policy.classes and tenant.classes is not None and service.gpu_class not in tenant.classes:
+        yield Mistake(
+            (*place, "gpu_class"),
+            f"tenant {service.tenant!r} may not use class {service.gpu_class!r}",
+            f"use one of {', '.join(tenant.classes) or 'none'}, or add it to the tenant's classes",
+        )
+    if service.partition is not None and tenant.partitions and service.partition not in tenant.partitions:
+        yield Mistake(
+            (*place, "partition"),
+            f"tenant {service.tenant!r} may not use partition {service.partition!r}",
+            f"use one of {', '.join(tenant.partitions)}, or add it to the tenant's partitions",
+        )
+
+
+def _fits_its_tenant(policy: Policy, place: Place, service: Service) -> Iterator[Mistake]:
+    """Whether Slurm could ever start a replica, and all of them."""
+    names = [service.tenant, *policy.ancestors(service.tenant)]
+    times = [one for name in names if (one := policy.tenants[name].max_time) is not None]
+    longest = min(times, default=policy.defaults.max_time)
+    if longest is not None and service.walltime > longest:
+        yield Mistake(
+            (*place, "walltime"),
+            f"{service.walltime}s is more than the {longest}s that jobs of tenant {service.tenant!r} may run",
+            "lower it, or raise max_time",
+        )
+    for name in names:
+        tenant = policy.tenants[name]
+        sizes = [("per_job", tenant.per_job, 1), ("limit", tenant.limit, service.replicas.most)]
+        for part, bound, times_ in sizes:
+            for what, asked in (("gpus", service.gpus), ("gpu_memory", service.gpu_memory)):
+                most = getattr(bound, what) if bound is not None else None
+                total = (asked or 0) * service.nodes * times_
+                if most is not None and total > most:
+                    yield Mistake(
+                        (*place, what),
+                        f"{total} for {times_} replica{'s' if times_ > 1 else ''} is more than {part}.{what} {most} of "
+                        f"tenant {name!r}",
+                        f"lower {what} or replicas.most, or raise the tenant's {part}",
+                    )
+
+
+def _serving(policy: Policy) -> Iterator[Mistake]:
+    serving = policy.serving
+    members = {user for tenant in policy.tenants.values() for user in tenant.users}
+    for name, one in serving.tenants.items():
+        if name not in policy.tenants:
+            yield _no_tenant(policy, ("serving", "tenants", name), name)
+        if one.tokens is not None and policy.scheduling.usage_period == "none":
+            yield Mistake(
+                ("serving", "tenants", name, "tokens"),
+                "tokens are counted for a period, and none is set",
+                "set scheduling.usage_period, e.g. monthly",
+            )
+    for name in serving.users:
+        if name not in members:
+            yield Mistake(
+                ("serving", "users", name), f"{name!r} is not a member of any tenant", "name a member of a tenant"
             )

@@ -145,8 +145,13 @@ def _problem(error: Any, root: Any, source: str) -> Problem:
 
 
 def _real(location: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Without the names of union branches, which are in no file."""
-    return tuple(part for part in location if not isinstance(part, str) or not ("[" in part or part[:1].isupper()))
+    """Without the names of union branches, which are in no file. Names of services may begin like those."""
+    kept = 2 if location[:1] == ("services",) else 0
+    return tuple(
+        part
+        for place, part in enumerate(location)
+        if place < kept or not isinstance(part, str) or not ("[" in part or part[:1].isupper())
+    )
 
 
 def _dotted(place: tuple[Any, ...]) -> str:

@@ -18,6 +18,7 @@ from policy.grouping import Grouping
 from policy.health import Health
 from policy.monitoring import Monitoring
 from policy.names import Name, TenantName, UserName, Words
+from policy.services import MOST_SERVICES, Service, ServiceName, Serving
 from policy.state import Level
 from policy.units import Count, Date, Gpus, Hours, Mib, Ratio, Seconds
 from sluice.base.errors import UsageError
@@ -547,6 +548,10 @@ class Policy(Section):
     """When alerts are sent, and how; docs/alerts.md."""
     checkpoint: Checkpoint | None = None
     """Checkpoint and requeue; docs/health.md."""
+    services: Annotated[dict[ServiceName, Service], Field(max_length=MOST_SERVICES)] = {}
+    """Models that run as jobs of tenants, by the names by which clients call them; docs/serve.md."""
+    serving: Serving = Serving()
+    """What gateways let through, and where keys and records are; docs/serve.md."""
 
     @field_validator("level", mode="before")
     @classmethod

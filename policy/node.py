@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -27,6 +27,8 @@ FILE_NAME = "sluice.node.json"
 """Its name next to slurm.conf."""
 _MAX_BYTES = 4 << 20
 _REMEDY = "write it again with: sluice apply"
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class NodePolicy(BaseModel):
@@ -69,32 +71,42 @@ def parse(text: str | bytes, *, source: str) -> NodePolicy:
         raise SluiceError(f"{source}: {place + ': ' if place else ''}{first['msg']}", remedy=_REMEDY) from error
 
 
-class NodePolicyFile:
-    """The policy in force on this machine, for all threads: read again when it changes, the last good one kept."""
+class Parse(Protocol[T_co]):
+    """Makes something of a file's content. Raises SluiceError that names `source`."""
 
-    def __init__(self, path: Path) -> None:
+    def __call__(self, text: str | bytes, *, source: str) -> T_co:
+        """The content."""
+
+
+class CompiledFile(Generic[T]):
+    """What `sluice apply` wrote, in force on this machine, for all threads: read again when it changes, the last good
+    one kept."""
+
+    def __init__(self, path: Path, parser: Parse[T], default: T, *, most: int) -> None:
         self.path = path
         self.problem: SluiceError | None = None
         """Why the file on disk is not the one in force."""
         self.loaded = False
         """Whether what is in force was read from a file, and is not the defaults."""
+        self._parse = parser
+        self._most = most
         self._stamp: tuple[int, int, int] | None = None
-        self._policy = NodePolicy()
+        self._policy = default
         self._lock = threading.Lock()
 
-    def current(self) -> NodePolicy:
+    def current(self) -> T:
         """The policy; defaults where there never was a file that could be read. Raises nothing."""
         with self._lock:
             return self._read()
 
-    def _read(self) -> NodePolicy:
+    def _read(self) -> T:
         try:
             state = self.path.stat()
             stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
             if stamp != self._stamp:
                 self._stamp = stamp
                 with self.path.open("rb") as file:
-                    self._policy = parse(file.read(_MAX_BYTES + 1), source=str(self.path))
+                    self._policy = self._parse(file.read(self._most + 1), source=str(self.path))
                 self.problem, self.loaded = None, True
         except FileNotFoundError:
             self._stamp = None  # what was read before stays in force
@@ -104,3 +116,10 @@ class NodePolicyFile:
         except SluiceError as error:
             self.problem = error
         return self._policy
+
+
+class NodePolicyFile(CompiledFile[NodePolicy]):
+    """`sluice.node.json` in force."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, parse, NodePolicy(), most=_MAX_BYTES)

@@ -23,6 +23,8 @@ from policy.model import Guarantee, Limit, Policy, Tenant
 from policy.names import OVER_QOS, OWN_PREFIX
 from policy.node import FILE_NAME as NODE_FILE
 from policy.node import compile_node
+from policy.service_jobs import CALLERS_FILE, compile_services
+from policy.service_jobs import FILE_NAME as SERVICES_FILE
 from policy.state import LEVEL_FILE, SNIPPET, AccountState, ReservationState, State, UserState
 from sluice.base.errors import SluiceError
 from sluice.slurm.accounting import TRES_OPTIONS, Use, canonical
@@ -498,6 +500,11 @@ class _Maker:
             path: policy.render(),
             self.live.folder / NODE_FILE: compile_node(self.policy).render(),
         }
+        services = self.live.folder / SERVICES_FILE
+        if self.policy.services or services.exists():
+            compiled_services = compile_services(self.policy)
+            self.state.files[services] = compiled_services.render()
+            self.state.files[services.with_name(CALLERS_FILE)] = compiled_services.render_callers()
         if self.policy.level is not None:
             self.state.files[self.live.folder / LEVEL_FILE] = f"{self.policy.level}\n"
         return policy

@@ -27,7 +27,7 @@ _ELSEWHERE = {"grouping": "gres.md#classes"}
 def kind(annotation: Any, metadata: list[Any]) -> str:
     """The type of a field in words, with its unit."""
     names = {getattr(one, "func", None).__name__ for one in metadata if getattr(one, "func", None)}  # type: ignore[union-attr]
-    if "_seconds" in names:
+    if names & {"_seconds", "_delay"}:
         return "duration"
     if "_mib" in names:
         return "size (MiB)"
@@ -62,7 +62,7 @@ def default(field: FieldInfo) -> str:
     if isinstance(value, bool):
         return "`true`" if value else "`false`"
     if kind(field.annotation, field.metadata) == "duration":
-        return f"`{show_seconds(value)}`"
+        return f"`{show_seconds(int(value))}`" if value == int(value) else f"`{value * 1000:g}ms`"
     if kind(field.annotation, field.metadata).startswith("size") and value:
         return f"`{format_mib(value)}`"
     if isinstance(value, dict | list) and not value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.report.fields import DEFAULTS, FIELDS, GROUPED_BY
+from sluice.report.fields import DEFAULTS, FIELDS, GROUPED_BY, fields_of
 
 _UNITS = {
     "text": "text",
@@ -15,6 +15,7 @@ _UNITS = {
     "mib": "memory, as `--units` says; JSON: MiB",
     "j": "kWh; JSON: joules",
     "ratio": "number",
+    "ms": "milliseconds",
 }
 
 
@@ -24,7 +25,10 @@ def reference() -> str:
     for one in FIELDS:
         says = one.says.replace("|", "\\|")
         lines.append(f"| {one.name} | `{one.key}` | {_UNITS[one.unit]} | {'jobs' if one.jobs else 'all'} | {says} |")
+    lines += ["", "## Fields of `sluice report services`", "", "| field | JSON | unit | |", "|---|---|---|---|"]
+    lines += [f"| {one.name} | `{one.key}` | {_UNITS[one.unit]} | {one.says} |" for one in fields_of("services")]
     lines += ["", "## Fields without `-o`", "", "| report | lines for each | fields |", "|---|---|---|"]
+    grouped = {**GROUPED_BY, "services": ("service", "account")}
     for kind, fields in DEFAULTS.items():
-        lines.append(f"| {kind} | {', '.join(GROUPED_BY.get(kind, ('job',)))} | {fields.replace(',', ', ')} |")
+        lines.append(f"| {kind} | {', '.join(grouped.get(kind, ('job',)))} | {fields.replace(',', ', ')} |")
     return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,13 @@ from sluice.base.files import write_atomic
 
 DEFAULT_FILE = Path("/etc/sluice/tokens.json")
 VERSION = 1
-SCOPES = ("read", "write")
+SCOPES = ("read", "write", "serve")
 """What a token may be for. A service adds its own here."""
 PREFIX = "sluice_"
 MOST_TOKENS = 100_000
+MOST_OVERLAP_S = 31 * 86_400
+"""Time that an old secret may hold on after its rotation."""
+_MOST_S = 10 * 366 * 86_400
 _MOST_BYTES = 64 << 20
 _TOKEN = re.compile(r"sluice_([0-9a-f]{16})_([A-Za-z0-9_-]{43})\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}\$?\Z")
@@ -49,6 +52,8 @@ class Token:
     expires: float
     digest: str  # SHA-256 of the secret, in hexadecimal
     comment: str = ""
+    old_digest: str = ""  # of the secret before the last rotation
+    old_until: float = 0.0  # when that one ends
 
 
 class TokenStore:
@@ -78,7 +83,7 @@ class TokenStore:
         match = _TOKEN.match(text)
         known = self.tokens().get(match[1]) if match else None
         digest = hashlib.sha256(match[2].encode() if match else b"").hexdigest()
-        if known is None or not hmac.compare_digest(digest, known.digest) or not now < known.expires:
+        if known is None or not _holds(known, digest, now):
             raise SluiceError("token: not known, over, or revoked", remedy="get another: sluice token create")
         if scope not in known.scopes:
             raise ScopeError(
@@ -96,7 +101,7 @@ class TokenStore:
                 raise UsageError(f"scope {scope!r}: not known", remedy=f"use {', '.join(SCOPES)}")
         if not _USER.match(user):
             raise UsageError(f"user {user!r}: not a user's name", remedy="name a user of Slurm")
-        if not wanted or not 0 < seconds <= 10 * 366 * 86400:
+        if not wanted or not 0 < seconds <= _MOST_S:
             raise UsageError("a token needs a scope, and an end within ten years", remedy="--scope read --for 30d")
         secret = secrets.token_urlsafe(32)
         made = Token(
@@ -107,6 +112,35 @@ class TokenStore:
             if len(kept) >= MOST_TOKENS:
                 raise SluiceError(f"{self.path}: has {MOST_TOKENS} tokens", remedy="revoke some: sluice token revoke")
             self._write([*kept, made])
+        return made, f"{PREFIX}{made.id}_{secret}"
+
+    def rotate(self, name: str, *, now: float, old_for: float, seconds: float | None = None) -> tuple[Token, str]:
+        """Give a token a new secret; it and its text, which is nowhere else.
+
+        The secret before this one holds for `old_for` more seconds, one before that no longer. `seconds`: how long the
+        token holds from now on; None: its end stays. Raises UsageError, SluiceError, OSError.
+        """
+        if not 0 <= old_for <= MOST_OVERLAP_S:
+            raise UsageError(
+                f"{old_for:g} s for the old secret: more than {MOST_OVERLAP_S // 86_400} days", remedy="use less"
+            )
+        if seconds is not None and not 0 < seconds <= _MOST_S:
+            raise UsageError("a token needs an end within ten years", remedy="--for 30d")
+        secret = secrets.token_urlsafe(32)
+        with self._locked():
+            known = dict(self.tokens())
+            before = known.get(name)
+            if before is None or before.expires <= now:
+                raise UsageError(f"token {name!r}: not known, or over", remedy="see: sluice token list")
+            made = replace(
+                before,
+                digest=hashlib.sha256(secret.encode()).hexdigest(),
+                expires=before.expires if seconds is None else now + seconds,
+                old_digest=before.digest if old_for else "",
+                old_until=now + old_for if old_for else 0.0,
+            )
+            known[name] = made
+            self._write(known.values())
         return made, f"{PREFIX}{made.id}_{secret}"
 
     def revoke(self, ids: Iterable[str]) -> list[Token]:
@@ -162,9 +196,17 @@ class TokenStore:
             raise SluiceError(f"{self.path}: damaged: {error!r:.200}", remedy=remedy) from error
 
 
+def _holds(known: Token, digest: str, now: float) -> bool:
+    """Whether a secret's digest is that of the token, or of the one before it in its last time. In constant time."""
+    new = hmac.compare_digest(digest, known.digest)
+    old = hmac.compare_digest(digest, known.old_digest) and now < known.old_until
+    return (new or old) and now < known.expires
+
+
 def _token(one: Mapping[str, Any]) -> Token:
     texts = [str(one[name]) for name in ("id", "user", "digest")]
     scopes = tuple(str(scope) for scope in one["scopes"])
     return Token(
-        texts[0], texts[1], scopes, float(one["created"]), float(one["expires"]), texts[2], str(one["comment"])
-    )
+        texts[0], texts[1], scopes, float(one["created"]), float(one["expires"]), texts[2], str(one["comment"]),
+        str(one.get("old_digest", "")), float(one.get("old_until", 0.0)),
+    )  # fmt: skip

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import click
 from sluice.cli.slurm_options import where_options
 
 if TYPE_CHECKING:
+    from policy.service_jobs import ServicesPolicy
     from sluice.report.build import Report
     from sluice.report.collect import Selection, Source
     from sluice.report.count import Span
@@ -188,7 +190,7 @@ def jobs(ids: str | None, allusers: bool, allocations: bool, steps: bool, trunca
 
     if allocations and steps:
         raise UsageError("-X and --steps contradict each other", remedy="choose one")
-    if _help_format(options, jobs=True):
+    if _help_format(options, "jobs"):
         return
     source = _source(options)
     selection = _selection(source, options)
@@ -230,7 +232,7 @@ def _add_group(kind: str) -> None:
         from sluice.report.fields import EACH_GPU
         from sluice.report.tenants import month_start, read_tenants
 
-        if _help_format(options, jobs=False):
+        if _help_format(options, kind):
             return
         conf, prefix = options["conf"], options["prefix"]
         source = _source(options)
@@ -270,19 +272,20 @@ for _kind in _HELP:
 
 
 def _regrouped(kind: str, names: Iterable[str]) -> str:
-    from sluice.report.fields import DEFAULTS, FIELDS, GROUPED_BY
+    from sluice.report.fields import DEFAULTS, GROUPED_BY, fields_of
+    from sluice.report.services import GROUPS
 
-    of_key = {one.key: one.name for one in FIELDS}
-    grouping = {of_key[name] for name in GROUPED_BY[kind]}
+    of_key = {one.key: one.name for one in fields_of(kind)}
+    grouping = {of_key[name] for name in (GROUPS if kind == "services" else GROUPED_BY[kind])}
     rest = [word for word in DEFAULTS[kind].split(",") if word not in grouping]
     return ",".join([*(of_key[name] for name in names), *rest])
 
 
-def _help_format(options: dict[str, Any], *, jobs: bool) -> bool:
+def _help_format(options: dict[str, Any], kind: str) -> bool:
     from sluice.cli.report_output import help_format
 
     if options.pop("helpformat"):
-        click.echo("\n".join(help_format(jobs=jobs)))
+        click.echo("\n".join(help_format(kind)))
         return True
     return False
 
@@ -293,7 +296,6 @@ def _print(kind: str, span: Span, rows: Iterable[Any], extra: dict[str, Any], op
     from sluice.report.fields import DEFAULTS
     from sluice.report.output import Units
 
-    single = kind == "jobs"
     if options["plot"] is not None:
         from sluice.report.plot import plot
 
@@ -303,9 +305,9 @@ def _print(kind: str, span: Span, rows: Iterable[Any], extra: dict[str, Any], op
         raise UsageError("--json, --csv and -P are three forms", remedy="choose one")
     if options["as_json"]:
         head = {"start": span.start, "end": span.end, "made": int(time.time()), **extra}
-        output.print_json(kind, head, rows, jobs=single)
+        output.print_json(kind, head, rows)
         return
-    columns = output.choose(options["fields"] or DEFAULTS[kind], jobs=single)
+    columns = output.choose(options["fields"] or DEFAULTS[kind], kind)
     units = Units(options["time_unit"], options["units"] or "")
     show = output.print_csv if options["as_csv"] else output.print_parsable if options["parsable2"] else None
     (show or output.print_aligned)(columns, rows, units, header_line=not options["noheader"])
@@ -350,6 +352,78 @@ def _nothing(source: Source, selection: Selection, why: str) -> None:
             if strange:
                 why = f"{what} {strange[0]!r} is not known, or not yours to see"
     _note(f"nothing to show: {why or 'no such jobs in this time'}")
+
+
+@command.command("services")
+@click.option("--by", metavar="FIELDS", help="Lines for each service, account, user or day; several with commas.")
+@click.option("--requests", type=_PATH, metavar="DIR", help="The records of requests; default: the policy's.")
+@click.option("-S", "--starttime", metavar="TIME", help="From that day on. As sacct: 2026-11-01, now-7days, ...")
+@click.option("-E", "--endtime", metavar="TIME", help="Up to that day, which is included; default: today.")
+@click.option("--service", "services", metavar="NAMES", help="Only these services, comma-separated.")
+@click.option("-A", "--accounts", metavar="NAMES", help="Only callers of these accounts.")
+@click.option("-u", "--user", "users", metavar="NAMES", help="Only these users.")
+@where_options
+@_output_options
+def services(by: str | None, requests: Path | None, **options: Any) -> None:
+    """Models as a service: requests, tokens, time to the first token and GPU time, by service and account.
+
+    For those who may read the records: root and the gateways' user; others see theirs in the REST API.
+    """
+    from sluice.report.rollup import DEFAULT_FOLDER
+    from sluice.report.services import KEPT, USUAL, RequestDays, ServiceSelection, parse_groups, services_report
+
+    if _help_format(options, "services"):
+        return
+    names = parse_groups(by) if by else USUAL
+    conf = options["conf"]
+    source = _source({**{name: options.pop(name) for name in ("conf", "prefix")}, **_PLAIN_SOURCE})
+    policy = _services_of(source, conf)
+    folder = requests or Path(policy.requests)
+    first, last = _whole_days(source, options)
+    selection = ServiceSelection(*(_names(options.pop(name)) for name in ("services", "accounts", "users")))
+    _require_records(folder)
+    report = services_report(
+        source, RequestDays(folder, DEFAULT_FOLDER / KEPT), policy, first, last, selection.takes, names
+    )
+    if options["fields"] is None and names != USUAL:
+        options["fields"] = _regrouped("services", names)
+    _print("services", report.span, report.rows, report.extra, options)
+    _closing(report, options)
+    if not report.rows and _for_people(options):
+        _note("nothing to show: no such requests in this time")
+
+
+_PLAIN_SOURCE: dict[str, Any] = {"records": None, "rolled": None, "fresh": True}
+
+
+def _services_of(source: Source, conf: Path | None) -> ServicesPolicy:
+    """The services that were applied. Raises SluiceError."""
+    from policy.service_jobs import FILE_NAME, ServicesFile
+    from sluice.base.errors import SluiceError
+
+    try:
+        where = source.client.config().get("SLURM_CONF") or conf or "/etc/slurm/slurm.conf"
+    except SluiceError:
+        where = conf or "/etc/slurm/slurm.conf"
+    return ServicesFile(Path(where).parent / FILE_NAME).current()
+
+
+def _require_records(folder: Path) -> None:
+    from sluice.base.errors import SluiceError
+
+    if not os.access(folder, os.R_OK | os.X_OK):
+        why = "not this user's to read" if folder.exists() else "not there"
+        raise SluiceError(
+            f"{folder}: {why}", remedy="run it as root on a host with a gateway, or name the folder with --requests"
+        )
+
+
+def _whole_days(source: Source, options: dict[str, Any]) -> tuple[date, date]:
+    from sluice.report.rollup import day_of
+    from sluice.report.tenants import month_start
+
+    span = _span(source, options, month_start(source.now))
+    return day_of(span.start), day_of(span.end - 1)
 
 
 @command.command("roll-up")

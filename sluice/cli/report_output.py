@@ -13,7 +13,7 @@ import click
 
 from sluice.base.errors import UsageError
 from sluice.base.sizes import format_mib
-from sluice.report.fields import BY_NAME, FIELDS, Field, Row
+from sluice.report.fields import BY_NAME, Field, Row, fields_of
 from sluice.report.output import Units, csv_lines, head_of, header, plain, row_document
 
 
@@ -25,22 +25,24 @@ class Chosen:
     width: int = 0
 
 
-def choose(text: str, *, jobs: bool) -> list[Chosen]:
+def choose(text: str, kind: str) -> list[Chosen]:
     """``Account%-12,GPUHours`` as columns. Raises UsageError for a field that the report has not."""
     chosen = []
+    known = {one.name.lower(): one for one in fields_of(kind)}
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\w+)\s*(?:%(-?\d{1,4}))?\s*", word)
-        found = BY_NAME.get(match[1].lower()) if match else None
-        if match is None or found is None or (found.jobs and not jobs):
-            where = "of single jobs only; see sluice report jobs" if found is not None else "see --helpformat"
+        found = known.get(match[1].lower()) if match else None
+        if match is None or found is None:
+            single = match is not None and match[1].lower() in BY_NAME and BY_NAME[match[1].lower()].jobs
+            where = "of single jobs only; see sluice report jobs" if single else "see --helpformat"
             raise UsageError(f"--format: no field {word.strip()[:40]!r} in this report", remedy=where)
         chosen.append(Chosen(found, int(match[2] or 0)))
     return chosen
 
 
-def help_format(*, jobs: bool) -> list[str]:
+def help_format(kind: str) -> list[str]:
     """All fields with what they say."""
-    return [f"{one.name:<18} {one.says}" for one in FIELDS if jobs or not one.jobs]
+    return [f"{one.name:<18} {one.says}" for one in fields_of(kind)]
 
 
 def shown(field: Field, value: Any, units: Units) -> str:
@@ -93,9 +95,9 @@ def print_csv(columns: Sequence[Chosen], rows: Iterable[Row], units: Units, *, h
     sys.stdout.flush()
 
 
-def print_json(kind: str, head: dict[str, Any], rows: Iterable[Row], *, jobs: bool) -> None:
+def print_json(kind: str, head: dict[str, Any], rows: Iterable[Row]) -> None:
     """One object; rows are written as they come. Amounts are in the units of their keys, unknown values null."""
-    fields = [one for one in FIELDS if jobs or not one.jobs]
+    fields = fields_of(kind)
     head = head_of(kind, head)
     sys.stdout.write(json.dumps(head, indent=2)[:-2] + ',\n  "rows": [')
     for place, row in enumerate(rows):

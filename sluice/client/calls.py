@@ -153,6 +153,14 @@ class Client(BaseClient):
         """What a tenant's members use. `GET /tenants/{tenant}/usage`."""
         return self.call(Call(models.TenantUsage, "GET", "/tenants/{tenant}/usage", names={"tenant": tenant}))
 
+    def services(self) -> models.ServiceList:
+        """Models that run as services. `GET /services`."""
+        return self.call(Call(models.ServiceList, "GET", "/services"))
+
+    def service(self, service: str) -> models.Service:
+        """One service and its replicas. `GET /services/{service}`."""
+        return self.call(Call(models.Service, "GET", "/services/{service}", names={"service": service}))
+
     def nodes_report(self, *, since: date | None = None, until: date | None = None, limit: int = 1000) -> models.Report:
         """What was used of each node. `GET /reports/nodes`."""
         return self.call(
@@ -279,6 +287,65 @@ class Client(BaseClient):
                     "account": account,
                     "user": user,
                     "partition": partition,
+                    "format": "csv",
+                },
+            )
+        ).text
+
+    def reports_services(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        service: str = "",
+        account: str = "",
+        user: str = "",
+        by: str = "",
+    ) -> models.ServicesReport:
+        """What requests to services used. `GET /reports/services`."""
+        return self.call(
+            Call(
+                models.ServicesReport,
+                "GET",
+                "/reports/services",
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "service": service,
+                    "account": account,
+                    "user": user,
+                    "by": by,
+                },
+            )
+        )
+
+    def reports_services_csv(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        service: str = "",
+        account: str = "",
+        user: str = "",
+        by: str = "",
+    ) -> str:
+        """The same for spreadsheets, as CSV with a first line of names."""
+        return self.call(
+            Call(
+                models.Text,
+                "GET",
+                "/reports/services",
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "service": service,
+                    "account": account,
+                    "user": user,
+                    "by": by,
                     "format": "csv",
                 },
             )
@@ -879,6 +946,14 @@ class AsyncClient(BaseAsyncClient):
         """What a tenant's members use. `GET /tenants/{tenant}/usage`."""
         return await self.call(Call(models.TenantUsage, "GET", "/tenants/{tenant}/usage", names={"tenant": tenant}))
 
+    async def services(self) -> models.ServiceList:
+        """Models that run as services. `GET /services`."""
+        return await self.call(Call(models.ServiceList, "GET", "/services"))
+
+    async def service(self, service: str) -> models.Service:
+        """One service and its replicas. `GET /services/{service}`."""
+        return await self.call(Call(models.Service, "GET", "/services/{service}", names={"service": service}))
+
     async def nodes_report(
         self, *, since: date | None = None, until: date | None = None, limit: int = 1000
     ) -> models.Report:
@@ -1012,6 +1087,67 @@ class AsyncClient(BaseAsyncClient):
                         "account": account,
                         "user": user,
                         "partition": partition,
+                        "format": "csv",
+                    },
+                )
+            )
+        ).text
+
+    async def reports_services(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        service: str = "",
+        account: str = "",
+        user: str = "",
+        by: str = "",
+    ) -> models.ServicesReport:
+        """What requests to services used. `GET /reports/services`."""
+        return await self.call(
+            Call(
+                models.ServicesReport,
+                "GET",
+                "/reports/services",
+                query={
+                    "since": since,
+                    "until": until,
+                    "limit": limit,
+                    "service": service,
+                    "account": account,
+                    "user": user,
+                    "by": by,
+                },
+            )
+        )
+
+    async def reports_services_csv(
+        self,
+        *,
+        since: date | None = None,
+        until: date | None = None,
+        limit: int = 1000,
+        service: str = "",
+        account: str = "",
+        user: str = "",
+        by: str = "",
+    ) -> str:
+        """The same for spreadsheets, as CSV with a first line of names."""
+        return (
+            await self.call(
+                Call(
+                    models.Text,
+                    "GET",
+                    "/reports/services",
+                    query={
+                        "since": since,
+                        "until": until,
+                        "limit": limit,
+                        "service": service,
+                        "account": account,
+                        "user": user,
+                        "by": by,
                         "format": "csv",
                     },
                 )

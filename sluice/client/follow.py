@@ -32,6 +32,7 @@ _ROWS: dict[str, type[BaseModel]] = {
     "gpus": models.Gpu,
     "events": models.Event,
     "tenants": models.TenantInList,
+    "services": models.Service,
     "parts": models.Part,
 }
 

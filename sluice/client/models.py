@@ -430,6 +430,72 @@ class TenantUsage(Document):
     members: list[MemberUse]
 
 
+class ServiceInList(Model):
+    """A model that runs as jobs of a tenant. Figures are null where replicad does not say them."""
+
+    name: str = Field(description="By which clients call the model.")
+    tenant: str
+    user: str = Field(description="Whose jobs its replicas are; empty for callers of other tenants, as what follows.")
+    engine: str
+    model: str
+    callers: list[str] = Field(description="Tenants that may call it and that the caller may see; `*`: all.")
+    priority: str
+    state: Literal["ready", "running", "starting", "idle", "down", "failed", "paused"]
+    paused: bool
+    least: int
+    most: int
+    slots: int = Field(description="Requests that a replica works on at once.")
+    gres: str
+    partition: str
+    walltime_s: int
+    first_token_deadline_s: float
+    queued: int = Field(description="Replicas whose jobs wait.")
+    starting: int
+    ready: int
+    draining: int
+    failed: int
+    waiting: int | None = Field(description="Requests that wait for a replica.")
+    oldest_s: float | None
+    in_flight: int | None
+    tokens_in_flight: int | None
+    delay_s: float | None = Field(description="Time in the queue lately, 95th percentile.")
+    wanted: int | None = Field(description="Replicas that replicad wants.")
+    eta_s: float | None = Field(description="Until the first replica is ready.")
+    why: str = Field(description="Why there is no replica.")
+
+
+class ServiceReplica(Model):
+    """A job that answers for a service."""
+
+    launch: str
+    job: int
+    state: Literal["queued", "running", "starting", "ready", "draining", "failed", "gone"]
+    job_state: str | None
+    nodes: str
+    start_time: int | None
+    why: str
+    slots: int | None
+    running: int | None
+    waiting: int | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cache_used: float | None = Field(description="Part of the KV cache.")
+    heard: float | None
+    ends: float | None
+
+
+class ServiceList(Viewed):
+    """Services that the caller may call or looks after."""
+
+    services: list[ServiceInList]
+
+
+class Service(ServiceInList, Viewed):
+    """One service: `sluice serve show`."""
+
+    replicas: list[ServiceReplica]
+
+
 class Event(Model):
     """Something that happened on the controller."""
 
@@ -752,6 +818,43 @@ class Report(Viewed):
     total: int | None = Field(None, description="Lines; more than `rows` where they are too many for one answer.")
     recent_at: float | None = Field(None, description="When the accounting was last read for the days that are new.")
     missing: list[str] = Field([], description="Days of which nothing is known: not rolled up, as `sluice report`.")
+
+
+class ServiceRow(Model):
+    """What requests to a service used (docs/report-fields.md)."""
+
+    service: str | None = None
+    account: str | None = None
+    user: str | None = None
+    day: str | None = None
+    requests: int | None = None
+    answered: int | None = None
+    refused: int | None = None
+    expired: int | None = None
+    cancelled: int | None = None
+    failed: int | None = None
+    resumed: int | None = None
+    tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    first_token_p50_ms: int | None = None
+    first_token_p95_ms: int | None = None
+    first_token_p99_ms: int | None = None
+    gpu_s: float | None = None
+    shared_gpu_s: float | None = None
+    tokens_per_gpu_hour: int | None = None
+
+
+class ServicesReport(Document):
+    """What requests to services used."""
+
+    report: Literal["services"]
+    start: int = Field(description="Seconds since 1970.")
+    end: int
+    made: int
+    rows: list[ServiceRow]
+    total: int | None = Field(None, description="Lines; more than `rows` where they are too many for one answer.")
 
 
 class JobRow(ReportRow):

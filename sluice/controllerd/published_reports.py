@@ -17,9 +17,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 from policy.quota_use import TenantUse
+from policy.service_jobs import FILE_NAME as SERVICES_FILE
+from policy.service_jobs import ServicesFile
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.rates import FewLines
 from sluice.base.text import one_line
@@ -34,11 +37,13 @@ from sluice.explain.shadow import report as shadow_report
 from sluice.report.build import GROUPS, build, each_gpu, job_rows
 from sluice.report.collect import Selection, Source
 from sluice.report.count import Counter, Span
-from sluice.report.fields import FIELDS, GROUPED_BY, Row
+from sluice.report.fields import FIELDS, GROUPED_BY, Row, fields_of
 from sluice.report.fleet import Fleet
 from sluice.report.job_page import NoJobError, job_page
 from sluice.report.output import head_of, row_document
 from sluice.report.rollup import Rollup, count_open, day_of, midnight
+from sluice.report.services import GROUPS as SERVICE_GROUPS
+from sluice.report.services import KEPT, USUAL, RequestDays, ServiceKey, ServiceSelection, services_report
 from sluice.report.tally import Key, Tally
 from sluice.report.tenants import ancestors, below
 from sluice.slurm import Commands, SlurmClient
@@ -158,6 +163,7 @@ class Wanted:
     nodes: bool
     """Whether the viewer sees nodes, and so how many GPUs there are."""
     limit: int
+    services: frozenset[str] = frozenset()
     each: bool = False
     """Of `gpus`: a line for each GPU, from the jobs' records."""
 
@@ -170,11 +176,12 @@ class Wanted:
 def parse_wanted(request: Mapping[str, Any]) -> Wanted:
     """Raises UsageError."""
     kind = request.get("report")
-    if kind not in (*GROUPED_BY, "jobs"):
+    if kind not in (*GROUPED_BY, "jobs", "services"):
         raise UsageError(f"report {one_line(str(kind), limit=40)!r}: not known", remedy=f"use {', '.join(GROUPED_BY)}")
     by = _names(request, "by")
-    for name in by - set(GROUPS):
-        raise UsageError(f"by {name[:40]!r}: cannot group by that", remedy=f"use {', '.join(GROUPS)}")
+    groups = SERVICE_GROUPS if kind == "services" else GROUPS
+    for name in by - set(groups):
+        raise UsageError(f"by {name[:40]!r}: cannot group by that", remedy=f"use {', '.join(groups)}")
     selection = Selection(
         _names(request, "accounts"), _names(request, "users"), _names(request, "partitions"),
         gpu_types=_names(request, "gpu_types"),
@@ -200,7 +207,10 @@ def parse_wanted(request: Mapping[str, Any]) -> Wanted:
         mine = Seen(str(seen.get("user")), _names(seen, "accounts"), _names(seen, "tenants"))
     limit = request.get("limit")
     most = limit if type(limit) is int and 0 < limit <= MOST_ROWS else MOST_ROWS
-    wanted = Wanted(str(kind), first, last, tuple(sorted(by)), selection, mine, bool(request.get("nodes")), most, each)
+    wanted = Wanted(
+        str(kind), first, last, tuple(sorted(by)), selection, mine, bool(request.get("nodes")), most,
+        _names(request, "services"), each,
+    )  # fmt: skip
     if wanted.by_node and (selection != Selection() or len(by) > 1):
         raise UsageError(
             "nodes are counted for all jobs together", remedy="leave out the other filters and groups, or `node`"
@@ -372,6 +382,8 @@ class Reports:
         self.site = site
         self.tenants = tenants
         self.history = History(site, fleet)
+        self._services_file: ServicesFile | None = None
+        self._requests: RequestDays | None = None
         self.reports = Desk(self._report)
         self.pages = Desk(self._page)
         self.shadows = Desk(self._shadow, _SHADOW_KEPT_S)
@@ -379,7 +391,7 @@ class Reports:
     def report(self, request: Mapping[str, Any]) -> bytes:
         """The answer with a report's document, or ``waits``. Raises UsageError, SluiceError."""
         wanted = parse_wanted(request)
-        if wanted.kind == "jobs" or wanted.each:
+        if wanted.each or wanted.kind in ("jobs", "services"):
             return self.pages.ask(wanted, str(request.get("who"))) or _WAITS
         self.history.asked = time.monotonic()
         return self.reports.ask(wanted, str(request.get("who"))) or _WAITS
@@ -476,6 +488,27 @@ class Reports:
         head = {"start": span.start, "end": span.end, "made": int(now), "total": total}
         return head_of("jobs", {**head, "rows": list(rows)})
 
+    def _services(self, wanted: Wanted) -> dict[str, Any]:
+        """Requests to services, each as its viewer may see it; the GPU time is from the accounting."""
+        if self._services_file is None:
+            self._services_file = ServicesFile(self.site.conf_folder / SERVICES_FILE)
+        policy, now, chosen = self._services_file.current(), time.time(), wanted.selection
+        folder = Path(policy.requests)
+        if self._requests is None or self._requests.folder != folder:
+            self._requests = RequestDays(folder, self.site.state / "report" / KEPT, writes=True)
+        selection = ServiceSelection(wanted.services, chosen.accounts, chosen.users)
+        try:
+            made = services_report(
+                self.source(now), self._requests, policy, wanted.first, wanted.last,
+                lambda key: selection.takes(key) and _sees(wanted.seen, key), wanted.by or USUAL,
+            )  # fmt: skip
+        except PermissionError as error:
+            raise SluiceError(f"{error.filename}: {error.strerror}", remedy="let Slurm's user read it") from error
+        fields = fields_of("services")
+        rows = [_known_values(row_document(fields, row)) for row in made.rows[: wanted.limit]]
+        head = {"start": made.span.start, "end": made.span.end, "made": int(now), "total": len(made.rows)}
+        return head_of("services", {**head, "rows": rows})
+
     def _each_gpu(self, wanted: Wanted) -> dict[str, Any]:
         """Every GPU, from the records of jobs: who sees no nodes, or not everybody's use, those that its jobs had."""
         now, seen = time.time(), wanted.seen
@@ -493,7 +526,8 @@ class Reports:
 
     def _page(self, name: str | Wanted) -> dict[str, Any] | None:
         if isinstance(name, Wanted):
-            return self._each_gpu(name) if name.each else self._jobs(name)
+            make = self._each_gpu if name.each else self._jobs if name.kind == "jobs" else self._services
+            return make(name)
         source = self.source(time.time())
         folder = self.site.state_save / DECISIONS
 
@@ -509,7 +543,7 @@ class Reports:
             return None
 
 
-def _sees(seen: Seen | None, key: Key) -> bool:
+def _sees(seen: Seen | None, key: Key | ServiceKey) -> bool:
     return seen is None or key.user == seen.user or key.account in seen.accounts
 
 

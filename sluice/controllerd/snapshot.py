@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +27,9 @@ from policy.document import DEFAULT_FILE, load
 from policy.grouping import Grouping
 from policy.live import Cluster, gpus_in_use, gpus_of
 from policy.quota_use import TenantUse, example, quota_rows, read_use
+from policy.service_jobs import FILE_NAME as SERVICES_FILE
+from policy.service_jobs import ServicesFile, parse_job_name
+from policy.service_use import service_documents
 from sluice.base import events
 from sluice.base.errors import SluiceError
 from sluice.base.line_server import Kind
@@ -39,7 +42,11 @@ from sluice.controllerd.daemon import Duty, Site
 from sluice.controllerd.health.controller import controller_of
 from sluice.controllerd.published_reports import BusyError, Reports
 from sluice.controllerd.readings import readings_of
+from sluice.controllerd.serving import Serving
 from sluice.exchange.live import LIVE_FILE, GpuNow, Live, latest, read_live
+from sluice.exchange.serve_status import ask_status
+from sluice.exchange.serving import REPLICAD_USER
+from sluice.exchange.serving import SOCKET as REPLICAD_SOCKET
 from sluice.exchange.snapshot import MOST_REQUEST, SOCKET, VERSION, Snapshot, encode, render_answer
 from sluice.explain.decisions import FOLDER, DecisionError
 from sluice.explain.explanation import explain_job, parse_job
@@ -63,6 +70,8 @@ _MOST_TEXT = 1024
 _MOST_EVENTS = 2000
 _MOST_HISTORY = 500
 _MOST_POLICY = 128 << 10
+_MOST_REPLICAS = 1000  # of one service
+_REPLICAD_S = 2.0
 _SHARE = 2.0  # a part that takes long is read at most every so many times that
 _SHARE_OF_JOBS = 1.25  # of many, most of that time is squeue's, and what changes is what viewers look for
 _FOLLOW_S = 0.2  # where slurmctld's side writes which jobs changed
@@ -82,6 +91,7 @@ _ROOM = Kind(
     seconds=10.0,
     rates=(Rate(400, 100), Rate(400, 100)),
 )
+_SERVING = Kind("serving", places=16, threads=2, line=MOST_REQUEST, held=1 << 20, seconds=10.0, rates=(Rate(100, 20),))
 _FOLDER_REMEDY = "sluice-controllerd.service makes it (RuntimeDirectory)"
 
 log = logging.getLogger("sluice.snapshot")
@@ -96,6 +106,8 @@ class Settings:
     user: str = WEB_USER
     inventory: Path = DEFAULT_DIR
     policy: Path = DEFAULT_FILE
+    replicad: Path = REPLICAD_SOCKET
+    serve_user: str = REPLICAD_USER
 
 
 @dataclass(slots=True)
@@ -117,11 +129,14 @@ class Publisher:
         self.site = site
         self.settings = settings
         self.snapshot = Snapshot()
+        self.serving = Serving(site)
         self._asked = -WANTED_S
         self._explaining = threading.Lock()
         self._paces = threading.Lock()
         self._paid_until = 0.0
         self._jobs: dict[int, int] = {}  # of each job as it was last published, what differs when anything of it does
+        self._replicas: dict[int, Job] = {}  # jobs with names of replicas
+        self._services: ServicesFile | None = None
         self._jobs_lock = threading.Lock()
         self._changes: JobChanges | None = None  # once StateSaveLocation is known
         self._followed_at = 0.0  # what is published is so old, where changes are followed; else 0
@@ -138,6 +153,7 @@ class Publisher:
             "jobs": [self._jobs_part],
             "nodes": [_Part("nodes", 1.0, self._read_nodes)],
             "accounts": [_Part("tenants", 30.0, self._read_tenants), _Part("users", 30.0, self._read_users)],
+            "services": [_Part("services", 1.0, self._read_services)],
             "site": [
                 _Part("cluster", 10.0, self._read_site),
                 _Part("events", 1.0, self._read_events),
@@ -250,6 +266,7 @@ class Publisher:
                         self._jobs.pop(number, None)
                     else:
                         self._jobs[number] = 0
+                self._keep_replicas(found.jobs)
                 if self._since_listing is not None:
                     self._since_listing.update(found.jobs)
         self._followed_at = found.at
@@ -259,18 +276,33 @@ class Publisher:
         """All of them, but for those that are added to `changed_since` meanwhile."""
         now: dict[int, int] = {}
         changed: dict[str, bytes] = {}
+        found: dict[int, Job | None] = {}
         for one in self.site.client.each_job():
             now[one.id] = one.print_
             if self._jobs.get(one.id) != one.print_:
-                changed[str(one.id)] = encode("jobs", str(one.id), job_row(one.job()))
+                job = one.job()
+                changed[str(one.id)] = encode("jobs", str(one.id), job_row(job))
+                if one.id in self._replicas or parse_job_name(job.name) is not None:
+                    found[one.id] = job
         with self._jobs_lock:
             for number in changed_since:
                 changed.pop(str(number), None)
+                found.pop(number, None)
                 now.pop(number, None)
                 if number in self._jobs:
                     now[number] = self._jobs[number]
-            self.snapshot.change("jobs", changed, [str(number) for number in self._jobs if number not in now])
+            gone = [number for number in self._jobs if number not in now]
+            self.snapshot.change("jobs", changed, [str(number) for number in gone])
+            self._keep_replicas({**found, **dict.fromkeys(gone)})
             self._jobs = now
+
+    def _keep_replicas(self, changed: Mapping[int, Job | None]) -> None:
+        """Those of the jobs whose names are replicas'; None: it is gone."""
+        for number, job in changed.items():
+            if job is None or parse_job_name(job.name) is None:
+                self._replicas.pop(number, None)
+            else:
+                self._replicas[number] = job
 
     def check(self) -> None:
         """A duty: while changes are followed, all jobs, seldom, as a proof."""
@@ -283,6 +315,21 @@ class Publisher:
             self._list_jobs(self._since_listing)
         finally:
             self._since_listing = None
+
+    def _read_services(self) -> None:
+        """Models as services; what replicad says of them, where it runs, has no secret in it."""
+        if self._services is None:
+            self._services = ServicesFile(self.site.conf_folder / SERVICES_FILE)
+        policy = self._services.current()
+        status = None
+        if policy.services:
+            try:
+                status = ask_status(self.settings.replicad, timeout=_REPLICAD_S)
+            except SluiceError as error:
+                log.info("services: %s", error)
+        rows = service_documents(policy, list(self._replicas.values()), status)
+        cut = {row["name"]: {**row, "replicas": row["replicas"][:_MOST_REPLICAS]} for row in rows}
+        self.snapshot.put("services", cut)
 
     def _read_nodes(self) -> None:
         nodes = self._nodes = self.site.client.nodes()
@@ -433,8 +480,10 @@ class Publisher:
     # ---- answering ----
 
     def answer(self, line: bytes, who: object = None) -> bytes:
-        """The answer to a request's line, late where readers took too much of this process's time."""
-        del who
+        """The answer to a request's line, late where readers took too much of this process's time. `who`: the uid of
+        replicad, which may ask for its replicas alone; else somebody who may have all."""
+        if who is not None:
+            return self._answer_serving(line)
         began = time.thread_time()
         found = self._answer(line)
         with self._paces:
@@ -445,6 +494,17 @@ class Publisher:
         if pause > 0:
             self.site.stopping.wait(pause)
         return found
+
+    def _answer_serving(self, line: bytes) -> bytes:
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict) or request.get("version") != VERSION or request.get("do") != "serving":
+                raise SluiceError("request: not serving", remedy="install one version of Sluice")
+            return render_answer(self.serving.answer(request.get("users")))
+        except SluiceError as error:
+            return render_answer({"error": error.what, "remedy": error.remedy, "usage": error.usage})
+        except (OSError, ValueError, RecursionError) as error:
+            return render_answer({"error": one_line(str(error)), "remedy": ""})
 
     def _answer(self, line: bytes) -> bytes:
         try:
@@ -504,15 +564,18 @@ class Publisher:
     def serve(self, site: Site) -> None:
         """A duty that lasts: answer root and the web process's user. Raises OSError, SluiceError."""
         allowed = {0, os.geteuid()}
+        serving = -1
         try:
             allowed.add(pwd.getpwnam(self.settings.user).pw_uid)
         except KeyError:
             log.info("no user %s: only root may have the snapshot", self.settings.user)
+        with suppress(KeyError):
+            serving = pwd.getpwnam(self.settings.serve_user).pw_uid
         serve_local(
             self.settings.socket,
-            self.answer,
-            (_ROOM,),
-            lambda uid: _ROOM if uid in allowed else None,
+            lambda line, uid: self.answer(line, uid if uid not in allowed else None),
+            (_ROOM, _SERVING),
+            lambda uid: _ROOM if uid in allowed else _SERVING if uid == serving else None,
             site.stopping,
             remedy=_FOLDER_REMEDY,
         )

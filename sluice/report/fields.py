@@ -31,8 +31,8 @@ class Row:
 class Field:
     """One field. `value` gives a row's value in `unit`, or None where it is not known.
 
-    Units: ``text``, ``count``, ``percent``, ``s`` (a duration), ``at`` (seconds since 1970), ``gpu_s`` and the like
-    (an amount times seconds, shown in the report's unit of time), ``mib_s``, ``mib``, ``j``, ``ratio``.
+    Units: ``text``, ``count``, ``percent``, ``s`` (a duration), ``at`` (seconds since 1970), ``ms``, ``gpu_s`` and the
+    like (an amount times seconds, shown in the report's unit of time), ``mib_s``, ``mib``, ``j``, ``ratio``.
     """
 
     name: str
@@ -241,6 +241,44 @@ FIELDS: tuple[Field, ...] = (
           _extra("unallocated_gpu_s")),
 )  # fmt: skip
 
+_OF_REQUESTS = (
+    Field("Service", "service", "text", "The service: the model's name.", _name("service")),
+    Field("Account", "account", "text", "Account (tenant) of the callers.", _name("account")),
+    Field("User", "user", "text", "User who called; empty: time of replicas that nobody called.", _name("user")),
+    Field("Day", "day", "text", "The day on which the requests ended.", _name("day")),
+    Field("Requests", "requests", "count", "Requests, whatever became of them.", _extra("requests")),
+    Field("Answered", "answered", "count", "Answered in full.", _extra("answered")),
+    Field("Refused", "refused", "count", "Refused, as a limit or a budget was reached.", _extra("refused")),
+    Field("Expired", "expired", "count", "Had no first token before their deadline.", _extra("expired")),
+    Field("Cancelled", "cancelled", "count", "Ended by their callers.", _extra("cancelled")),
+    Field("Failed", "failed", "count", "Failed.", _extra("failed")),
+    Field("Resumed", "resumed", "count", "Went on at another replica.", _extra("resumed")),
+    Field("Tokens", "tokens", "count", "Tokens of prompts and answers.", _extra("tokens")),
+    Field("PromptTokens", "prompt_tokens", "count", "Tokens of prompts.", _extra("prompt_tokens")),
+    Field("CachedTokens", "cached_tokens", "count", "Those of them that a replica had in its cache.",
+          _extra("cached_tokens")),
+    Field("AnswerTokens", "completion_tokens", "count", "Tokens of answers.", _extra("completion_tokens")),
+    Field("FirstTokenP50", "first_token_p50_ms", "ms", "Half of the requests that had a first token had it after at "
+          "most this time. Percentiles of more than 128 ms are at most 1.6 percent too high.",
+          _extra("first_token_p50_ms")),
+    Field("FirstTokenP95", "first_token_p95_ms", "ms", "The same for 95 percent.", _extra("first_token_p95_ms")),
+    Field("FirstTokenP99", "first_token_p99_ms", "ms", "The same for 99 percent.", _extra("first_token_p99_ms")),
+    Field("GPUHours", "gpu_s", "gpu_s", "Whole GPUs of the replicas times time, divided among callers by their tokens "
+          "of the day.", _sum("gpu_s")),
+    Field("SharedGPUHours", "shared_gpu_s", "gpu_s", "The same of shares of GPUs.", _sum("shared_gpu_s")),
+    Field("TokensPerGPUHour", "tokens_per_gpu_hour", "count", "Tokens for each GPU-hour, whole and shared.",
+          _extra("tokens_per_gpu_hour")),
+)  # fmt: skip
+"""Of the report `services`."""
+
+
+def fields_of(kind: str) -> tuple[Field, ...]:
+    """All fields of a report."""
+    if kind == "services":
+        return _OF_REQUESTS
+    return tuple(one for one in FIELDS if kind == "jobs" or not one.jobs)
+
+
 BY_NAME = {one.name.lower(): one for one in FIELDS}
 
 GROUPED_BY = {
@@ -269,4 +307,6 @@ DEFAULTS = {
     "Throttled",
     "waste": "User,Account,Jobs,WastedGPUHours,IdleGPUHours,WastedGPUMemHours,UnusedTimeHours,Failed,Efficiency",
     "fairness": "Account,Shares,Entitled,Got,GotRatio,Jobs,GPUHours,SharedGPUHours,WaitP50,WaitP95",
+    "services": "Service,Account,Requests,Refused,Failed,PromptTokens,AnswerTokens,FirstTokenP50,FirstTokenP95,"
+    "FirstTokenP99,GPUHours,SharedGPUHours",
 }

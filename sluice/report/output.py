@@ -67,7 +67,9 @@ def csv_lines(
 def header(field: Field, units: Units, *, bare: bool = False) -> str:
     """The field's name with the unit that is shown; `bare`: the values have none."""
     name = field.name.replace("Hours", units.time.capitalize()) if field.unit in ("gpu_s", "mib_s") else field.name
-    unit = {"mib_s": "GiB", "j": "kWh", "mib": f"{units.memory or 'M'}iB" if bare else ""}.get(field.unit, "")
+    unit = {"mib_s": "GiB", "j": "kWh", "ms": "ms", "mib": f"{units.memory or 'M'}iB" if bare else ""}.get(
+        field.unit, ""
+    )
     return f"{name}({unit})" if unit else name
 
 

@@ -42,7 +42,9 @@ class Service:
     """Answers until it is stopped.
 
     `answer`: to what an authenticated user sent; one that raises SluiceError answers nothing. `most`: bytes of a
-    request with its credential; `seconds`: in which it must have come; `trusted`: uids that may ask at any rate.
+    request with its credential; `seconds`: in which it must have come; `trusted`: uids that may ask at any rate;
+    `rates`: requests of users, of all and from an address, `rates_of_uids`: of all and of one; `refused`: is called
+    for each that is not answered.
     """
 
     def __init__(
@@ -54,14 +56,18 @@ class Service:
         seconds: float,
         log: logging.Logger,
         trusted: Iterable[int] = (),
+        rates: tuple[Rate, Rate] = _RATES,
+        rates_of_uids: tuple[Rate, Rate] = _RATES_OF_UIDS,
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
         self._answer = answer
+        self._refused = refused
         self._log = log
         self._trusted = frozenset(trusted)
         self._lock = threading.Lock()
-        self._asked = Budgets(*_RATES_OF_UIDS)
+        self._asked = Budgets(*rates_of_uids)
         self._roots = Kind(f"{name}-roots", 512, 4, most, 64 << 20, seconds)
-        self._users = Kind(f"{name}-users", 512, 2, most, 32 << 20, seconds, _RATES)
+        self._users = Kind(f"{name}-users", 512, 2, most, 32 << 20, seconds, rates)
 
     def serve(self, sockets: list[socket.socket], goes_on: Callable[[], bool]) -> None:
         """Answer while `goes_on` says so, asked twice a second; the sockets are closed then."""
@@ -91,6 +97,7 @@ class Service:
             return encode(self._answer(message), readable_by=message.uid).encode() + b"\n"
         except SluiceError as error:
             # A client that is not authenticated gets no answer, not even the reason.
+            self._refused()
             self._log.info("%s: refused: %s", one_line(str(address)), one_line(str(error)))
             return b""
 

@@ -132,6 +132,30 @@ class Viewer:
             found["member_use"] = [one for one in row["member_use"] if one["user"] == self.user]
         return found
 
+    # ---- services ----
+
+    def service(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A service as this viewer sees it, or None: who may call it sees that it is there, and how busy it is.
+
+        What its jobs are is for its own tenant and operators; the jobs themselves are seen as squeue shows them.
+        """
+        tenant, callers = row["tenant"], row["callers"]
+        own = self.operator or tenant in self.accounts or tenant in self.coordinates
+        mine = self.accounts | self.coordinates
+        if not own and "*" not in callers and mine.isdisjoint(callers):
+            return None
+        found = dict(row)
+        if not own:
+            found |= {"user": "", "model": "", "gres": "", "partition": "", "why": ""}
+            found["callers"] = [one for one in callers if one == "*" or one in mine]
+        if not own and self.withholds("usage"):
+            found |= dict.fromkeys(("in_flight", "tokens_in_flight", "waiting", "oldest_s"))
+        found["replicas"] = [self._replica(one) for one in row["replicas"] if self.sees_job_of(row["user"], tenant)]
+        return found
+
+    def _replica(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(row) if self.sees_nodes else {**row, "nodes": ""}
+
     @cached_property
     def _and_above(self) -> frozenset[str]:
         """Its accounts and those above them, whose limits hold for it, too."""

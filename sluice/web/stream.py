@@ -16,7 +16,7 @@ from sluice.web.access import Viewer
 from sluice.web.problems import ProblemError
 from sluice.web.store import Change, Job, Store
 
-TOPICS = ("jobs", "nodes", "gpus", "events", "tenants", "parts")
+TOPICS = ("jobs", "nodes", "gpus", "events", "tenants", "services", "parts")
 MOST = 1000
 MOST_OF_USER = 16
 _MOST_PENDING = 5000
@@ -53,6 +53,8 @@ def shown(viewer: Viewer, section: str, row: Any) -> Any:
         return viewer.gpu(row)
     if section == "tenants":
         return viewer.tenant(row)
+    if section == "services":
+        return viewer.service(row)
     if section == "events":
         return viewer.event(row)
     return viewer.part(row) if section == "parts" else None
@@ -88,7 +90,7 @@ class Streams:
                 stream.reset = True
             elif section in stream.topics:
                 saw = sees(stream.viewer, section, before)
-                if saw and section == "tenants":
+                if saw and section in ("tenants", "services"):
                     if shown(stream.viewer, section, before) == shown(stream.viewer, section, now):
                         continue  # what changed is kept from it
                 elif not saw and not sees(stream.viewer, section, now):

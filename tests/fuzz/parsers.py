@@ -13,17 +13,21 @@ import re
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import httptools
 from joserfc import jws
 from joserfc import jwt as josejwt
 from joserfc.jwk import ECKey
 from pydantic import ValidationError
 from starlette.requests import Request, cookie_parser
 
+from policy.service_jobs import ServicePolicy, ServicesPolicy, job_name, parse_job_name, replica_job
+from policy.service_jobs import parse as parse_services
+from policy.service_use import service_documents
 from prolog_epilog import cgroups, jobs, server
 from prolog_epilog.agent import Agent
 from prolog_epilog.devices import NodeDevice
@@ -46,10 +50,28 @@ from sluice.exchange.admin_comment import render
 from sluice.exchange.health_report import parse_report
 from sluice.exchange.inbox import Inbox
 from sluice.exchange.job_records import JobRecords
+from sluice.exchange.launches import LaunchRequest, parse_launch, render_launch
 from sluice.exchange.live import Readings
 from sluice.exchange.record import MOST_RECORD, Event, Grant, JobRecord
+from sluice.exchange.requests import RequestRecord, read_requests
+from sluice.exchange.requests import render as render_request_record
 from sluice.exchange.running import Running
+from sluice.exchange.serve_status import parse_status
+from sluice.exchange.serving import Abilities, Heartbeat, Load, Orders, State
+from sluice.exchange.serving import parse as parse_serving
+from sluice.exchange.serving import render as render_serving
+from sluice.report.fields import fields_of
+from sluice.report.output import row_document
+from sluice.report.services import ServiceKey, ServiceTally, rows_of
+from sluice.serve.gateway import continuation, heads
+from sluice.serve.gateway.body import read as read_body
+from sluice.serve.gateway.continuation import Rewriter, Story
+from sluice.serve.gateway.network import client_of, parse_networks
+from sluice.serve.gateway.refusals import RefusalError
+from sluice.serve.gateway.sse import Events, document_of, event_of, kind_of
+from sluice.serve.replicad.registry import Expected, Registry
 from sluice.slurm import jwt
+from sluice.slurm.munge import Message
 from sluice.slurm.munge_service import RefusedError
 from sluice.web import session
 from sluice.web.api.jobs import JobsQuery, query_of
@@ -216,6 +238,55 @@ def health_reports() -> Target:
     return Target(run, (json.dumps(seed).encode(),))
 
 
+def usage_records() -> Target:
+    """Records of requests, of which users wrote parts: what is read has the types that reports take."""
+    folder = Path(tempfile.mkdtemp(prefix="sluice-fuzz-"))
+    path = folder / "h-2026-11-24.jsonl"
+    one = RequestRecord(
+        "r1", 1_795_500_000.0, 1_795_500_001.0, "k", "alice", "nlp", "llm", 7, 10, 5, 0, "ok", 200, 0.0, 0.2, 1.0, "/v1"
+    )
+    known = render_request_record(one)
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data + b"\n" + known)
+        found = list(read_requests(folder, 0, 1e11))
+        assert len({record.id for record in found}) == len(found) and "r1" in {record.id for record in found}
+        for record in found:
+            assert record.completion_tokens >= 0 and record.ended >= 0
+            key = ServiceKey(record.service, record.tenant, record.user, "")
+            made = ServiceTally()
+            made.count(record)
+            (row,) = rows_of({key: made}, lambda _: True, ("service", "user"))
+            json.dumps(row_document(fields_of("services"), row))
+
+    return Target(run, (known, known.replace(b"null", b"1"), known + known, known[:50]))
+
+
+def service_policies() -> Target:
+    """Compiled services, and what replicad says of them."""
+    launch = "0123456789abcdef"
+    made = ServicesPolicy(
+        services={"llm": ServicePolicy(name="llm", tenant="nlp", user="u", engine="vllm", callers=("*",))},
+        registries=("ctl:6824",),
+    )
+    status = {"services": {"llm": {"waiting": 3}}, "replicas": {}}
+
+    def run(data: bytes) -> None:
+        with suppress(SluiceError):
+            policy = parse_services(data, source="x")
+            for name in policy.services:
+                with suppress(SluiceError):
+                    job = replica_job(policy, name, launch, registry_uid=1, program=Path("/x"))
+                    assert job.script.count("\n") == 4 and job.script.isascii()
+            json.dumps(service_documents(policy, [], None))
+        with suppress(SluiceError, ValueError, RecursionError):
+            document = json.loads(data)
+            found = parse_status(document if isinstance(document, dict) else {})
+            json.dumps(service_documents(made, [], found))
+
+    return Target(run, (made.render().encode(), json.dumps(status).encode()))
+
+
 def web_queries() -> Target:
     """What anybody asks of jobs: the query of a URL, with its cursor, parsed and answered."""
     jobs = Jobs()
@@ -278,6 +349,37 @@ def web_tokens() -> Target:
     claims = {"sun": "alice", "iat": now - 1, "exp": now + 60}
     head = part({"alg": "HS256", "typ": "JWT"})
     return Target(run, (text.encode(), head + b"." + part(claims), json.dumps(claims).encode(), b"a.b.c"))
+
+
+def heartbeats() -> Target:
+    """What a service's user sends to replicad, and what whoever has replicad sends to root's helper."""
+    launch = "0123456789abcdef"
+    beat = Heartbeat(
+        "llm", launch, 17, "n1", 4711, "ab" * 32, "cd" * 32, State.READY, Abilities(chat=True), 4,
+        Load(2, 1, 9, 9, 0.5), 1e9, "why",
+    )  # fmt: skip
+    taken: list[Heartbeat] = []
+
+    def take(one: Heartbeat) -> Orders:
+        taken.append(one)
+        return Orders()
+
+    expected = {launch: Expected("llm", 2001, 17, frozenset({"n1"}))}
+    registry = Registry(990, lambda: {2001: "u"}, expected.get, take, lambda note: note)
+    asked = LaunchRequest("launch_replica", "llm", launch)
+
+    def run(data: bytes) -> None:
+        taken.clear()
+        with suppress(RefusedError):
+            assert parse_serving(Orders, registry.answer(Message(data, 2001, 2001))) == Orders()
+        for one in taken:
+            assert (one.service, one.launch, one.job) == ("llm", launch, 17) and 0 < one.port < 65536
+            assert json.loads(json.dumps(asdict(one), allow_nan=False)) == json.loads(render_serving(one))
+        with suppress(ActError):
+            found = parse_launch(data)
+            assert parse_job_name(job_name(found.service, found.launch)) == (found.service, found.launch)
+
+    return Target(run, (render_serving(beat), render_launch(asked)))
 
 
 def act_requests() -> Target:
@@ -345,14 +447,126 @@ def web_sessions() -> Target:
     return Target(run, (good.encode(), json.dumps(claims).encode(), cookie.encode(), session.csrf(proof)[:-1].encode()))
 
 
+def gateway_events() -> Target:
+    """A replica's stream: cut into events, what each is, what was said so far, and how another replica goes on."""
+    choice = b'{"index":0,"delta":{"content":"It"},"finish_reason":null}'
+    part = b'data: {"id":"c","created":1,"model":"m","choices":[%b]}' % choice
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}'
+    ids = b'data: {"choices":[{"text":" a","token_ids":[1,2]}],"prompt_token_ids":[3],"__verbose":{"tokens":[1]},"x":1}'
+    chat = read_body("chat", b'{"model":"m","stream":true,"messages":[],"max_tokens":50}')
+
+    def run(data: bytes) -> None:
+        size = 1 + data[0] % 40 if data else 1
+        pieces, whole = Events(), Events()
+        found = [event for at in range(0, len(data), size) for event in pieces.feed(data[at : at + size])]
+        if b"\r" not in data:
+            assert found == whole.feed(data) and pieces.rest == whole.rest
+        assert b"".join(found) + pieces.rest == data
+        story = Story()
+        for event in found:
+            kind_of(event)
+            assert len(continuation.without_ids(event)) <= len(event)
+            story.keep(event)
+        story.absorb()
+        rest = Rewriter(story, "chat")
+        for event in found:
+            rest.text(event)
+            document = document_of(event)
+            if document is not None and isinstance(document.get("usage"), dict):
+                event_of(rest.usage(document))
+        if story.ids is None or all(type(one) is int for one in story.ids):
+            for engine in ("vllm", "llama.cpp", "sglang"):
+                made = continuation.plan(chat, story, engine, "tokens")
+                assert made is not None and json.loads(made.body)
+        continuation.plan_of_template(chat, story, data, "text")
+
+    return Target(
+        run, (b"\n\n".join((part, usage, ids, b"data: [DONE]", b"")), b"event: a\r\ndata: 1\r\n\r\n", b'{"prompt":"x"}')
+    )
+
+
+def gateway_bodies() -> Target:
+    """A client's body, and what it has of a stream that broke."""
+    resume = b'{"id":"c","created":1,"model":"m","text":"It is","tokens":2,"finish_reason":null}'
+    chat = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}],"n":1,"stream_options":null}'
+    text = b'{"model":"m","prompt":["a","b"],"stream":true,"best_of":2,"logprobs":1}'
+
+    def run(data: bytes) -> None:
+        for ability in ("chat", "completions", "embeddings", "responses"):
+            try:
+                one = read_body(ability, data)
+            except RefusalError as error:
+                assert 400 <= error.status < 500 and json.loads(error.document("id"))
+                continue
+            assert json.loads(one.body) is not None and one.reserved(100) > 0
+            one.prefix(b"tenant")
+            why_not = continuation.why_not(one)
+            if one.resume is not None:
+                with suppress(RefusalError):
+                    story = continuation.story_of(one.resume)
+                    if not why_not:
+                        continuation.plan(one, story, "sglang", "text")
+                    continuation.ending(one, story, 5)
+
+    return Target(run, (chat, text, chat[:-1] + b',"sluice_resume":' + resume + b"}"))
+
+
+def gateway_heads() -> Target:
+    """A client's head: llhttp, and what it leaves open."""
+
+    class Head:
+        def __init__(self) -> None:
+            self.url, self.headers = b"", dict[bytes, bytes]()
+
+        def on_url(self, url: bytes) -> None:
+            self.url += url
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            heads.add_header(self.headers, name, value)
+
+    def run(data: bytes) -> None:
+        head = Head()
+        parser = httptools.HttpRequestParser(head)
+        with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
+            parser.feed_data(data)
+        try:
+            length = heads.check_framing(parser.get_http_version(), head.headers)
+            assert length is None or length >= 0
+            heads.route_of(parser.get_method(), head.url)
+            heads.check_body_headers(head.headers)
+            heads.idempotency_key(head.headers)
+            heads.deadline(head.headers, 100.0)
+        except RefusalError as error:
+            assert json.loads(error.document("id"))
+        client_of("127.0.0.1", head.headers.get(b"x-forwarded-for"), parse_networks(["127.0.0.0/8"]))
+        sent = heads.to_replica("/v1/completions", "m", "secret", "id", 5, head.headers)
+        assert sent.count(b"\r\n\r\n") == 1 and sent.endswith(b"\r\n\r\n") and sent.count(b"\r\n") <= 9
+
+    return Target(
+        run,
+        (
+            b"POST /v1/chat/completions?a=b HTTP/1.1\r\nhost: g\r\ncontent-length: 5\r\nauthorization: Bearer x\r\n"
+            b"idempotency-key: k\r\nsluice-deadline: 5\r\ncontent-type: text/x\r\nx-forwarded-for: ::1\r\n\r\n",
+            b"GET /v1/models/a%20b HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\ntraceparent: "
+            b"00-11111111111111111111111111111111-1111111111111111-01\r\n\r\n0\r\n\r\n",
+        ),
+    )
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "agent-requests": agent_requests,
     "inbox-requests": inbox_requests,
     "records": records,
     "events": events,
     "health-reports": health_reports,
+    "usage-records": usage_records,
+    "service-policies": service_policies,
     "web-queries": web_queries,
     "web-tokens": web_tokens,
     "web-sessions": web_sessions,
+    "heartbeats": heartbeats,
     "act-requests": act_requests,
+    "gateway-events": gateway_events,
+    "gateway-bodies": gateway_bodies,
+    "gateway-heads": gateway_heads,
 }

@@ -7,21 +7,29 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from policy.alerts import NodeRule
 from policy.live import Cluster
 from policy.quota_use import TenantUse, read_use
+from policy.service_jobs import FILE_NAME, ServicePolicy, ServicesFile, ServicesPolicy
 from sluice.base.errors import SluiceError
 from sluice.base.hostlist import expand
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.readings import readings_of
 from sluice.exchange.live import GpuReading
+from sluice.exchange.requests import RequestRecord, recent_requests
+from sluice.exchange.serve_status import ServiceStatus, Status, ask_status
 from sluice.report.fleet import hosts
 from sluice.slurm.accounting import Accounting
 from sluice.slurm.answers import Job, Node
 from sluice.slurm.control import Control
 
 _PING_S = 10.0
+_REPLICAD_S = 5.0
+_RECENT_S = 300.0
+_LEAST_REQUESTS = 20
+_COUNTED = frozenset({"ok", "failed", "expired"})
 _OUT = {"drain": "drained", "not_responding": "not responding", "fail": "failing"}
 _NOT_WAITING = ("Dependency", "JobHeld", "BeginTime", "DependencyNeverSatisfied", "JobArrayTaskLimit", "Gang")
 
@@ -91,6 +99,27 @@ class Observation:
             raise UnknownError(f"slurmdbd {self.database_down.text}")
         commands = self.site.commands
         return read_use(Cluster(commands, self.site.client, Accounting(commands), Control(commands)))
+
+    @cached_property
+    def services(self) -> ServicesPolicy:
+        """The services that were applied."""
+        return ServicesFile(self.site.conf_folder / FILE_NAME).current()
+
+    @cached_property
+    def serving(self) -> Status:
+        """What replicad says of them. Raises UnknownError where it does not answer."""
+        try:
+            return ask_status(timeout=_REPLICAD_S)
+        except SluiceError as error:
+            raise UnknownError(str(error)) from error
+
+    @cached_property
+    def requests(self) -> list[RequestRecord]:
+        """Requests that ended lately, as far as they are at the ends of their files. Raises UnknownError."""
+        try:
+            return recent_requests(Path(self.services.requests), self.now - _RECENT_S, self.now + 1)
+        except OSError as error:
+            raise UnknownError(f"{error.filename}: {error.strerror}") from error
 
     def look(self, rule: NodeRule) -> Found:
         """The subjects of a rule. Raises UnknownError, or SluiceError where Slurm does not answer."""
@@ -244,6 +273,40 @@ def _database(seen: Observation, rule: NodeRule) -> Found:
     return Found({"slurmdbd": seen.database_down} if seen.database_down else {})
 
 
+def _service_wait(seen: Observation, rule: NodeRule) -> Found:
+    """Services without a replica for those who ask, or with too few."""
+    found: dict[str, Seen] = {}
+    for name, one in _services_of(seen, rule).items():
+        now = seen.serving.services.get(name, ServiceStatus())
+        if now.waiting and now.oldest_s >= rule.threshold:
+            why = f" ({now.why})" if now.why else ""
+            text = f"{now.waiting} requests wait, the oldest for {now.oldest_s:.0f} s{why}"
+            found[f"service {name}"] = Seen(now.oldest_s, f"{text}; {one.least} to {one.most} replicas")
+    return Found(found)
+
+
+def _service_errors(seen: Observation, rule: NodeRule) -> Found:
+    """Of few requests there is no share: such a service is not known to be fine."""
+    found: dict[str, Seen] = {}
+    known: set[str] = set()
+    for name in _services_of(seen, rule):
+        outcomes = [one.outcome for one in seen.requests if one.service == name and one.outcome in _COUNTED]
+        if len(outcomes) < _LEAST_REQUESTS:
+            continue
+        known.add(f"service {name}")
+        wrong = len(outcomes) - outcomes.count("ok")
+        percent = 100 * wrong / len(outcomes)
+        if percent >= rule.threshold:
+            text = f"{wrong} of {len(outcomes)} requests failed in {_RECENT_S / 60:.0f} minutes ({percent:.0f}%)"
+            found[f"service {name}"] = Seen(percent, text)
+    return Found(found, known.__contains__)
+
+
+def _services_of(seen: Observation, rule: NodeRule) -> dict[str, ServicePolicy]:
+    services = seen.services.services
+    return {name: one for name, one in services.items() if not rule.tenants or one.tenant in rule.tenants}
+
+
 _KINDS: dict[str, Callable[[Observation, NodeRule], Found]] = {
     "temperature": _gpu("temperature_c", " degrees Celsius"),
     "memory": _gpu("memory_percent", "% of its memory in use"),
@@ -256,5 +319,7 @@ _KINDS: dict[str, Callable[[Observation, NodeRule], Found]] = {
     "node-drained": _drained,
     "journal-lag": _journal_lag,
     "database-down": _database,
+    "service-wait": _service_wait,
+    "service-errors": _service_errors,
 }
 """Kinds that last for a time; `takeover`, `agent-lost` and `errors` are events, which the engine handles."""

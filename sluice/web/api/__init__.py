@@ -1,12 +1,13 @@
 """The endpoints of /api/v1, one file a subject. OpenAPI and the tests are made from this table."""
 
-from sluice.web.api import cluster, jobs, nodes, operators, reports, tenants, writes
+from sluice.web.api import cluster, jobs, nodes, operators, reports, services, tenants, writes
 
 ENDPOINTS = (
     *cluster.ENDPOINTS,
     *jobs.ENDPOINTS,
     *nodes.ENDPOINTS,
     *tenants.ENDPOINTS,
+    *services.ENDPOINTS,
     *reports.ENDPOINTS,
     *operators.ENDPOINTS,
     *writes.ENDPOINTS,

@@ -12,8 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from sluice.client import models
-from sluice.report.fields import BY_NAME, DEFAULTS, EACH_GPU, GROUPED_BY
+from sluice.report.fields import DEFAULTS, EACH_GPU, GROUPED_BY, fields_of
 from sluice.report.output import Units, csv_lines
+from sluice.report.services import GROUPS as SERVICE_GROUPS
+from sluice.report.services import USUAL as SERVICES_BY
 from sluice.web.access import Viewer
 from sluice.web.endpoint import MOST_TEXT, Endpoint, Plain, Site, words_of
 from sluice.web.problems import ProblemError, not_found
@@ -23,6 +25,7 @@ _FIRST_S, _LONGEST_S = 0.05, 0.5  # until it is asked again
 _MOST = timedelta(days=399)
 _FIRST, _LAST = date(2000, 1, 1), date(2199, 12, 31)
 _BY = "(account|user|partition|qos|state|gpu_type)"
+_BY_REQUEST = "(service|account|user|day)"
 _JOB = re.compile(r"[0-9]{1,10}([_+][0-9]{1,10})?")
 
 
@@ -65,6 +68,15 @@ class JobsReportQuery(DaysQuery, extra="forbid"):
     partition: str = Field("", max_length=MOST_TEXT)
 
 
+class ServicesQuery(DaysQuery, extra="forbid"):
+    """Which days and requests; several values with commas."""
+
+    service: str = Field("", max_length=MOST_TEXT)
+    account: str = Field("", max_length=MOST_TEXT, description="Of the callers.")
+    user: str = Field("", max_length=MOST_TEXT)
+    by: str = Field("", max_length=256, pattern=f"^({_BY_REQUEST}(,{_BY_REQUEST})*)?$", description="Lines for each.")
+
+
 class EachGpuQuery(DaysQuery, extra="forbid"):
     """Which days, 31 at most, and whose jobs; several values with commas."""
 
@@ -102,6 +114,18 @@ async def _report(site: Site, viewer: Viewer, query: ReportQuery, path: Mapping[
         "seen": viewer.seen_use(by or GROUPED_BY[kind]),
     }
     return await _of_days(site, viewer, query, kind, **words)
+
+
+async def _services(site: Site, viewer: Viewer, query: ServicesQuery, path: Mapping[str, str]) -> Any:
+    by = [name for name in SERVICE_GROUPS if name in words_of(query.by)]
+    words = {
+        "services": sorted(words_of(query.service)),
+        "accounts": sorted(words_of(query.account)),
+        "users": sorted(words_of(query.user)),
+        "by": by,
+        "seen": viewer.seen_use(by or SERVICES_BY),
+    }
+    return await _of_days(site, viewer, query, "services", **words)
 
 
 async def _nodes(site: Site, viewer: Viewer, query: DaysQuery, path: Mapping[str, str]) -> Any:
@@ -158,9 +182,11 @@ def _later(since: date) -> date:
 
 def csv_of(document: Mapping[str, Any], kind: str, by: Any, shown: str = "") -> str:
     """A report for spreadsheets, with the columns that the command prints."""
-    of_key = {one.key: one for one in BY_NAME.values()}
-    grouping = {*by, *GROUPED_BY.get(kind, ())} if by else set()
-    usual = [BY_NAME[word.lower()] for word in (shown or DEFAULTS[kind]).split(",")]
+    of_key = {one.key: one for one in fields_of(kind)}
+    of_name = {one.name: one for one in of_key.values()}
+    groups = SERVICE_GROUPS if kind == "services" else GROUPED_BY.get(kind, ())
+    grouping = {*by, *groups} if by else set()
+    usual = [of_name[word] for word in (shown or DEFAULTS[kind]).split(",")]
     fields = [of_key[name] for name in by] + [one for one in usual if one.key not in grouping]
     rows = ([row.get(one.key) for one in fields] for row in document["rows"])
     return "".join(csv_lines(fields, rows, Units()))
@@ -190,6 +216,7 @@ ENDPOINTS = (
     Endpoint("/reports/nodes", _nodes, models.Report, "What was used of each node", DaysQuery),
     Endpoint("/reports/gpus/each", _each_gpu, models.Report, "What was used of each GPU", EachGpuQuery),
     Endpoint("/reports/jobs", _jobs, models.JobsReport, "Single jobs, ended ones included", JobsReportQuery),
+    Endpoint("/reports/services", _services, models.ServicesReport, "What requests to services used", ServicesQuery),
     Endpoint("/reports/{report}", _report, models.Report, "What was used, by whom, and how well", ReportQuery),
     Endpoint("/jobs/{job}/report", _job_report, models.JobReport, "Everything that is known of one job"),
 )

@@ -13,11 +13,13 @@ import pytest
 from policy.alerts import NodeAlerts, NodeRule
 from policy.node import NodePolicy
 from policy.quota_use import TenantUse
+from policy.service_jobs import ServicePolicy, ServicesPolicy
 from prolog_epilog.accounting import Tick
 from prolog_epilog.live_reports import LiveReports
 from prolog_epilog.summary import Interval
 from sluice.base.duties import NotYet
 from sluice.base.errors import SluiceError
+from sluice.controllerd.alerts import observe
 from sluice.controllerd.alerts.duty import Alerting, alerts_folder
 from sluice.controllerd.alerts.engine import trial
 from sluice.controllerd.alerts.observe import Observation, UnknownError
@@ -26,7 +28,10 @@ from sluice.exchange.courier import MAX_REQUEST, AnswerError
 from sluice.exchange.live import GpuReading
 from sluice.exchange.readings import Reading
 from sluice.exchange.record import Event, JobRecord
+from sluice.exchange.requests import Outcome, RequestLog
 from sluice.exchange.running import Running
+from sluice.exchange.serve_status import ServiceStatus, Status
+from tests.unit.exchange.test_requests import a_request
 from tests.unit.top.test_top import job, node
 
 
@@ -146,6 +151,52 @@ def test_quotas_and_budgets(tmp_path: Path) -> None:
     assert "81.7 of 100.0 GPU-hours" in found["tenant physics GPU-hours"].text
     assert list(seen.look(rule("budget", 100)).seen) == ["tenant biology GiB-hours"]
     assert list(seen.look(rule("budget", 80, tenants=("physics",))).seen) == ["tenant physics GPU-hours"]
+
+
+SERVICES = ServicesPolicy(
+    services={
+        name: ServicePolicy(name=name, tenant=tenant, user="u", engine="vllm", most=3)
+        for name, tenant in {"llm": "nlp", "embed": "robotics"}.items()
+    }
+)
+
+
+def test_requests_that_wait_for_a_replica(tmp_path: Path) -> None:
+    status = Status(
+        {"llm": ServiceStatus(waiting=4, oldest_s=400.0, why="no GPU is free"), "embed": ServiceStatus(1, 10.0)}, {}
+    )
+    seen = see(tmp_path, services=SERVICES, serving=status)
+    found = seen.look(rule("service-wait", 300)).seen
+    assert list(found) == ["service llm"] and found["service llm"].value == 400
+    assert found["service llm"].text == "4 requests wait, the oldest for 400 s (no GPU is free); 0 to 3 replicas"
+    assert set(seen.look(rule("service-wait", 10)).seen) == {"service llm", "service embed"}
+    assert set(seen.look(rule("service-wait", 10, tenants=("robotics",))).seen) == {"service embed"}
+    assert see(tmp_path, services=ServicesPolicy()).look(rule("service-wait", 1)).seen == {}
+
+
+def test_without_replicad_waits_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(timeout: float) -> Status:
+        raise SluiceError("/run/x: Connection refused")
+
+    monkeypatch.setattr(observe, "ask_status", away)
+    with pytest.raises(UnknownError, match="refused"):
+        see(tmp_path, services=SERVICES).look(rule("service-wait", 1))
+
+
+def test_requests_that_fail(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path, "h")
+    outcomes: list[Outcome] = ["ok"] * 18 + ["failed", "expired"] + ["refused-limit", "cancelled"] * 50
+    for number, outcome in enumerate(outcomes):
+        log.write(a_request(number, ended=9_900.0, outcome=outcome, service="llm"))
+    for number in range(19):
+        log.write(a_request(number, id=f"e{number}", ended=9_900.0, outcome="failed", service="embed"))
+    log.write(a_request(999, ended=9_000.0, outcome="failed", service="embed"))  # long ago
+    policy = SERVICES.model_copy(update={"requests": str(tmp_path)})
+    found = see(tmp_path, services=policy).look(rule("service-errors", 10))
+    assert {name: one.value for name, one in found.seen.items()} == {"service llm": 10.0}
+    assert found.seen["service llm"].text == "2 of 20 requests failed in 5 minutes (10%)"
+    assert found.known("service llm") and not found.known("service embed"), "too few to know"
+    assert see(tmp_path, services=policy).look(rule("service-errors", 11)).seen == {}
 
 
 def test_the_database(tmp_path: Path) -> None:

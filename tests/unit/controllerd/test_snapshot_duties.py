@@ -19,10 +19,14 @@ from typing import Any, cast
 
 import pytest
 
+from policy.service_jobs import FILE_NAME as SERVICES_FILE
+from policy.service_jobs import ServicePolicy, ServicesPolicy
 from sluice.base.errors import SluiceError
 from sluice.controllerd import snapshot as module
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.snapshot import Publisher, Settings
+from sluice.exchange.serve_status import ServiceStatus, Status, replica_status
+from sluice.exchange.serving import Abilities, Heartbeat, Load, State
 from sluice.exchange.snapshot import ask
 from sluice.slurm import Commands, SlurmClient
 from sluice.slurm.answers import Job, Node, SeenJob
@@ -105,6 +109,38 @@ def test_nothing_is_read_while_nobody_asks_and_once_for_all_who_do(publisher: Pu
         publisher.refresh("jobs")
     assert slurm.asked == 1, "within its period"
     assert set(rows(publisher, "jobs")) == {"1", "2"}
+
+
+LAUNCH = "0123456789abcdef"
+
+
+def test_services_are_published_with_their_jobs_and_no_secret(
+    publisher: Publisher, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request(publisher, do="changes")
+    read_again(publisher, "services")
+    assert rows(publisher, "services") == {} and rows(publisher, "parts")["services"]["problem"] == ""
+    service = ServicePolicy(name="llm", tenant="nlp", user="nlp-serve", engine="vllm", callers=("*",))
+    (tmp_path / SERVICES_FILE).write_text(ServicesPolicy(services={"llm": service}).render())
+    job = replace(a_job(7, user="nlp-serve", account="nlp"), name=f"sluice-serve.llm.{LAUNCH}", state="RUNNING")
+    slurm.jobs_now = [*slurm.jobs_now, job]
+    publisher.refresh("jobs")
+    read_again(publisher, "services")
+    found = rows(publisher, "services")["llm"]
+    assert (found["state"], found["waiting"], [one["job"] for one in found["replicas"]]) == ("running", None, [7])
+    load, secret, print_ = Load(running=2), "5" * 64, "f" * 64
+    beat = Heartbeat("llm", LAUNCH, 7, "n1", 4000, print_, secret, State.READY, Abilities(), 16, load, None)
+    said = Status({"llm": ServiceStatus(waiting=3)}, {LAUNCH: replica_status(beat, 5.0)})
+    monkeypatch.setattr(module, "ask_status", lambda path, timeout: said)
+    read_again(publisher, "services")
+    found = rows(publisher, "services")["llm"]
+    assert (found["state"], found["waiting"], found["replicas"][0]["running"]) == ("ready", 3, 2)
+    assert beat.secret not in json.dumps(found) and beat.fingerprint not in json.dumps(found)
+    slurm.jobs_now = slurm.jobs_now[:2]
+    read_again(publisher, "jobs")
+    monkeypatch.setattr(module, "ask_status", lambda path, timeout: Status({}, {}))
+    read_again(publisher, "services")
+    assert rows(publisher, "services")["llm"]["replicas"] == []
 
 
 def test_what_slurm_does_not_answer_stays_and_says_since_when(publisher: Publisher, slurm: FakeSlurm) -> None:
@@ -215,7 +251,7 @@ def test_where_the_sockets_folder_is_not_there_no_duty_fails(tmp_path: Path, slu
     module.make_folder(folder, os.geteuid())
     module.make_folder(folder, os.geteuid())
     assert folder.stat().st_mode & 0o777 == 0o755
-    assert len(module.duties(site)) == 10
+    assert len(module.duties(site)) == 11
 
 
 def test_gpus_have_their_use_and_private_data_is_published(publisher: Publisher) -> None:

@@ -95,7 +95,7 @@ def test_two_threads_see_the_same_policy(tmp_path: Path, monkeypatch: pytest.Mon
         assert go_on.wait(20)
         return whole(text, source=source)
 
-    monkeypatch.setattr(node, "parse", slow)
+    monkeypatch.setattr(file, "_parse", slow)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(file.current)
         assert reading.wait(20)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import datetime
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from policy import compiled
 from policy.access import NONE, OPERATOR, Caller, permitted
 from policy.apply import Applier
-from policy.changes import Change, compare
+from policy.changes import Change, compare, read_files
 from policy.document import parse
 from policy.edit import edited, save, set_value
 from policy.importer import import_policy
 from policy.live import Cluster, Live
+from policy.service_jobs import CALLERS_FILE, ServicesFile
+from policy.service_jobs import FILE_NAME as SERVICES_FILE
 from policy.site import _given_twice, _not_in_force
 from policy.state import State, UserState
 from policy.wanted import Wanted, make
@@ -487,3 +490,48 @@ def test_a_setting_in_force_is_found_however_scontrol_spells_it(tmp_path: Path) 
     missing = _not_in_force(here, made)[0]
     assert "PriorityWeightFairshare" not in missing and "PriorityUsageResetPeriod" not in missing
     assert "PriorityWeightQOS is unset" in missing
+
+
+SERVED = (
+    "tenants:\n  a: {members: [x]}\nservices:\n  llm: {tenant: a, user: x, engine: vllm, model: /m}\n"
+    "serving: {users: {x: {concurrent: 3}}}\n"
+)
+
+
+def test_services_are_written_for_those_who_run_them_and_for_nobody_where_there_are_none(tmp_path: Path) -> None:
+    services, callers = tmp_path / SERVICES_FILE, tmp_path / CALLERS_FILE
+    assert services not in wanted("tenants: {a: {members: [x]}}\n", tmp_path).state.files
+    files = wanted(SERVED, tmp_path).state.files
+    assert '"llm"' in files[services] and '"concurrent": 3' in files[callers]
+    here = live(tmp_path)
+    changes = [Change("file", "add", str(path), {"content": ("", files[path])}) for path in (services, callers)]
+    Applier(Recorder(), here, State()).run(changes)  # type: ignore[arg-type]
+    assert [path.stat().st_mode & 0o777 for path in (services, callers)] == [0o644, 0o640]
+    assert ServicesFile(services).current().accounts == {"x": ("a",)}
+    again = wanted(SERVED, tmp_path).state
+    here.state.files = read_files(again.files)
+    assert not [
+        one
+        for one in compare(here.state, again, managed=[], managed_qos=[])
+        if one.name in (str(services), str(callers))
+    ]
+    removed = wanted("tenants: {a: {members: [x]}}\n", tmp_path).state.files
+    assert '"llm"' not in removed[services], "replicad sees that it is gone"
+
+
+def test_the_file_of_callers_is_given_to_replicads_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, int]] = []
+    monkeypatch.setattr("policy.apply.pwd.getpwnam", lambda name: SimpleNamespace(pw_gid=4711))
+    monkeypatch.setattr("policy.apply.os.chown", lambda path, uid, gid: given.append((path.name, gid)))
+    files = {tmp_path / name: name for name in (SERVICES_FILE, CALLERS_FILE)}
+    changes = [Change("file", "add", str(path), {"content": ("", text)}) for path, text in files.items()]
+    Applier(Recorder(), live(tmp_path), State()).run(changes)  # type: ignore[arg-type]
+    assert given == [(CALLERS_FILE, 4711)]
+
+
+def test_what_this_user_may_not_read_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert read_files({tmp_path / "a": "text"}) == {tmp_path / "a": "text"}

@@ -47,20 +47,20 @@ def row(name: str = "physics") -> Row:
 
 def test_every_default_is_a_field() -> None:
     for kind, names in DEFAULTS.items():
-        assert choose(names, jobs=kind == "jobs")
-    assert set(GROUPED_BY) | {"jobs"} == set(DEFAULTS)
+        assert choose(names, kind)
+    assert set(GROUPED_BY) | {"jobs", "services"} == set(DEFAULTS)
     assert len({one.name.lower() for one in FIELDS}) == len({one.key for one in FIELDS}) == len(FIELDS)
-    assert len(help_format(jobs=True)) == len(FIELDS)
+    assert len(help_format("jobs")) == len(FIELDS)
 
 
 @pytest.mark.parametrize(("text", "jobs"), [("Nothing", True), ("JobID", False), ("User%x", True), ("", True)])
 def test_unknown_fields_are_named(text: str, jobs: bool) -> None:
     with pytest.raises(UsageError, match="no field"):
-        choose(text, jobs=jobs)
+        choose(text, "jobs" if jobs else "users")
 
 
 def test_widths_and_units(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = choose("Account%-6,GPUHours%10,CPUHours", jobs=False)
+    columns = choose("Account%-6,GPUHours%10,CPUHours", "users")
     print_aligned(columns, [row(), row("biochemistry")], Units("seconds"), header_line=True)
     assert capsys.readouterr().out.splitlines() == [
         "Accou+ GPUSeconds CPUSeconds",
@@ -76,7 +76,7 @@ def test_columns_name_their_units_and_amounts_stand_under_each_other(capsys: pyt
     long, short = row(), row("biology")
     long.tally.gpu_s, long.tally.gpu_energy_j, long.tally.shard_mib_s = 72_000, 7_200_000, 1 << 20
     short.tally.gpu_s, short.tally.gpu_energy_j, short.tally.shard_mib_s = 9, 90_000, 0
-    columns = choose("GPUHours,GPUMemHours,GPUEnergy,GPUMemPeak", jobs=True)
+    columns = choose("GPUHours,GPUMemHours,GPUEnergy,GPUMemPeak", "jobs")
     for one, peak in ((long, 20_480), (short, 100)):
         one.use = JobUse(peak_mib=peak)
     print_aligned(columns, [long, short], Units(), header_line=True)
@@ -100,10 +100,10 @@ def test_columns_name_their_units_and_amounts_stand_under_each_other(capsys: pyt
 
 
 def test_unknown_is_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = choose("Utilisation,GPUEnergy,BudgetUsed,WastedGPUHours", jobs=False)
+    columns = choose("Utilisation,GPUEnergy,BudgetUsed,WastedGPUHours", "users")
     print_aligned(columns, [row()], Units(), header_line=False)
     assert capsys.readouterr().out.split() == ["-", "-", "-", "-"]
-    print_json("tenants", {"start": 0, "end": 1}, [row()], jobs=False)
+    print_json("tenants", {"start": 0, "end": 1}, [row()])
     found = json.loads(capsys.readouterr().out)
     assert found["rows"][0]["utilisation_percent"] is None
     assert found["rows"][0]["gpu_s"] == 1200
@@ -111,7 +111,7 @@ def test_unknown_is_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_harmless(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    columns = choose("Account,JobName,GPUHours", jobs=True)
+    columns = choose("Account,JobName,GPUHours", "jobs")
     for show in (print_aligned, print_parsable, print_csv):
         show(columns, [row(name), row()], Units(), header_line=True)
         text = capsys.readouterr().out
@@ -123,7 +123,7 @@ def test_hostile_names_are_harmless(name: str, capsys: pytest.CaptureFixture[str
             cells = list(csv.reader(io.StringIO(text)))
             assert [len(line) for line in cells] == [3, 3, 3]
             assert cells[1][0][:1] not in ("=", "+", "-", "@", "\t", "\r")
-    print_json("jobs", {}, [row(name)], jobs=True)
+    print_json("jobs", {}, [row(name)])
     out = capsys.readouterr().out
     assert out.isascii()
     assert "\x1b" not in out

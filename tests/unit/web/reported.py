@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, cast
 
 from policy.quota_use import TenantUse
+from policy.service_jobs import FILE_NAME as SERVICES_FILE
+from policy.service_jobs import ServicePolicy, ServicesPolicy
 from sluice.base.errors import SluiceError
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.published_reports import BusyError, Recent, Reports, Wanted
 from sluice.exchange.record import Grant, JobRecord
+from sluice.exchange.requests import RequestLog, RequestRecord
 from sluice.exchange.snapshot import parse_answer, render_answer
 from sluice.explain.shadow import Shadow
 from sluice.report.collect import Selection, Source
@@ -24,6 +28,7 @@ from sluice.slurm import Commands, SlurmClient
 from sluice.slurm.allocations import Allocation
 
 OWNERS = {1: ("alice", "physics"), 2: ("bob", "physics"), 3: ("mallory", "chemistry"), 4: ("alice", "physics")}
+LLM = ServicePolicy(name="llm", tenant="chemistry", user="mallory", engine="vllm", callers=("*",))
 FLEET = Fleet({"n1": NodeGpus("h100", {"h100": 4}, 4, 0)})
 TODAY = date.today()
 YESTERDAY = TODAY - timedelta(days=1)
@@ -135,6 +140,14 @@ class Reported:
         history.rolled().save(YESTERDAY, DayCount(4, counted(3600.0), on_nodes(3600.0)))
         history._read = self._read  # type: ignore[method-assign]
         self.reports.pages._make = self._page
+        requests = folder / "requests"
+        requests.mkdir(exist_ok=True)
+        policy = ServicesPolicy(services={"llm": LLM}, requests=str(requests))
+        (folder / SERVICES_FILE).write_text(policy.render())
+        log = RequestLog(requests, "here")
+        for number, (user, account) in OWNERS.items():
+            log.write(RequestRecord(f"r{number}", time.time(), time.time(), "k", user, account, "llm", 0, 10, 5, 0,
+                                    "ok", 200, 0.0, 0.2, 1.0, "/v1/completions"))  # fmt: skip
         self.reports.shadows._make = lambda hours: Shadow().document()
 
     def _source(self, now: float) -> Accounting:
@@ -152,7 +165,8 @@ class Reported:
     def _page(self, name: Any) -> dict[str, Any] | None:
         self.sacct += 1
         if isinstance(name, Wanted):
-            return self.reports._each_gpu(name) if name.each else self.reports._jobs(name)
+            make = self.reports._each_gpu if name.each else getattr(self.reports, f"_{name.kind}")
+            return make(name)
         return page_of(int(name)) if name.isdecimal() and int(name) in OWNERS else None
 
     def answer(self, do: str, **words: Any) -> dict[str, Any]:
@@ -161,7 +175,9 @@ class Reported:
             return {"explanation": {**copy.deepcopy(EXPLANATION), "job": words["job"]}}
         desk, ask = {
             "report": (
-                self.reports.pages if words.get("report") == "jobs" or words.get("each") else self.reports.reports,
+                self.reports.pages
+                if words.get("report") in ("jobs", "services") or words.get("each")
+                else self.reports.reports,
                 self.reports.report,
             ),
             "job-page": (self.reports.pages, self.reports.page),

@@ -16,10 +16,14 @@ import pytest
 from starlette.datastructures import Headers
 
 from gres_probe.inventory import Inventory
+from policy.service_jobs import ServicePolicy, ServicesPolicy
+from policy.service_use import service_documents
 from sluice.base.errors import SluiceError
 from sluice.client import models
 from sluice.controllerd.snapshot import job_row, node_row
 from sluice.exchange.acts import ActError, Request, parse_request, render_answer, render_error
+from sluice.exchange.serve_status import ReplicaStatus, Status
+from sluice.exchange.serving import State
 from sluice.exchange.snapshot import Snapshot, parse_answer
 from sluice.web import limits
 from sluice.web.access import Viewer
@@ -33,7 +37,24 @@ from sluice.web.stream import TOPICS
 from tests.unit.controllerd.slurm_objects import a_job, a_node
 from tests.unit.web.reported import OWNERS, Reported
 
-PATHS = {"job": "3", "tenant": "chemistry", "node": "n1", "report": "users"}
+LAUNCH = "0123456789abcdef"
+PATHS = {"job": "3", "tenant": "chemistry", "node": "n1", "report": "users", "service": "own"}
+
+
+def service_rows() -> dict[str, Any]:
+    """One for the tenant alone, one for another tenant, one for all; each with a replica, which is job 3."""
+    status = Status({}, {LAUNCH: ReplicaStatus("own", LAUNCH, 3, "n1", State.READY, 16, 3, 1, 10, 20, None, "none", 5.0,
+                                               None)})  # fmt: skip
+    made = {
+        name: ServicePolicy(name=name, tenant="chemistry", user="mallory", engine="vllm", callers=callers,
+                            model="/secret-of-chemistry")
+        for name, callers in {"own": ("chemistry",), "for-physics": ("physics", "other"), "for-all": ("*",)}.items()
+    }  # fmt: skip
+    jobs = [
+        a_job(3, user="mallory", account="chemistry", name=f"sluice-serve.{name}.{launch}", nodes="n1", state="RUNNING")
+        for name, launch in (("own", LAUNCH), ("for-physics", "1" * 16), ("for-all", "2" * 16))
+    ]
+    return {row["name"]: row for row in service_documents(ServicesPolicy(services=made), jobs, status)}
 
 
 def a_snapshot(private: list[str]) -> Snapshot:
@@ -83,6 +104,7 @@ def a_snapshot(private: list[str]) -> Snapshot:
     made.put("events", {str(n): {"seq": n, "time": 1.0, "kind": "health.requeue", "fields": {"job": n, "reason": f"secret-of-{u}"}}  # noqa: E501
                         for n, (u, _) in OWNERS.items()})  # fmt: skip
     made.put("health", {"n1": {"node": "n1", "gpu": "", "state": "fault", "severity": "fatal", "check": "xid", "since": 1.0, "reason": "secret-of-ops", "uuid": ""}})  # fmt: skip  # noqa: E501
+    made.put("services", service_rows())
     made.put_one("cluster-health", "health", {"mode": "warn", "breaker_since": None, "left_out": 0, "healthy": ""})
     made.put_one("alerts", "alerts", {"schema_version": 1, "alerts": [], "undelivered": 0, "silences": []})
     made.put_one("policy", "policy", {"tenants": {"chemistry": {"description": "secret-of-ops"}}})
@@ -99,6 +121,7 @@ def a_snapshot(private: list[str]) -> Snapshot:
         "failover",
         "cluster",
         "inventory",
+        "services",
     ):
         made.put_one("parts", part, {"at": 1.0, "stale_since": None, "problem": ""})
     return made
@@ -211,9 +234,26 @@ class Role:
         """Of a report of users in accounts."""
         return {OWNERS[n][0] for n in self.all_or_mine("usage", "users", "accounts")}
 
+    @property
+    def requests(self) -> set[Any]:
+        """Accounts of a report of requests by service and account."""
+        return {OWNERS[n][1] for n in self.all_or_mine("usage", "accounts")}
+
+    @property
+    def services(self) -> set[Any]:
+        """That it may call or looks after, whatever PrivateData says."""
+        accounts = {a for u, a in OWNERS.values() if u == self.user}
+        found = {"for-all"} | ({"for-physics"} if "physics" in accounts else set())
+        return {"own", "for-physics", "for-all"} if self.operator or "chemistry" in accounts else found
+
     def own(self, path: str) -> bool:
         """Whether it sees the object of a path."""
-        values = {"{job}": 3 in self.jobs, "{tenant}": "chemistry" in self.accounts, "{node}": bool(self.nodes)}
+        values = {
+            "{service}": "own" in self.services,
+            "{job}": 3 in self.jobs,
+            "{tenant}": "chemistry" in self.accounts,
+            "{node}": bool(self.nodes),
+        }
         return all(sees for name, sees in values.items() if name in path)
 
 
@@ -233,13 +273,15 @@ ROWS: dict[str, tuple[Any, str]] = {
     "/tenants/{tenant}/usage": (names("members", "user"), "members"),
     "/reports/jobs": (names("rows", "job_id_raw"), "jobs_used"),
     "/reports/nodes": (names("rows", "node"), "node_use"),
+    "/reports/services": (names("rows", "account"), "requests"),
+    "/services": (names("services", "name"), "services"),
     "/reports/gpus/each": (lambda document: {int(row["gpu"]) + 1 for row in document["rows"]}, "gpus_used"),
     "/reports/{report}": (names("rows", "user"), "users"),
 }
 """Of endpoints with rows of several owners: whose they are, and the property of `Role` that says whose they must be."""
 OBJECTS = {
     "/jobs/{job}", "/jobs/{job}/explanation", "/jobs/{job}/report", "/jobs/{job}/series", "/nodes/{node}/topology",
-    "/tenants/{tenant}", "/tenants/{tenant}/quota",
+    "/services/{service}", "/tenants/{tenant}", "/tenants/{tenant}/quota",
 }  # fmt: skip
 """Of one object, which is there for who may see it."""
 NO_ROWS = {
@@ -289,6 +331,26 @@ def test_every_endpoint_shows_each_role_its_own_and_nothing_else(tmp_path: Path,
         for path in (path for path in OBJECTS if "{job}" in path):
             code = web.get(path.format(job=number), user).status_code
             assert (code == 200) is (number in role.jobs), (path, number)
+
+
+@pytest.mark.parametrize("private", [[], ["jobs"], ["nodes"], ["usage"]], ids=",".join)
+@pytest.mark.parametrize("user", ["alice", "mallory", "oscar", "stranger"])
+def test_callers_of_other_tenants_see_that_a_service_is_there_and_nothing_of_its_jobs(
+    tmp_path: Path, user: str, private: list[str]
+) -> None:
+    web, role = Web(tmp_path, private), Role(user, private)
+    found = web.get("/services/for-all", user).json()
+    own = user in ("mallory", "oscar")
+    assert found["callers"] == ["*"] and found["state"] == "running"
+    assert ("secret-of-chemistry" in json.dumps(found)) is own and (found["user"] == "mallory") is own
+    assert [one["job"] for one in found["replicas"]] == ([3] if 3 in role.jobs else [])
+    assert all(one["nodes"] == ("n1" if role.nodes else "") for one in found["replicas"])
+    if user == "alice":
+        assert web.get("/services/for-physics", user).json()["callers"] == ["physics"]
+    busy = {**service_rows()["for-all"], "waiting": 4, "in_flight": 2}
+    web.site.store.sections["services"]["for-all"] = busy
+    hidden = not own and "usage" in private
+    assert (web.get("/services/for-all", user).json()["waiting"] is None) is hidden
 
 
 def test_what_is_not_known_is_private(tmp_path: Path) -> None:
@@ -341,12 +403,16 @@ def test_a_stream_tells_nothing_of_what_is_kept_from_its_viewer(tmp_path: Path) 
     change("jobs", "99", {**theirs, "id": 99})
     change("events", "9", {"seq": 9, "time": 1.0, "kind": "x", "fields": {"job": 3}})
     change("tenants", "chemistry", {**store.rows("tenants")["chemistry"], "used": {"gres/gpu": 78}, "running": 5})
+    change("services", "own", {**service_rows()["own"], "why": "secret"})
+    change("services", "for-all", {**service_rows()["for-all"], "waiting": 7, "why": "secret"})
     assert not stream.pending and not stream.wake.is_set(), "not even that something happened"
     change("jobs", "1", job_row(a_job(1, user="alice", account="physics", name="a\nevent: x\n\ndata: \x1b[2J\u2028")))
     change("tenants", "physics", {**store.rows("tenants")["physics"], "running": 5})
+    change("services", "for-all", {**service_rows()["for-all"], "ready": 1, "why": "secret"})
     sent = streams._batch(stream).decode()
     events = [piece.split("\n") for piece in sent.rstrip("\n").split("\n\n")]
-    assert sorted(lines[0] for lines in events) == ["event: jobs", "event: tenants"]
+    assert sorted(lines[0] for lines in events) == ["event: jobs", "event: services", "event: tenants"]
+    assert "secret" not in sent
     assert sent.isascii() and "\x1b" not in sent and all(len(lines) == 2 for lines in events), "one line of JSON each"
     streams.leave(stream)
 

@@ -43,6 +43,7 @@ KNOWN = {
     "tenant": ["physics"],
     "node": ["n1"],
     "report": ["users"],
+    "service": ["own"],
     "silence": ["0123456789abcdef"],
 }
 """What the snapshot has, of the parameters of paths."""

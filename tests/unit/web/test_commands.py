@@ -15,14 +15,19 @@ from gres_probe.inventory import Gpu, Inventory, Link, LinkType
 from gres_probe.topology import topology_document
 from policy.grouping import Grouping
 from policy.quota_use import TenantUse, quota_rows
+from policy.service_jobs import ServicePolicy, ServicesPolicy
+from policy.service_use import service_documents
 from sluice.client import models
+from sluice.exchange import serve_status
+from sluice.exchange.serving import State
 from sluice.explain.shadow import Difference, Shadow
 from sluice.failover.shared import Lease
 from sluice.failover.status import Status
 from sluice.main import COMMANDS, sluice
 from sluice.report import job_page
-from sluice.report.fields import FIELDS, GROUPED_BY, Row
+from sluice.report.fields import FIELDS, GROUPED_BY, Row, fields_of
 from sluice.report.output import head_of, row_document
+from sluice.report.services import ServiceKey, ServiceTally, rows_of
 from sluice.report.summaries import GpuUse, JobUse
 from sluice.report.tally import Tally
 from sluice.web.api import ENDPOINTS
@@ -46,6 +51,9 @@ SHOWN = {
     **{f"report {kind}": f"/reports/{'nodes' if kind == 'nodes' else '{report}'}" for kind in GROUPED_BY},
     "report job": "/jobs/{job}/report",
     "report jobs": "/reports/jobs",
+    "report services": "/reports/services",
+    "serve list": "/services",
+    "serve show": "/services/{service}",
     "shadow report": "/shadow",
     "topo": "/nodes/{node}/topology",
     "quota show": "/tenants/{tenant}/quota",
@@ -121,9 +129,34 @@ def of_job() -> dict[str, Any]:
     return page
 
 
+def a_service() -> dict[str, Any]:
+    policy = ServicesPolicy(
+        services={"llm": ServicePolicy(name="llm", tenant="nlp", user="nlp-serve", engine="vllm", callers=("*",))}
+    )
+    said = serve_status.ReplicaStatus(
+        "llm", "0123456789abcdef", 17, "n1", State.READY, 16, 3, 1, 10, 20, 0.5, "tokens", 5.0, None
+    )
+    (found,) = service_documents(
+        policy, [], serve_status.Status({"llm": serve_status.ServiceStatus(1, 2.0)}, {said.launch: said})
+    )
+    return found
+
+
+def a_report_of_services() -> dict[str, Any]:
+    row = rows_of({ServiceKey("llm", "nlp", "alice", "2026-11-20"): ServiceTally(1, 1)}, lambda _: True, ("day",))
+    rows = [row_document(fields_of("services"), one) for one in row]
+    return head_of("services", {"start": 1, "end": 2, "made": 3, "rows": rows})
+
+
 PRINTED: dict[str, Callable[[], dict[str, Any]]] = {
     **{f"report {kind}": partial(a_report, kind) for kind in GROUPED_BY},
     "report job": of_job,
+    "report services": a_report_of_services,
+    "serve list": lambda: {
+        "schema_version": 1,
+        "services": [{name: value for name, value in a_service().items() if name != "replicas"}],
+    },
+    "serve show": lambda: {"schema_version": 1, **a_service()},
     "topo": lambda: topology_document(Inventory("n1", [GPU], [[Link(LinkType.SELF)]])),
     "group": lambda: {"classes": group([Inventory("n1", [GPU], [[Link(LinkType.SELF)]])], Grouping()).document()},
     "shadow report": lambda: Shadow(differences=[Difference(1, 1.0, ("n1",), ("n2",))]).document(),
@@ -151,3 +184,4 @@ def test_what_a_command_prints_fits_the_model_of_its_endpoint_and_none_of_it_is_
 def test_a_row_of_a_report_has_the_fields_of_reports() -> None:
     assert set(models.ReportRow.model_fields) == {one.key for one in FIELDS if not one.jobs}
     assert set(models.JobRow.model_fields) == {one.key for one in FIELDS}
+    assert set(models.ServiceRow.model_fields) == {one.key for one in fields_of("services")}

@@ -1,0 +1,322 @@
+"""What requests to services used: the gateways' records, and the GPU time of the replicas' jobs.
+
+The GPU time of a service on a day is divided among those who called it by their tokens; of a day without tokens it is
+its own tenant's. Days are local ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from policy.service_jobs import ServicesPolicy, parse_job_name
+from sluice.base.errors import UsageError
+from sluice.base.files import write_atomic
+from sluice.exchange.requests import Added, Outcome, RequestRecord, files_of, recent_requests
+from sluice.report.build import Report
+from sluice.report.collect import Selection, Source
+from sluice.report.count import Span, tally
+from sluice.report.fields import Row
+from sluice.report.fleet import Fleet
+from sluice.report.rollup import day_of, midnight
+from sluice.report.summaries import JobUse
+from sluice.report.tally import Histogram, Tally, bucket_of
+from sluice.slurm.allocations import Allocation
+
+GROUPS = ("service", "account", "user", "day")
+"""What --by takes."""
+USUAL = ("service", "account")
+VERSION = 1
+KEPT = "services"
+"""Below the folder of rolled-up days."""
+_TWICE_S = 3600.0  # a record that is there twice is so within this time
+_MOST_DAYS_KEPT = 62
+_OUTCOMES: dict[Outcome, str] = {
+    "ok": "answered",
+    "refused-limit": "refused",
+    "cancelled": "cancelled",
+    "failed": "failed",
+    "expired": "expired",
+}
+SUMS = ("requests", *_OUTCOMES.values(), "prompt_tokens", "completion_tokens", "cached_tokens", "resumed")
+
+
+class ServiceKey(NamedTuple):
+    """What lines are for; the account is that of the caller."""
+
+    service: str
+    account: str
+    user: str
+    day: str
+
+
+@dataclass(slots=True)
+class ServiceTally:
+    """The sums of one key; first tokens in milliseconds."""
+
+    requests: int = 0
+    answered: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    expired: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    resumed: int = 0
+    gpu_s: float = 0.0
+    shared_gpu_s: float = 0.0
+    first: Histogram = field(default_factory=Histogram)
+
+    @property
+    def tokens(self) -> int:
+        """Of prompts and answers."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def count(self, one: RequestRecord, times: int = 1) -> None:
+        """One more request; -1: one that another record replaces."""
+        self.requests += times
+        name = _OUTCOMES[one.outcome]
+        setattr(self, name, getattr(self, name) + times)
+        self.prompt_tokens += times * one.prompt_tokens
+        self.completion_tokens += times * one.completion_tokens
+        self.cached_tokens += times * one.cached_tokens
+        self.resumed += times * (one.resumed > 0)
+        if one.first_token_s is not None:
+            bucket = bucket_of(round(one.first_token_s * 1000))
+            self.first.merge(Histogram({bucket: times}))
+
+    def document(self) -> dict[str, Any]:
+        """For a file: without GPU time, which is the accounting's."""
+        first = {str(bucket): count for bucket, count in self.first.counts.items()}
+        return {**{name: getattr(self, name) for name in SUMS}, "first": first}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ServiceTally:
+        """What `document` gave. Raises ValueError, KeyError, TypeError, AttributeError for what is none."""
+        first = {int(bucket): int(count) for bucket, count in values["first"].items()}
+        return cls(**{name: int(values[name]) for name in SUMS}, first=Histogram(first))
+
+    def add(self, other: ServiceTally) -> None:
+        """All of another."""
+        for name in (*SUMS, "gpu_s", "shared_gpu_s"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.first.merge(other.first)
+
+
+Cells = dict[ServiceKey, ServiceTally]
+Stamp = dict[str, int]
+"""The sizes of a day's files."""
+
+
+class RequestDays:
+    """Sums of the records of a folder. Not thread-safe.
+
+    Each record is read once: of the latest day what was added since, of others nothing while their files stay as they
+    are. `kept`: folder in which sums of days that are over are found; `writes`: and put.
+    """
+
+    def __init__(self, folder: Path, kept: Path | None = None, *, writes: bool = False) -> None:
+        self.folder = folder
+        self._kept = kept
+        self._writes = writes and kept is not None
+        self._days: OrderedDict[date, tuple[Stamp, Cells]] = OrderedDict()
+        self._open: tuple[date, Added, Cells] | None = None
+
+    def cells(self, first: date, last: date) -> Cells:
+        """Requests that ended on these local days. Raises OSError."""
+        found: Cells = {}
+        by_day: dict[date, list[Path]] = {}
+        for day, path in files_of(self.folder):
+            by_day.setdefault(day, []).append(path)
+        begin, end = (datetime.fromtimestamp(at, UTC).date() for at in (midnight(first), midnight(last) + 90_000))
+        for day in (one for one in sorted(by_day) if begin <= one <= end):
+            for key, made in self._of_day(day, by_day[day], latest=day == max(by_day)).items():
+                if first <= date.fromisoformat(key.day) <= last:
+                    found.setdefault(key, ServiceTally()).add(made)
+        return found
+
+    def _of_day(self, day: date, paths: list[Path], *, latest: bool) -> Cells:
+        stamp = {path.name: path.stat().st_size for path in paths}
+        known = self._days.get(day) or self._load(day)
+        if known is None or known[0] != stamp:
+            known = stamp, self._count(day, paths, latest=latest)
+            if self._writes and not latest:
+                self._save(day, *known)
+        self._days[day] = known
+        self._days.move_to_end(day)
+        while len(self._days) > _MOST_DAYS_KEPT:
+            self._days.popitem(last=False)
+        return known[1]
+
+    def _count(self, day: date, paths: list[Path], *, latest: bool) -> Cells:
+        if self._open is None or self._open[0] != day:
+            begin = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
+            self._open = day, Added(recent_requests(self.folder, begin - _TWICE_S, begin)), {}
+        _, added, cells = self._open
+        _add(cells, added.read(paths))
+        if not latest:
+            self._open = None  # what was met needs memory
+        return cells
+
+    def _load(self, day: date) -> tuple[Stamp, Cells] | None:
+        if self._kept is None:
+            return None
+        try:
+            document = json.loads((self._kept / f"{day}.json").read_text())
+            if document["version"] != VERSION:
+                return None
+            cells = {ServiceKey(*map(str, names)): ServiceTally.of(values) for names, values in document["cells"]}
+            return dict(document["files"]), cells
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # they are counted again
+
+    def _save(self, day: date, stamp: Stamp, cells: Cells) -> None:
+        assert self._kept is not None  # noqa: S101 - the caller has looked
+        rows = [[list(key), made.document()] for key, made in cells.items()]
+        document = {"version": VERSION, "files": stamp, "cells": rows}
+        self._kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(self._kept / f"{day}.json", json.dumps(document), mode=0o600, follow_links=False)
+
+
+def _add(cells: Cells, records: Iterable[tuple[RequestRecord, RequestRecord | None]]) -> None:
+    names: dict[int, str] = {}  # local days by quarters of an hour, in which none ends
+
+    def count(one: RequestRecord, times: int) -> None:
+        quarter = int(one.ended // 900)
+        if quarter not in names:
+            names[quarter] = str(day_of(quarter * 900))
+        key = ServiceKey(one.service, one.tenant, one.user, names[quarter])
+        made = cells.get(key)
+        if made is None:
+            made = cells[key] = ServiceTally()
+        made.count(one, times)
+
+    for record, bill in records:
+        count(record, 1)
+        if bill is not None:
+            count(bill, -1)
+
+
+def add_gpu_time(
+    cells: Cells,
+    jobs: Iterable[tuple[Allocation, JobUse | None]],
+    policy: ServicesPolicy,
+    span: Span,
+    *,
+    fleet: Fleet,
+    now: float,
+) -> None:
+    """Divide the GPU time of replicas' jobs among the keys of their services and days."""
+    times: dict[tuple[str, str], Tally] = {}
+    owners: dict[str, str] = {name: one.tenant for name, one in policy.services.items()}
+    for job, use in jobs:
+        named = parse_job_name(job.name)
+        if named is None or job.start is None:
+            continue
+        service = policy.services.get(named[0])
+        if service is not None and (job.user, job.account) != (service.user, service.tenant):
+            continue  # anybody may give a job such a name
+        owners.setdefault(named[0], job.account)
+        if owners[named[0]] != job.account:
+            continue
+        end = min(span.end, int(now)) if job.end is None else span.end
+        for day in _days(max(span.start, job.start), min(end, job.end or end)):
+            part = Span(max(span.start, midnight(day)), min(end, midnight(day + timedelta(days=1))))
+            made = tally(job, part, use, fleet) if part.end > part.start else None
+            if made is not None:
+                times.setdefault((named[0], str(day)), Tally()).add(made)
+    keys: dict[tuple[str, str], list[ServiceKey]] = {}
+    for key in cells:
+        keys.setdefault((key.service, key.day), []).append(key)
+    for place, made in times.items():
+        _divide(cells, keys.get(place, []), ServiceKey(place[0], owners[place[0]], "", place[1]), made)
+
+
+def _divide(cells: Cells, callers: list[ServiceKey], owner: ServiceKey, made: Tally) -> None:
+    tokens = sum(cells[key].tokens for key in callers)
+    shares = {key: cells[key].tokens / tokens for key in callers} if tokens else {owner: 1.0}
+    for key, share in shares.items():
+        into = cells.setdefault(key, ServiceTally())
+        into.gpu_s += made.gpu_s * share
+        into.shared_gpu_s += made.shared_gpu_s * share
+
+
+def _days(start: int, end: int) -> Iterable[date]:
+    day = day_of(start)
+    while midnight(day) < end:
+        yield day
+        day += timedelta(days=1)
+
+
+# ---- the report ----
+
+
+@dataclass(frozen=True)
+class ServiceSelection:
+    """Which requests; an empty field does not select."""
+
+    services: frozenset[str] = frozenset()
+    accounts: frozenset[str] = frozenset()
+    users: frozenset[str] = frozenset()
+
+    def takes(self, key: ServiceKey) -> bool:
+        """Whether requests of the key are meant."""
+        return (
+            (not self.services or key.service in self.services)
+            and (not self.accounts or key.account in self.accounts)
+            and (not self.users or key.user in self.users)
+        )
+
+
+def parse_groups(text: str) -> tuple[str, ...]:
+    """``service,day`` as names. Raises UsageError."""
+    names = tuple(dict.fromkeys(word.strip().lower() for word in text.split(",")))
+    for name in names:
+        if name not in GROUPS:
+            raise UsageError(f"--by {name[:40]!r}: cannot group by that", remedy=f"use {', '.join(GROUPS)}")
+    return names
+
+
+def services_report(
+    source: Source,
+    days: RequestDays,
+    policy: ServicesPolicy,
+    first: date,
+    last: date,
+    takes: Callable[[ServiceKey], bool],
+    by: tuple[str, ...] = USUAL,
+) -> Report:
+    """Of whole local days, the last included. `takes`: which keys. Raises SluiceError, OSError."""
+    end = min(midnight(last + timedelta(days=1)), int(source.now))
+    span = Span(midnight(first), max(end, midnight(first) + 1))
+    cells = days.cells(first, last)
+    users = frozenset(one.user for one in policy.services.values())
+    if users:  # jobs of others are no replicas
+        jobs = source.jobs(span, Selection(users=users), names=True)
+        add_gpu_time(cells, jobs, policy, span, fleet=source.fleet, now=source.now)
+    return Report("services", span, rows_of(cells, takes, by))
+
+
+def rows_of(
+    cells: Mapping[ServiceKey, ServiceTally], takes: Callable[[ServiceKey], bool], by: tuple[str, ...]
+) -> list[Row]:
+    """The lines of a report, in the order of their names."""
+    found: dict[tuple[str, ...], ServiceTally] = {}
+    for key, made in cells.items():
+        if takes(key):
+            found.setdefault(tuple(getattr(key, name) for name in by), ServiceTally()).add(made)
+    return [_row(dict(zip(by, names, strict=True)), found[names]) for names in sorted(found)]
+
+
+def _row(names: dict[str, str], made: ServiceTally) -> Row:
+    gpu_s = made.gpu_s + made.shared_gpu_s
+    extra = {name: getattr(made, name) for name in SUMS}
+    extra |= {f"first_token_p{percent}_ms": made.first.percentile(percent) for percent in (50, 95, 99)}
+    extra |= {"tokens": made.tokens, "tokens_per_gpu_hour": round(made.tokens / gpu_s * 3600) if gpu_s else None}
+    return Row(Tally(gpu_s=made.gpu_s, shared_gpu_s=made.shared_gpu_s), names, extra)
