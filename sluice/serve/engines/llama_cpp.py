@@ -1,0 +1,57 @@
+"""llama.cpp: `llama-server` where the node has it, else the same server of the Python package xllamacpp.
+
+Checked with xllamacpp 2026.10 (the tests run it): it listens on a Unix socket, has as many slots as it is told, queues
+what is more, and says in /metrics what it does.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from sluice.base.run import PYTHON
+from sluice.exchange.serving import Abilities, Load, ReplicaSpec
+from sluice.serve.engines.base import Engine, Place, Start, has_option
+
+
+def start(spec: ReplicaSpec, place: Place) -> Start:
+    """A folder as model stands for the first of its .gguf files: the others are its parts."""
+    model = place.model
+    if model.is_dir():
+        model = min(model.glob("*.gguf"), default=model / "model.gguf")
+    found = shutil.which("llama-server")
+    program = (found,) if found else (*PYTHON, "-m", "sluice.serve.engines.xllamacpp_server")
+    arguments = [
+        *program,
+        "--model", str(model),
+        "--alias", spec.service,
+        "--host", str(place.socket),
+        "--parallel", str(spec.slots),
+        "--metrics",
+        "--no-webui",
+    ]  # fmt: skip
+    if place.gpus and not has_option(spec.options, "-ngl", "--n-gpu-layers", "--gpu-layers"):
+        arguments += ["--n-gpu-layers", "999"]
+    return Start((*arguments, *spec.options), Path(place.socket))
+
+
+def abilities(spec: ReplicaSpec) -> Abilities:
+    """A chat goes on by a last message of the assistant; exactly, as the template puts the text where it was."""
+    if has_option(spec.options, "--embeddings", "--embedding"):
+        return Abilities(embeddings=True)
+    return Abilities(chat=True, completions=True, responses=True, resume="tokens")
+
+
+def load(figures: Mapping[str, float]) -> Load:
+    """Of /metrics."""
+    return Load(
+        int(figures.get("llamacpp:requests_processing", 0)),
+        int(figures.get("llamacpp:requests_deferred", 0)),
+        int(figures.get("llamacpp:prompt_tokens_total", 0)),
+        int(figures.get("llamacpp:tokens_predicted_total", 0)),
+        figures.get("llamacpp:kv_cache_usage_ratio"),
+    )
+
+
+ENGINE = Engine(start, abilities, "/metrics", load, end_s=5.0)

@@ -1,0 +1,57 @@
+"""SGLang. By the documents of SGLang 0.5 (server arguments). It listens on TCP alone, so it has an API key.
+
+The key is in a file for --config, which only the service's user can read: arguments of a process are everybody's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from sluice.exchange.serving import Abilities, Load, ReplicaSpec
+from sluice.serve.engines.base import Engine, Place, Start, has_option
+
+_CONFIG = "sglang.yaml"
+
+
+def start(spec: ReplicaSpec, place: Place) -> Start:
+    """On a port of 127.0.0.1."""
+    config = {
+        "model-path": str(place.model),
+        "served-model-name": spec.service,
+        "host": "127.0.0.1",
+        "port": place.port,
+        "api-key": place.key,
+        "enable-metrics": True,
+    }
+    if not has_option(spec.options, "--max-running-requests"):
+        config["max-running-requests"] = spec.slots
+    if place.gpus > 1 and not has_option(
+        spec.options, "--tp", "--tp-size", "--tensor-parallel-size", "--dp-size", "--dp"
+    ):
+        config["tensor-parallel-size"] = place.gpus
+    text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in config.items())
+    arguments = ("python3", "-m", "sglang.launch_server", "--config", str(place.folder / _CONFIG), *spec.options)
+    environment = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return Start(arguments, place.port, environment, {_CONFIG: text})
+
+
+def abilities(spec: ReplicaSpec) -> Abilities:
+    """Chat goes on with `continue_final_message`, completions with token ids as prompt."""
+    if has_option(spec.options, "--is-embedding"):
+        return Abilities(embeddings=True)
+    return Abilities(chat=True, completions=True, responses=True, resume="tokens")
+
+
+def load(figures: Mapping[str, float]) -> Load:
+    """Of /metrics."""
+    return Load(
+        int(figures.get("sglang:num_running_reqs", 0)),
+        int(figures.get("sglang:num_queue_reqs", 0)),
+        int(figures.get("sglang:prompt_tokens_total", 0)),
+        int(figures.get("sglang:generation_tokens_total", 0)),
+        figures.get("sglang:token_usage"),
+    )
+
+
+ENGINE = Engine(start, abilities, "/metrics", load, end_s=30.0)

@@ -1,0 +1,49 @@
+"""vLLM. By the documents of vLLM 0.30 (`vllm serve`): --uds, --served-model-name, --max-num-seqs, VLLM_API_KEY."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sluice.exchange.serving import Abilities, Load, ReplicaSpec
+from sluice.serve.engines.base import Engine, Place, Start, has_option, option_value
+
+
+def start(spec: ReplicaSpec, place: Place) -> Start:
+    """HTTP on the socket; the model over all GPUs of the job, where the options do not say otherwise."""
+    arguments = [
+        "vllm", "serve", str(place.model),
+        "--uds", str(place.socket),
+        "--served-model-name", spec.service,
+    ]  # fmt: skip
+    if not has_option(spec.options, "--max-num-seqs"):
+        arguments += ["--max-num-seqs", str(spec.slots)]
+    spread = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp")
+    if place.gpus > 1 and not has_option(spec.options, *spread):
+        arguments += ["--tensor-parallel-size", str(place.gpus)]
+    if not has_option(spec.options, "--disable-uvicorn-access-log"):
+        arguments.append("--disable-uvicorn-access-log")
+    environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return Start((*arguments, *spec.options), place.socket, environment)
+
+
+def abilities(spec: ReplicaSpec) -> Abilities:
+    """Chat goes on with `continue_final_message`, completions with token ids as prompt."""
+    pooling = ("embed", "embedding", "pooling")
+    if any(option_value(spec.options, name) in pooling for name in ("--task", "--runner", "--convert")):
+        return Abilities(embeddings=True)
+    return Abilities(chat=True, completions=True, responses=True, resume="tokens")
+
+
+def load(figures: Mapping[str, float]) -> Load:
+    """Of /metrics."""
+    used = figures.get("vllm:kv_cache_usage_perc", figures.get("vllm:gpu_cache_usage_perc"))
+    return Load(
+        int(figures.get("vllm:num_requests_running", 0)),
+        int(figures.get("vllm:num_requests_waiting", 0)),
+        int(figures.get("vllm:prompt_tokens_total", 0)),
+        int(figures.get("vllm:generation_tokens_total", 0)),
+        used,
+    )
+
+
+ENGINE = Engine(start, abilities, "/metrics", load, end_s=30.0)

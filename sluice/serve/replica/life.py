@@ -1,0 +1,251 @@
+"""A replica's life: starting, ready, draining, gone, or failed. Everything here is in the main thread's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.base.errors import SluiceError
+from sluice.base.log import log
+from sluice.base.text import one_line
+from sluice.exchange.serving import Heartbeat, Load, Orders, ReplicaSpec, State
+from sluice.serve.engines.base import Engine, Place, samples
+from sluice.serve.replica.asking import get
+from sluice.serve.replica.engine_process import EngineProcess
+from sluice.serve.replica.heartbeats import Heartbeats, addresses
+from sluice.serve.replica.relay import Relay
+from sluice.serve.replica.stage import Staged
+
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 0.25  # while it starts
+_FIGURES_S = 1.0
+_ASK_S = 5.0
+_DEAF = 12  # looks without an answer, one after the other, until it has failed
+_HEALTH_S = 5.0
+_DRAIN_LOOK_S = 0.1
+_QUIET = 3  # looks without anything running until a drain is over
+_WHY = 900
+
+
+@dataclass(slots=True)
+class Start:
+    """What was done before the loop."""
+
+    spec: ReplicaSpec
+    engine: Engine
+    place: Place
+    secret: str
+    began: float  # of time.monotonic()
+    process: EngineProcess | None  # None: the model is to be staged first
+
+
+class Life:
+    """One replica, until `run` returns its exit status."""
+
+    def __init__(self, start: Start, stage: Callable[[], Staged], launch: Callable[[Staged], EngineProcess]) -> None:
+        self._spec, self._engine, self._place = start.spec, start.engine, start.place
+        self._secret, self._began = start.secret, start.began
+        self._process = start.process
+        self._stage, self._launch = stage, launch
+        self._state, self._why = State.STARTING, ""
+        self._load = Load()
+        self._known = False  # whether the load was ever said
+        self._port = 0
+        self._fingerprint = ""
+        self._ends = _end_of_job()
+        self._job = int(os.environ.get("SLURM_JOB_ID", "0") or 0)
+        self._host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self._abilities = start.engine.abilities(start.spec)
+        self._drain = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._relay: Relay | None = None
+        self._heartbeats: Heartbeats | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self, tls: Callable[[], tuple[ssl.SSLContext, str]]) -> int:
+        """Its whole life."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._signalled)
+        try:
+            context, self._fingerprint = tls()
+            where = self._process.address if self._process else self._engine.start(self._spec, self._place).address
+            self._relay = Relay(context, self._secret, where)
+            self._port = self._relay.listen()
+            self._heartbeats = Heartbeats(
+                addresses(self._spec.registries), self._spec.registry_uid, self._beat, self._obey_soon
+            )
+            self._heartbeats.start()
+            await self._live(self._relay)
+            self._change(State.GONE, self._why)
+            return 0
+        except _EndedError as error:
+            self._change(State.FAILED, str(error))
+            return 1
+        except (SluiceError, OSError) as error:
+            self._change(State.FAILED, str(error))
+            return 1
+        finally:
+            await self._end()
+
+    # ---- its states ----
+
+    async def _live(self, relay: Relay) -> None:
+        if not await self._start():
+            return
+        relay.open = True
+        self._change(State.READY, "")
+        log("ready", service=self._spec.service, after=f"{time.monotonic() - self._began:.3f}s", port=self._port)
+        if not await self._serve():
+            return
+        self._change(State.DRAINING, self._why or "ordered")
+        await self._finish(relay)
+
+    async def _start(self) -> bool:
+        """Until the engine answers; False: it is not wanted any more."""
+        until = self._began + self._spec.ready_s
+        if self._process is None:
+            staging = self._loop.run_in_executor(None, self._stage)
+            while not staging.done():
+                if self._unwanted():
+                    return False
+                await asyncio.wait([staging], timeout=0.1)
+                self._check_time(until, "the model is staged")
+            staged = staging.result()
+            log("staged", model=staged.path, copied=staged.copied)
+            self._process = self._launch(staged)
+        wait = _FIRST_LOOK_S
+        while True:
+            self._check_engine(self._process)
+            if self._unwanted():
+                return False
+            answer = await get(self._process.address, self._spec.health, self._place.key, _ASK_S)
+            if answer is not None and answer[0] == 200:
+                self._process.was_ready = True
+                return True
+            self._check_time(until, f"the engine answers {self._spec.health}")
+            await asyncio.sleep(wait)
+            wait = min(wait * 1.2, _LAST_LOOK_S)
+
+    async def _serve(self) -> bool:
+        """Until it is to drain; False: until it is to stop."""
+        healthy = self._loop.create_task(self._watch_health())
+        figures = self._loop.create_task(self._watch_figures())
+        waits = [self._loop.create_task(event.wait()) for event in (self._drain, self._stop)]
+        try:
+            while not self._drain.is_set() and not self._stop.is_set():
+                await asyncio.wait([*waits, healthy], timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+                self._check_engine(self._process)
+                if healthy.done():
+                    healthy.result()
+            return not self._stop.is_set()
+        finally:
+            for task in (healthy, figures, *waits):
+                task.cancel()
+
+    async def _finish(self, relay: Relay) -> None:
+        """Until nothing is asked of it any more, at most `drain_s`."""
+        until = self._loop.time() + self._spec.drain_s
+        quiet, moved = 0, -1
+        while self._loop.time() < until and not self._stop.is_set():
+            self._check_engine(self._process)
+            await self._ask_figures()
+            idle = self._known and not self._load.running and not self._load.waiting
+            quiet = quiet + 1 if not relay.connections or (idle and relay.moved == moved) else 0
+            moved = relay.moved
+            if quiet >= _QUIET:
+                return
+            await asyncio.sleep(_DRAIN_LOOK_S)
+        log("drain-ended", connections=relay.connections, running=self._load.running)
+
+    async def _end(self) -> None:
+        if self._relay is not None:
+            self._relay.open = False
+        if self._process is not None:
+            await self._loop.run_in_executor(None, self._process.end, self._engine.end_s)
+        if self._relay is not None:
+            self._relay.close()
+        if self._heartbeats is not None:
+            await self._loop.run_in_executor(None, self._heartbeats.end)
+
+    # ---- what it looks at ----
+
+    def _check_engine(self, process: EngineProcess | None) -> None:
+        if process is not None and (why := process.ended()) is not None:
+            raise _EndedError(why)
+
+    def _check_time(self, until: float, what: str) -> None:
+        if time.monotonic() > until:
+            raise _EndedError(f"not ready within {self._spec.ready_s:g} s: before {what}; see the engine's output")
+
+    def _unwanted(self) -> bool:
+        return self._stop.is_set() or self._drain.is_set()
+
+    async def _watch_health(self) -> None:
+        deaf = 0
+        while deaf < _DEAF:
+            await asyncio.sleep(_HEALTH_S)
+            answer = await get(self._where(), self._spec.health, self._place.key, _ASK_S)
+            deaf = 0 if answer is not None and answer[0] == 200 else deaf + 1
+        raise _EndedError(f"the engine did not answer {self._spec.health} {_DEAF} times")
+
+    async def _watch_figures(self) -> None:
+        while True:
+            await self._ask_figures()
+            await asyncio.sleep(_FIGURES_S)
+
+    async def _ask_figures(self) -> None:
+        if self._engine.figures is None:
+            return
+        answer = await get(self._where(), self._engine.figures, self._place.key, _ASK_S)
+        if answer is not None and answer[0] == 200:
+            with suppress(ValueError):
+                self._load = self._engine.load(samples(answer[1].decode(errors="replace")))
+                self._known = True
+
+    def _where(self) -> Path | int:
+        assert self._process is not None  # noqa: S101 - it was started
+        return self._process.address
+
+    # ---- what it says and is told ----
+
+    def _beat(self) -> Heartbeat:
+        """By a thread of heartbeats; each part is one word that the loop sets."""
+        return Heartbeat(
+            self._spec.service, self._spec.launch, self._job, self._host, self._port, self._fingerprint, self._secret,
+            self._state, self._abilities, self._spec.slots, self._load, self._ends, self._why,
+        )  # fmt: skip
+
+    def _change(self, state: State, why: str) -> None:
+        self._state, self._why = state, one_line(why, limit=_WHY)
+        log("state", service=self._spec.service, launch=self._spec.launch, state=state, why=self._why or "-")
+        if self._heartbeats is not None:
+            self._heartbeats.now()
+
+    def _signalled(self) -> None:
+        self._why = self._why or "Slurm ends the job: preempted, its time is over, or cancelled"
+        self._drain.set()
+
+    def _obey_soon(self, orders: Orders) -> None:
+        if orders.do != "go on":
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._obey, orders)
+
+    def _obey(self, orders: Orders) -> None:
+        (self._drain if orders.do == "drain" else self._stop).set()
+
+
+class _EndedError(Exception):
+    """It has failed, for this reason."""
+
+
+def _end_of_job() -> float | None:
+    with suppress(ValueError):
+        return float(os.environ["SLURM_JOB_END_TIME"]) if "SLURM_JOB_END_TIME" in os.environ else None
+    return None

@@ -1,0 +1,48 @@
+"""The replica's spec, read without pydantic: its import takes longer than all else until the engine is started."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any, get_args
+
+from sluice.base.errors import UsageError
+from sluice.exchange.serving import MOST_MESSAGE, EngineName, ReplicaSpec
+
+_REMEDY = "start replicas through sluice replicad, and run one version of Sluice everywhere"
+_KINDS = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "int": (int,),
+    "float": (int, float),
+    "EngineName": (str,),
+    "tuple[str, ...]": (list,),
+}
+
+
+def parse_spec(text: str) -> ReplicaSpec:
+    """The spec of JSON, each field checked. Raises UsageError."""
+    if len(text) > 16 * MOST_MESSAGE:
+        raise UsageError(f"the replica's spec has {len(text)} characters", remedy=_REMEDY)
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"the replica's spec: not JSON: {error}", remedy=_REMEDY) from error
+    if not isinstance(document, dict):
+        raise UsageError("the replica's spec: not an object", remedy=_REMEDY)
+    spec = ReplicaSpec(**{field.name: _value(document, field.name, str(field.type)) for field in fields(ReplicaSpec)})
+    if spec.engine not in get_args(EngineName):
+        raise UsageError(f"the replica's spec: engine {spec.engine[:40]!r}: not known", remedy=_REMEDY)
+    if spec.slots < 1 or spec.ready_s <= 0 or spec.drain_s < 0:
+        raise UsageError("the replica's spec: slots, ready_s or drain_s is too small", remedy=_REMEDY)
+    return spec
+
+
+def _value(document: dict[str, Any], name: str, kind: str) -> Any:
+    if name not in document:
+        raise UsageError(f"the replica's spec: {name}: missing", remedy=_REMEDY)
+    value = document[name]
+    words = isinstance(value, list) and not all(isinstance(one, str) for one in value)
+    if not isinstance(value, _KINDS[kind]) or isinstance(value, bool) or words:
+        raise UsageError(f"the replica's spec: {name}: {str(value)[:80]!r} is no {kind}", remedy=_REMEDY)
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,305 @@
+"""Models on the node's disk: one copy for all replicas of a user, complete and checked, or none.
+
+STAGE/sluice-UID/ is that user's alone (0700). In it, NAME.DIGEST is a model, NAME.DIGEST.lock its lock: held shared by
+each replica that uses it, alone by the one that copies or removes it. What is not used is removed, the least recently
+used first, when a copy needs the room. A copy is made under another name and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.base.errors import SluiceError
+from sluice.base.sizes import format_mib
+from sluice.exchange.serving import ReplicaSpec
+
+_PIECE = 16 << 20
+_THREADS = 4
+_MOST_FILES = 100_000
+_SPARE = 0.02
+"""Share of the disk that stays free."""
+_ENTRY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}\.[0-9a-f]{32}\Z")
+_PART = ".part."
+
+
+class StageError(SluiceError):
+    """The model cannot be used, or there is no room for it."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """A model that can be used, as long as this is kept: `lock` keeps others from removing it."""
+
+    path: Path
+    lock: int | None = None
+    copied: int = 0  # bytes, by this replica
+
+    def release(self) -> None:
+        """Others may remove it."""
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str  # in the model's folder; empty: the model is this one file
+    path: Path
+    size: int
+    changed: int
+
+
+def find_staged(spec: ReplicaSpec) -> Staged | None:
+    """The model, where it can be used without copying and checking anything. Raises StageError."""
+    if not spec.model:
+        return Staged(Path())
+    if spec.stage is None:
+        return None if spec.sha256 else Staged(_existing(spec.model))
+    folder = _own_folder(Path(spec.stage))
+    entry = folder / _entry_name(spec, _files(_existing(spec.model)))
+    return _use(entry, wait=False)
+
+
+def stage(spec: ReplicaSpec) -> Staged:
+    """The model, copied and checked where it was not. Takes as long as that does. Raises StageError."""
+    source = _existing(spec.model)
+    files = _files(source)
+    if spec.stage is None:
+        _check(spec, _digest_of(files, None))
+        return Staged(source)
+    folder = _own_folder(Path(spec.stage))
+    entry = folder / _entry_name(spec, files)
+    copied = 0
+    while (used := _use(entry, wait=True)) is None:
+        lock = _open_lock(entry)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not entry.exists() and _is_lock_of(lock, entry):
+                _copy(spec, files, entry)
+                copied = sum(file.size for file in files)
+        finally:
+            os.close(lock)
+    used.copied = copied
+    return used
+
+
+def _existing(model: str) -> Path:
+    path = Path(model)
+    if not path.exists():
+        raise StageError(f"model {model}: not there, or not readable by uid {os.geteuid()}", remedy="correct `model`")
+    return path
+
+
+def _files(source: Path) -> list[_File]:
+    """All files of a model, sorted by the bytes of their names. Links to files are followed: caches consist of them."""
+    if source.is_file():
+        facts = source.stat()
+        return [_File("", source, facts.st_size, facts.st_mtime_ns)]
+    found = []
+    for folder, folders, names in os.walk(source):
+        for name in folders:
+            if (Path(folder) / name).is_symlink():
+                raise StageError(f"model {Path(folder) / name}: a link to a folder", remedy="put the folder there")
+        for name in names:
+            path = Path(folder) / name
+            facts = path.stat()
+            if not stat.S_ISREG(facts.st_mode):
+                raise StageError(f"model {path}: no plain file", remedy="take it out of the model's folder")
+            found.append(_File(str(path.relative_to(source)), path, facts.st_size, facts.st_mtime_ns))
+            if len(found) > _MOST_FILES:
+                raise StageError(f"model {source}: more than {_MOST_FILES} files", remedy="correct `model`")
+    if not found:
+        raise StageError(f"model {source}: an empty folder", remedy="correct `model`")
+    return sorted(found, key=lambda file: os.fsencode(file.name))
+
+
+def _entry_name(spec: ReplicaSpec, files: list[_File]) -> str:
+    """By the given hash, else by the files' names, sizes and times: a model that is replaced is staged anew."""
+    facts = [spec.sha256 or "", *(f"{file.name}\0{file.size}\0{file.changed}" for file in files)]
+    digest = hashlib.sha256("\n".join([spec.model, *facts]).encode(errors="surrogateescape")).hexdigest()[:32]
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", Path(spec.model).name)[-64:].lstrip(".") or "model"
+    return f"{name}.{digest}"
+
+
+def _own_folder(stage_folder: Path) -> Path:
+    """This user's folder in it. Others may be able to write there, too: nothing of theirs is used."""
+    folder = stage_folder / f"sluice-{os.geteuid()}"
+    try:
+        around = stage_folder.stat()
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        facts = folder.lstat()
+    except OSError as error:
+        raise StageError(
+            f"stage {error.filename}: {error.strerror}",
+            remedy=f"make {stage_folder} on the node's disk, root's, mode 1777",
+        ) from error
+    if around.st_uid not in (0, os.geteuid()) or (around.st_mode & 0o022 and not around.st_mode & stat.S_ISVTX):
+        raise StageError(
+            f"stage {stage_folder}: others may rename what is in it", remedy="make it root's, with mode 1777 or 0755"
+        )
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise StageError(f"stage {folder}: not a folder of uid {os.geteuid()} alone", remedy="remove it as root")
+    return folder
+
+
+def _open_lock(entry: Path) -> int:
+    name = entry.with_name(f"{entry.name}.lock")
+    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _is_lock_of(lock: int, entry: Path) -> bool:
+    """Whether the file is still there by its name: who removes a model removes its lock."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(lock), entry.with_name(f"{entry.name}.lock").lstat())
+    return False
+
+
+def _use(entry: Path, *, wait: bool) -> Staged | None:
+    """The entry with its shared lock, if it is there."""
+    if not wait and not entry.exists():
+        return None
+    lock = _open_lock(entry)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | (0 if wait else fcntl.LOCK_NB))
+        if entry.exists() and _is_lock_of(lock, entry):
+            os.utime(lock)  # when it was used
+            return Staged(entry / "model", lock)
+    except BlockingIOError:
+        pass
+    except OSError:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
+
+
+def _copy(spec: ReplicaSpec, files: list[_File], entry: Path) -> None:
+    """Copy it beside, check it, rename it. Under its lock."""
+    size = sum(file.size for file in files)
+    part = entry.with_name(f"{_PART}{entry.name}")
+    _remove(part)
+    _make_room(entry, size)
+    try:
+        part.mkdir(mode=0o700)
+        target = part / "model"
+        if files[0].name:
+            target.mkdir()
+        _check(spec, _digest_of(files, target))
+        part.rename(entry)
+    except OSError as error:
+        _remove(part)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _no_room(entry, size) from error
+        raise StageError(f"{error.filename or part}: {error.strerror}", remedy="see the service's `stage`") from error
+    except BaseException:
+        _remove(part)
+        raise
+
+
+def _digest_of(files: list[_File], target: Path | None) -> str:
+    """The model's hash, and a copy of it where there is a target. Files of a folder are read four at a time."""
+    if not files[0].name:
+        return _copy_file(files[0], target)
+    from concurrent.futures import ThreadPoolExecutor
+
+    if target is not None:
+        for name in sorted({str(Path(file.name).parent) for file in files}):
+            (target / name).mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        digests = pool.map(lambda file: _copy_file(file, None if target is None else target / file.name), files)
+        lines = [f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True)]
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def _copy_file(file: _File, target: Path | None) -> str:
+    digest = hashlib.sha256()
+    with file.path.open("rb", buffering=0) as source:
+        copy = None if target is None else target.open("xb", buffering=0)
+        try:
+            piece = bytearray(min(_PIECE, max(file.size, 1)))
+            view = memoryview(piece)
+            while count := source.readinto(piece):
+                digest.update(view[:count])
+                if copy is not None:
+                    done = 0
+                    while done < count:
+                        done += copy.write(view[done:count])
+            if copy is not None:
+                os.fsync(copy.fileno())
+        finally:
+            if copy is not None:
+                copy.close()
+    return digest.hexdigest()
+
+
+def _check(spec: ReplicaSpec, digest: str) -> None:
+    if spec.sha256 and digest != spec.sha256.lower():
+        raise StageError(
+            f"model {spec.model}: its SHA-256 is {digest}, and not {spec.sha256}",
+            remedy="restore the model, or correct `sha256`",
+        )
+
+
+def _make_room(entry: Path, size: int) -> None:
+    """Remove models that nobody uses, the least recently used first, until this one has room."""
+    for left in entry.parent.glob(f"{_PART}*"):
+        _remove_unused(left.with_name(left.name.removeprefix(_PART)), left)
+    for old in _oldest_first(entry):
+        if _free(entry.parent) >= size:
+            return
+        _remove_unused(old, old)
+    if _free(entry.parent) < size:
+        raise _no_room(entry, size)
+
+
+def _free(folder: Path) -> int:
+    facts = os.statvfs(folder)
+    return int(facts.f_bavail * facts.f_frsize - _SPARE * facts.f_blocks * facts.f_frsize)
+
+
+def _no_room(entry: Path, size: int) -> StageError:
+    free = max(0, _free(entry.parent))
+    return StageError(
+        f"stage {entry.parent}: the model needs {format_mib(-(-size >> 20))}, and {format_mib(free >> 20)} are free",
+        remedy="free room there, or name a larger disk in the service's `stage`",
+    )
+
+
+def _oldest_first(but: Path) -> list[Path]:
+    found = []
+    for one in but.parent.iterdir():
+        if _ENTRY.match(one.name) and one != but:
+            with suppress(FileNotFoundError):
+                found.append((one.with_name(f"{one.name}.lock").lstat().st_mtime, one))
+    return [path for _, path in sorted(found)]
+
+
+def _remove_unused(entry: Path, what: Path) -> None:
+    """Remove the entry, or what a replica left of it that was killed while it copied."""
+    lock = _open_lock(entry)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_lock_of(lock, entry):
+            _remove(what)
+            if not entry.exists():
+                entry.with_name(f"{entry.name}.lock").unlink()
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    """A folder of this user; what is in it is removed, not what links lead to."""
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path)

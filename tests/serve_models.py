@@ -1,0 +1,153 @@
+"""Two tiny models for llama.cpp whose output is known, made in a moment: `python -m tests.serve_models FOLDER`.
+
+`counting`: attention and MLP are computed, but their output projections are zero, so that the next word depends on the
+last one alone: " six" is followed by " seven", up to WORDS words, and then the stream ends. All that is no word is
+followed by " one". Every logit but the right one is far away, so that sampled text is the same as greedy text.
+Each stream is known word by word: `counted(after, number)`.
+
+`random`: weights from a seed, so that each word depends on the whole prompt: a text that was continued without all of
+its prompt is another text. It never ends by itself.
+
+Prompts of completions begin with a space: the words are tokens with their space before them. The chat template puts
+the last message of the user after the assistant's mark: a chat of "six" is answered by " seven eight ...".
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import gguf
+import numpy as np
+
+Name = Literal["counting", "random"]
+WORDS = 1999
+WIDTH = 64
+HEADS = 4
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+).split()
+_TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety".split()
+_MARKS = ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|end|>")
+_UNKNOWN, _BEGIN, _END = 0, 1, 2
+FIRST_WORD = 3 + 256 + len(_MARKS)
+"""Token of " one"."""
+_END_OF_TURN = FIRST_WORD - 1
+TEMPLATE = (
+    "{%- for message in messages %}{{ '<|' + message['role'] + '|> ' + (message['content'] or '') }}"
+    "{%- if not loop.last or add_generation_prompt %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|assistant|> ' }}"
+    "{%- set last = messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{%- if last %}{{ last[-1]['content'] }}{% endif %}{% endif %}"
+)
+
+
+def word(number: int) -> str:
+    """The word of a number from 1 to WORDS: one, twenty-one, one-hundred-two."""
+    if number < 20:
+        return _ONES[number]
+    if number < 100:
+        return _TENS[number // 10] + (f"-{_ONES[number % 10]}" if number % 10 else "")
+    size, name = (100, "hundred") if number < 1000 else (1000, "thousand")
+    return f"{word(number // size)}-{name}" + (f"-{word(number % size)}" if number % size else "")
+
+
+def counted(after: int, number: int) -> str:
+    """What the model `counting` says after the word of `after` (0: after what is no word), at most `number` words."""
+    return "".join(f" {word(one)}" for one in range(after + 1, min(after + number, WORDS) + 1))
+
+
+def make_model(path: Path, name: Name, *, layers: int = 2, feed: int = 128, seed: int = 18) -> Path:
+    """Write the model; `layers` and `feed` (width of the MLP) make it slower."""
+    pieces = [*_pieces()]
+    draw = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(f"sluice-{name}")
+    writer.add_context_length(32768)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(feed)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(pieces))
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([text for text, _ in pieces])
+    writer.add_token_scores([0.0] * len(pieces))
+    writer.add_token_types([kind for _, kind in pieces])
+    writer.add_unk_token_id(_UNKNOWN)
+    writer.add_bos_token_id(_BEGIN)
+    writer.add_eos_token_id(_END)
+    writer.add_eot_token_id(_END_OF_TURN)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    writer.add_add_space_prefix(False)
+    writer.add_chat_template(TEMPLATE)
+
+    def add(tensor: str, value: np.ndarray) -> None:
+        writer.add_tensor(tensor, np.ascontiguousarray(value, dtype=np.float32))
+
+    def random(rows: int, columns: int, scale: float) -> np.ndarray:
+        return draw.standard_normal((rows, columns)) * scale / np.sqrt(columns)
+
+    embedding = draw.choice([-1.0, 1.0], size=(len(pieces), WIDTH))
+    output = np.zeros((len(pieces), WIDTH))
+    counting = name == "counting"
+    if counting:
+        output[FIRST_WORD + 1 : FIRST_WORD + WORDS] = embedding[FIRST_WORD : FIRST_WORD + WORDS - 1]
+        output[_END] = embedding[FIRST_WORD + WORDS - 1]
+        # All that is no word has one and the same embedding, which " one" follows.
+        embedding[:FIRST_WORD] = embedding[0]
+        output[FIRST_WORD] = embedding[0]
+        output *= 8.0
+    else:
+        output[FIRST_WORD:] = random(WORDS, WIDTH, 16.0)
+    add("token_embd.weight", embedding)
+    for layer in range(layers):
+        block = f"blk.{layer}"
+        out = 0.0 if counting else 2.0
+        add(f"{block}.attn_norm.weight", np.ones(WIDTH))
+        for part in ("q", "k", "v"):
+            add(f"{block}.attn_{part}.weight", random(WIDTH, WIDTH, 1.0 if counting else 2.0))
+        add(f"{block}.attn_output.weight", random(WIDTH, WIDTH, out))
+        add(f"{block}.ffn_norm.weight", np.ones(WIDTH))
+        add(f"{block}.ffn_gate.weight", random(feed, WIDTH, 1.0))
+        add(f"{block}.ffn_up.weight", random(feed, WIDTH, 1.0))
+        add(f"{block}.ffn_down.weight", random(WIDTH, feed, out))
+    add("output_norm.weight", np.ones(WIDTH))
+    add("output.weight", output)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _pieces() -> list[tuple[str, int]]:
+    """Texts and kinds of all tokens. Words are tokens of the user's kind, which are found before all others."""
+    kinds = gguf.TokenType
+    return [
+        ("<unk>", kinds.UNKNOWN),
+        ("<s>", kinds.CONTROL),
+        ("</s>", kinds.CONTROL),
+        *((f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)),
+        *((mark, kinds.CONTROL) for mark in _MARKS),
+        *((f" {word(number)}", kinds.USER_DEFINED) for number in range(1, WORDS + 1)),
+    ]
+
+
+def main() -> None:
+    """Write both models into the folder of the command line."""
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("counting", "random"):
+        print(make_model(folder / f"{name}.gguf", name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Adapters of engines: command lines, what they listen on, figures, abilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policy.services import HEALTH, TAKEN
+from sluice.base.errors import UsageError
+from sluice.exchange.serving import ENGINES, Abilities, Load
+from sluice.serve.engines import xllamacpp_server
+from sluice.serve.engines.base import Place, has_option, option_value, samples
+from sluice.serve.engines.known import engine_of
+from tests.unit.serve.replica_bed import spec_of
+
+KEY = "k" * 64
+PLACE = Place(Path("/run/replica"), 4321, KEY, Path("/stage/model"), gpus=2)
+
+
+def start_of(engine: str, place: Place = PLACE, **changes: object):  # type: ignore[no-untyped-def]
+    spec = spec_of("/models/model", **{"engine": engine, "options": (), **changes})  # type: ignore[arg-type]
+    return engine_of(engine).start(spec, place)
+
+
+def test_every_engine_of_the_policy_has_an_adapter() -> None:
+    assert set(HEALTH) == set(ENGINES)
+    for name in ENGINES:
+        assert engine_of(name).start and engine_of(name).end_s > 0
+    with pytest.raises(UsageError, match="engine 'ollama': not known; use vllm, "):
+        engine_of("ollama")
+
+
+def test_vllm() -> None:
+    start = start_of("vllm")
+    assert start.address == Path("/run/replica/engine.sock")
+    assert start.arguments == (
+        "vllm", "serve", "/stage/model", "--uds", "/run/replica/engine.sock", "--served-model-name", "tiny",
+        "--max-num-seqs", "4", "--tensor-parallel-size", "2", "--disable-uvicorn-access-log",
+    )  # fmt: skip
+    assert start.environment["HF_HUB_OFFLINE"] == "1"
+    own = start_of("vllm", options=("--pipeline-parallel-size=2", "--max-num-seqs", "64")).arguments
+    assert own.count("--max-num-seqs") == 1 and "--tensor-parallel-size" not in own
+    assert "--tensor-parallel-size" not in start_of("vllm", Place(PLACE.folder, 1, KEY, PLACE.model, gpus=1)).arguments
+
+
+def test_sglang_has_its_key_in_a_file() -> None:
+    start = start_of("sglang", options=("--mem-fraction-static", "0.8"))
+    assert start.address == 4321 and not any(KEY in word for word in start.arguments)
+    assert start.arguments[-4:] == ("--config", "/run/replica/sglang.yaml", "--mem-fraction-static", "0.8")
+    config = start.files["sglang.yaml"]
+    assert f'api-key: "{KEY}"\n' in config and 'host: "127.0.0.1"\nport: 4321\n' in config
+    assert "max-running-requests: 4\n" in config and "tensor-parallel-size: 2\n" in config
+    assert KEY not in "".join(start.environment.values())
+
+
+def test_tei_has_its_key_in_its_environment() -> None:
+    start = start_of("tei")
+    assert start.address == 4321 and start.environment["API_KEY"] == KEY
+    words = " ".join(start.arguments)
+    assert "--hostname 127.0.0.1 --port 4321" in words and "--model-id /stage/model" in words and KEY not in words
+
+
+def test_llama_cpp(tmp_path: Path) -> None:
+    start = start_of("llama.cpp")
+    assert start.address == PLACE.socket
+    words = " ".join(start.arguments)
+    assert "--model /stage/model --alias tiny --host /run/replica/engine.sock --parallel 4" in words
+    assert "--n-gpu-layers 999" in words
+    assert "--n-gpu-layers" not in start_of("llama.cpp", options=("-ngl", "12")).arguments
+    for name in ("model-00002-of-00002.gguf", "model-00001-of-00002.gguf", "README.md"):
+        (tmp_path / name).touch()
+    start = start_of("llama.cpp", Place(PLACE.folder, 1, KEY, tmp_path))
+    assert start.arguments[start.arguments.index("--model") + 1] == str(tmp_path / "model-00001-of-00002.gguf")
+
+
+def test_llama_cpp_takes_its_own_program_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert start_of("llama.cpp").arguments[0] == str(program)
+
+
+def test_any_program() -> None:
+    start = start_of("openai", command=("/srv/run", "--listen={socket}", "{model}", "{service}", "{other}"))
+    assert start.arguments == ("/srv/run", "--listen=/run/replica/engine.sock", "/stage/model", "tiny", "{other}")
+    assert start.address == PLACE.socket and KEY not in start.environment.values()
+    start = start_of("openai", command=("/srv/run", "{port}"))
+    assert start.arguments == ("/srv/run", "4321") and start.address == 4321
+    assert start.environment["SLUICE_ENGINE_KEY"] == KEY
+    start = start_of("python", command=("/usr/bin/python3", "/srv/embed.py"))
+    assert start.address == PLACE.socket and start.environment["SLUICE_ENGINE_SOCKET"] == str(PLACE.socket)
+
+
+@pytest.mark.parametrize("engine", sorted(TAKEN))
+def test_what_the_replica_sets_no_service_may_set(engine: str) -> None:
+    """Where and under which name an engine serves is not left to a service's options."""
+    start = start_of(engine)
+    ours = {"--host", "--hostname", "--port", "--uds", "--api-key", "--served-model-name", "--alias", "--config",
+            "--model", "--model-id", "--model-path"}  # fmt: skip
+    for word in start.arguments:
+        if word in ours:
+            assert word in TAKEN[engine], word
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "expected"),
+    [
+        ("vllm", (), "chat"), ("vllm", ("--runner", "pooling"), "embeddings"),
+        ("vllm", ("--task=embed",), "embeddings"),
+        ("sglang", (), "chat"), ("sglang", ("--is-embedding",), "embeddings"), ("llama.cpp", (), "chat"),
+        ("llama.cpp", ("--embeddings",), "embeddings"), ("tei", (), "embeddings"), ("python", (), "embeddings"),
+    ],
+)  # fmt: skip
+def test_abilities(engine: str, options: tuple[str, ...], expected: str) -> None:
+    found = engine_of(engine).abilities(spec_of("/m", engine=engine, options=options))
+    assert (found.chat, found.embeddings) == (expected == "chat", expected == "embeddings")
+    assert found.resume == ("tokens" if expected == "chat" else "none")
+
+
+def test_abilities_of_what_is_not_known() -> None:
+    found = engine_of("openai").abilities(spec_of("", engine="openai"))
+    assert found == Abilities(chat=True, completions=True, embeddings=True, responses=True, resume="none")
+
+
+VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
+vllm:num_requests_running{engine="1",model_name="tiny"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="a } b"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25
+vllm:prompt_tokens_total{engine="0",model_name="tiny"} 1.2e+03
+vllm:generation_tokens_total{engine="0",model_name="tiny"} 77.0 1700000000000
+vllm:broken NaN
+vllm:endless +Inf
+not a sample
+"""
+
+
+def test_figures() -> None:
+    found = samples(VLLM)
+    assert "vllm:broken" not in found and "vllm:endless" not in found
+    assert engine_of("vllm").load(found) == Load(4, 2, 1200, 77, 0.25)
+    assert engine_of("sglang").load({"sglang:num_running_reqs": 2, "sglang:token_usage": 0.5}) == Load(2, 0, 0, 0, 0.5)
+    assert engine_of("llama.cpp").load(
+        {"llamacpp:requests_processing": 1, "llamacpp:requests_deferred": 5, "llamacpp:tokens_predicted_total": 9}
+    ) == Load(1, 5, 0, 9)
+    assert engine_of("python").load({"sluice_model_running": 8, "sluice_model_waiting": 2}) == Load(8, 2)
+    assert engine_of("tei").load({"te_queue_size": 3}) == Load(0, 3)
+    assert engine_of("vllm").load({}) == Load()
+
+
+def test_options() -> None:
+    assert has_option(("--max_num_seqs=3",), "--max-num-seqs") and not has_option(
+        ("--max-num-seqs2",), "--max-num-seqs"
+    )
+    assert option_value(("--task", "a", "--task=b"), "--task") == "b"
+    assert option_value(("x", "--task"), "--task") == "" and option_value((), "--task") is None
+
+
+def test_options_of_the_package_s_server() -> None:
+    options = xllamacpp_server.parse(
+        ["--model", "m.gguf", "--host", "/x/e.sock", "--parallel", "3", "--alias", "tiny", "--metrics", "--no-webui"]
+    )
+    assert (options.host, options.parallel, options.metrics) == ("/x/e.sock", 3, True)
+    with pytest.raises(SystemExit):
+        xllamacpp_server.parse(["--model", "m.gguf", "--no-such-option"])
