@@ -9,6 +9,7 @@ from dev_cluster.description import ClusterDescription
 from dev_cluster.layout import INSIDE
 
 _SYSTEM_USERS = {"slurm": 64030, "munge": 64031}  # where the system has none of its own
+SERVE_USERS = {"sluice-serve": 990, "sluice-gateway": 991}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class UserDatabase:
         uids = {user.name: user.uid or 0 for user in description.users}
         passwd = (root / "etc/passwd").read_text().splitlines()
         group = (root / "etc/group").read_text().splitlines()
-        for name, uid in _SYSTEM_USERS.items():
+        wanted = _SYSTEM_USERS | (SERVE_USERS if description.serve else {})
+        for name, uid in wanted.items():
             if not any(line.startswith(f"{name}:") for line in passwd):
                 passwd.append(f"{name}:x:{uid}:{uid}::/nonexistent:/usr/sbin/nologin")
                 group.append(f"{name}:x:{uid}:")

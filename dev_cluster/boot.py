@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_sim
-from dev_cluster.accounts import UserDatabase, sacctmgr_dump
+from dev_cluster.accounts import SERVE_USERS, UserDatabase, sacctmgr_dump
 from dev_cluster.agents import READY, NodeAgents
 from dev_cluster.configuration import (
     ACCT_DATABASE,
@@ -34,7 +34,15 @@ from dev_cluster.configuration import (
     with_ports,
 )
 from dev_cluster.control import ask, connect_unix, init_pid
-from dev_cluster.controllerd import controllerd_command, explaind_command, sluice_command, write_program
+from dev_cluster.controllerd import (
+    SERVE_FOLDERS,
+    controllerd_command,
+    explaind_command,
+    serve_commands,
+    sluice_command,
+    write_program,
+    write_replica_program,
+)
 from dev_cluster.description import ClusterDescription, NodeGroup
 from dev_cluster.handle import ClusterHandle, DaemonError, Progress
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN, MARKER
@@ -125,6 +133,9 @@ class Boot:
                 for host in controllers(self.description):
                     self.start(f"explaind@{host}", host, explaind_command(host, self.tree), env=self.ports.environment)
             self.apply_policy()
+            if self.description.serve:
+                for host in controllers(self.description):
+                    self.start_serving(host)
             self.write_facts(state="up")
         except BaseException:
             os.close(lifeline)
@@ -145,6 +156,8 @@ class Boot:
             self.agents.prepare_overlay(layout)
         if self.tree.root is not None:
             write_program(layout)
+        if self.description.serve:
+            write_replica_program(layout, self.tree)
         layout.scratch.mkdir()
         for name, text in (
             ("passwd", self.users.passwd),
@@ -192,7 +205,7 @@ class Boot:
         known = {
             name: {"uid": user.uid, "gid": user.gid, "groups": [user.gid], "home": user.home}
             for name, user in self.users.users.items()
-            if name in (*users, "root", "slurm", "munge", "nobody")
+            if name in (*users, "root", "slurm", "munge", "nobody", *SERVE_USERS)
         }
         self.cluster.write_facts(
             {
@@ -492,6 +505,14 @@ class Boot:
         write_atomic(self.layout.sluice / "sluice.yaml", self.policy)
         self.cluster.run(sluice_command(self.tree, "apply", "--yes"), timeout=self.remaining())
         self.progress("policy applied: /etc/sluice/sluice.yaml")
+
+    def start_serving(self, host: str) -> None:
+        """What keeps services on a controller: root's helper, replicad, and a gateway where there is one."""
+        for user, folder, mode in SERVE_FOLDERS:
+            self.cluster.run(["install", "-d", "-o", user, "-g", user, "-m", mode, folder], node=host, cwd="/")
+        for name, user, argv in serve_commands(host, self.tree):
+            if f"{name}@{host}" not in self.commands:
+                self.start(f"{name}@{host}", host, argv, user=user, env=self.ports.environment)
 
     def start_agents(self) -> None:
         """The node agents, before any slurmd can start a job."""

@@ -23,17 +23,24 @@ class Ports:
         self.slurmdbd = base + 1
         self.controllerd = base + 2
         self.explaind = base + 3
-        self.slurmd = base + 4  # the first node's
+        self.replicad = base + 4
+        self.gateway = base + 5
+        self.slurmd = base + 6  # the first node's
 
     @staticmethod
     def needed(nodes: int) -> int:
         """How many ports a cluster takes."""
-        return nodes + 4
+        return nodes + 6
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables by which Sluice's programs find its daemons."""
-        return {"SLUICE_CONTROLLERD_PORT": str(self.controllerd), "SLUICE_EXPLAIN_PORT": str(self.explaind)}
+        return {
+            "SLUICE_CONTROLLERD_PORT": str(self.controllerd),
+            "SLUICE_EXPLAIN_PORT": str(self.explaind),
+            "SLUICE_REPLICAD_PORT": str(self.replicad),
+            "SLUICE_GATEWAY_PORT": str(self.gateway),
+        }
 
 
 def controllers(description: ClusterDescription) -> list[str]:

@@ -28,9 +28,43 @@ def explaind_command(host: str, tree: SlurmTree) -> list[str]:
     return sluice_command(tree, "explaind", "--address", ADDRESSES[host])
 
 
+SERVE_FOLDERS = (
+    ("sluice-serve", "/run/sluice-serve", "0755"),
+    ("sluice-serve", "/var/lib/sluice/replicad", "0700"),
+    ("sluice-gateway", "/var/lib/sluice-gateway", "0755"),
+    ("sluice-gateway", "/var/lib/sluice-gateway/requests", "0755"),
+    ("sluice-gateway", "/run/sluice-gateway", "0755"),
+)
+"""Owner, path and mode of what systemd would make for replicad and gateways."""
+
+
+def serve_commands(host: str, tree: SlurmTree) -> list[tuple[str, str, list[str]]]:
+    """Name, user and command line of what keeps services on a controller."""
+    address = ["--address", ADDRESSES[host]]
+    program = str(INSIDE / "bin/sluice-replica")
+    found = [
+        ("actd", "root", sluice_command(tree, "actd", "-v", "--replica-program", program)),
+        ("replicad", "sluice-serve", sluice_command(tree, "replicad", "-v", *address)),
+    ]
+    if tree.root is None:  # the gateway's event loop is compiled for this machine
+        found.append(("gateway", "sluice-gateway", sluice_command(tree, "gateway", "-v", *address)))
+    return found
+
+
+def write_replica_program(layout: Layout, tree: SlurmTree) -> None:
+    """What a replica's job runs on the nodes. Raises OSError."""
+    layout.programs.mkdir(mode=0o755, exist_ok=True)
+    program = layout.programs / "sluice-replica"
+    words = ["-m", "sluice.serve.replica.main"]
+    program.write_text(
+        f'#!/bin/sh\nexec {shlex.join([*PYTHON, *words] if tree.root is None else python_in_tree(words))} "$@"\n'
+    )
+    program.chmod(0o755)
+
+
 def write_program(layout: Layout) -> None:
     """`sluice` for users of a cluster of another system's tree, which has no Python of ours. Raises OSError."""
-    layout.programs.mkdir(mode=0o755)
+    layout.programs.mkdir(mode=0o755, exist_ok=True)
     program = layout.programs / "sluice"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(python_in_tree(_MAIN))} "$@"\n')
     program.chmod(0o755)

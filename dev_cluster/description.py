@@ -151,6 +151,9 @@ class ClusterDescription(_Strict):
     """The controller-side daemon on every controller."""
     explaind: bool = False
     """The explain service on every controller."""
+    serve: bool = False
+    """What keeps the policy's model services, on every controller: root's helper, replicad and a gateway, with their
+    users. Needs `controllerd`."""
     policy: str = ""
     """A policy, its text or a file's path: /etc/sluice/sluice.yaml, and applied before `up` returns."""
     port_base: Annotated[int, Field(ge=1024, le=65000)] | None = None
@@ -163,6 +166,8 @@ class ClusterDescription(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.serve and not self.controllerd:
+            raise ValueError("serve: needs controllerd, which shows Slurm's jobs to replicad")
         if self.policy and not self.accounting:
             raise ValueError("policy: needs accounting, because tenants are accounts")
         seen: set[str] = set()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from sluice.actd.become import Account
@@ -51,9 +53,14 @@ def environment_of(body: JobRequest, who: Account) -> bytes:
     for name in body.environment:
         if name.startswith(_VARIABLES_OF_SLURM):
             raise ActError(422, f"environment {name!r}: Slurm sets it", remedy="use the fields of the request")
+    return usual_environment(who, body.environment)
+
+
+def usual_environment(who: Account, more: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    """What each job has, and more."""
     variables = {
         "HOME": who.home, "USER": who.name, "LOGNAME": who.name, "SHELL": who.shell, "PATH": PATH, "LANG": "C.UTF-8",
-        **body.environment,
+        **more,
     }  # fmt: skip
     return b"".join(f"{name}={value}".encode() + b"\0" for name, value in variables.items())
 

@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
-from sluice.actd.arguments import PATH, environment_of, refuse_script, sbatch_words, update_words
+from sluice.actd.arguments import PATH, environment_of, refuse_script, sbatch_words, update_words, usual_environment
 from sluice.actd.become import Account, Finished, run_as
 from sluice.base.text import one_line
 from sluice.client.models import JobChange, JobRequest, Smaller, WhatIf
@@ -77,6 +77,20 @@ class Jobs:
         if done.status != 0 or not number.isdecimal():
             raise refusal("sbatch", done)
         return {"schema_version": 1, "job_id": int(number), "messages": _messages("sbatch", done.err)}
+
+    def queue(self, who: Account, options: Sequence[str], script: str, lock: int = -1) -> int:
+        """Queue a job of these options, in the user's home and with nothing of this process's environment; its number.
+
+        Raises ActError.
+        """
+        with _file(usual_environment(who)) as environment:
+            words = ["--parsable", *options, f"--chdir={who.home}", "--propagate=NONE", f"--export-file={environment}"]
+            files = (environment, *([lock] if lock >= 0 else []))
+            done = self._run(who, "sbatch", words, given=script.encode(), files=files)
+        number = done.out.strip().partition(";")[0]
+        if done.status != 0 or not number.isdecimal():
+            raise refusal("sbatch", done)
+        return int(number)
 
     def find(self, user: str, mark: str, since: float, until: float, known: Set[int]) -> int | None:
         """The job with a mark in its script, that a user has queued in a time; not one of `known`.

@@ -10,6 +10,7 @@ import logging
 import os
 import pwd
 import re
+import sys
 import threading
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from sluice.actd.jobs import Jobs
 from sluice.actd.keys import Entry, Keys
 from sluice.actd.operate import Policies, audited, return_gpus, silence, unsilence
 from sluice.actd.proofs import Proofs
+from sluice.actd.replicas import Replicas
 from sluice.base.errors import SluiceError
 from sluice.base.line_server import Kind
 from sluice.base.local_server import serve_local
@@ -45,6 +47,9 @@ from sluice.exchange.acts import (
     render_answer,
     render_error,
 )  # fmt: skip
+from sluice.exchange.launches import MOST_REQUEST as MOST_LAUNCH
+from sluice.exchange.launches import LaunchRequest, parse_launch
+from sluice.exchange.serving import REPLICAD_USER
 from sluice.slurm.accounting import Accounting
 from sluice.slurm.commands import Commands
 from sluice.slurm.text import TextClient
@@ -56,6 +61,7 @@ _KINDS = {
     name: Kind(name, places, threads, MOST_REQUEST, 8 * MOST_REQUEST, 30.0, too_long=_TOO_LONG)
     for name, places, threads in (("web", 128, 16), ("root", 16, 4))
 }
+_SERVE = Kind("serve", 64, 8, MOST_LAUNCH, 64 * MOST_LAUNCH, 10.0, rates=(Rate(200, 20.0),))
 _BY_USER = (Rate(4000, 400), Rate(400, 40))
 _UNKNOWN = (Rate(200, 5.0),)  # refusals of no known user that are audited
 _TURNS = 4  # of a user at a time
@@ -81,6 +87,9 @@ class Settings:
     policy: Path = DEFAULT_FILE
     conf: Path | None = None
     prefix: Path | None = None
+    serve_user: str = REPLICAD_USER
+    replica: Path = Path(sys.prefix) / "bin/sluice-replica"
+    """What a replica's job runs, where nodes have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,10 @@ class Actd:
         self.policies = Policies(
             settings.state / "actd/plans", settings.policy, {k: None if v is None else str(v) for k, v in site.items()}
         )
+        self.replicas = Replicas(
+            commands, self.jobs, self.keys, settings.state,
+            account=self._account, conf=self._conf_folder, uid=self._serve_uid, program=settings.replica,
+        )  # fmt: skip
         self._client = TextClient(commands)
         self._accounting = Accounting(commands)
         self._lock = threading.Lock()
@@ -153,8 +166,9 @@ class Actd:
     # ---- one request ----
 
     def answer(self, line: bytes, who: object = None) -> bytes:
-        """The answer to a request's line."""
-        del who
+        """The answer to a request's line. `who`: the uid that asks."""
+        if who is not None and who != 0 and who == self._serve_uid(-1):
+            return self._answer_launch(line)
         try:
             return render_answer(self._answer(parse_request(line)))
         except ActError as error:
@@ -181,12 +195,66 @@ class Actd:
             raise ActError(503, f"{request.do}: {error.strerror}", remedy="see the log of sluice-actd") from error
 
     def _who(self, act: Act, request: Request) -> Account:
-        name = self.proofs.user(request.proof, act.scope, time.time())
+        return self._account(self.proofs.user(request.proof, act.scope, time.time()))
+
+    def _account(self, name: str) -> Account:
+        """A user for whom something may be done. Raises ActError 403."""
         never = {os.geteuid()} if os.geteuid() == 0 else set()
-        with suppress(KeyError):
-            never.add(pwd.getpwnam(self.settings.user).pw_uid)
+        for one in (self.settings.user, self.settings.serve_user):
+            with suppress(KeyError):
+                never.add(pwd.getpwnam(one).pw_uid)
         never.add(slurm_user(self.config()))
         return account(name, self._least_uid, never)
+
+    # ---- replicas ----
+
+    def _answer_launch(self, line: bytes) -> bytes:
+        """The answer to replicad, which may ask nothing else."""
+        request: LaunchRequest | None = None
+        try:
+            request = parse_launch(line)
+            self.audit.refuse_unwritable()
+            found, detail = self.replicas.do(request)
+        except ActError as error:
+            return render_error(self._not_launched(request, error))
+        except SluiceError as error:
+            refused = ActError(422 if error.usage else 503, error.what, remedy=error.remedy)
+            return render_error(self._not_launched(request, refused))
+        except OSError as error:
+            log.error("a replica: %s: %s", error.filename, error.strerror)
+            return render_error(ActError(503, f"actd: {error.strerror}", remedy="see the log of sluice-actd"))
+        did = {"launch_replica": "serve launch", "end_replica": "serve end"}[request.do]
+        self._note(self.settings.serve_user, did, str(found.get("job_id") or ""), {**_launch(request), **detail})
+        return render_answer(found)
+
+    def _not_launched(self, request: LaunchRequest | None, error: ActError) -> ActError:
+        if error.status == 503:
+            log.info("replica %s: %s", request, error.what)
+        else:
+            self._note_unknown(
+                self.settings.serve_user,
+                "serve refused",
+                {**_launch(request), "status": error.status, "why": one_line(error.what, limit=300)},
+            )
+        return error
+
+    def _serve_uid(self, unknown: int | None = None) -> int:
+        """Replicad's user. Raises SluiceError where there is none, unless `unknown` is given."""
+        try:
+            return pwd.getpwnam(self.settings.serve_user).pw_uid
+        except KeyError:
+            if unknown is not None:
+                return unknown
+            raise SluiceError(
+                f"user {self.settings.serve_user!r}: not known on this host", remedy="create it for sluice-replicad"
+            ) from None
+
+    def _conf_folder(self) -> Path:
+        """Of slurm.conf. Raises SluiceError."""
+        conf = self.settings.conf
+        if conf is not None:
+            return conf if conf.is_dir() else conf.parent
+        return Path(self.config().get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
 
     def _audited(self, act: Act, who: Account, request: Request) -> dict[str, Any]:
         with self._turn(who.name):
@@ -272,6 +340,8 @@ class Actd:
                 if entry.do == "submit":
                     with suppress(ActError):
                         self._look_for(entry)
+                elif entry.do == "launch_replica":
+                    self.replicas.recover(entry)
             except (SluiceError, OSError) as error:
                 log.warning("a submission of %s that was begun: %s", entry.user, one_line(str(error)))
             finally:
@@ -288,15 +358,24 @@ class Actd:
         if error.status in (429, 503) or (error.status == 409 and error.retry_after):
             log.info("%s of %s: %s", request.do[:40], user, error.what)
             return
-        if not user:
-            now = time.monotonic()
-            with self._lock:
-                self._unknown.forget(now)
-                if self._unknown.wait((), now) > 0:
-                    return
-                self._unknown.take((), now)
+        if not user and not self._may_note():
+            return
         detail = {**_detail(request), "do": one_line(request.do, limit=40), "status": error.status}
         self._note(user, "web refused", "", {**detail, "why": one_line(error.what, limit=300)})
+
+    def _may_note(self) -> bool:
+        """Whether one more refusal that anybody can cause is audited."""
+        now = time.monotonic()
+        with self._lock:
+            self._unknown.forget(now)
+            if self._unknown.wait((), now) > 0:
+                return False
+            self._unknown.take((), now)
+            return True
+
+    def _note_unknown(self, user: str, action: str, detail: dict[str, Any]) -> None:
+        if self._may_note():
+            self._note(user, action, "", detail)
 
     def _note(self, user: str, action: str, subject: str, detail: dict[str, Any]) -> None:
         try:
@@ -308,18 +387,19 @@ class Actd:
 
     def serve(self, stopping: threading.Event) -> None:
         """Answer root and the web process's user until it is to stop. Raises OSError, SluiceError."""
-        allowed = {0}
-        try:
-            allowed.add(pwd.getpwnam(self.settings.user).pw_uid)
-        except KeyError:
-            log.warning("no user %s: only root may connect", self.settings.user)
+        kinds = {0: _KINDS["root"]}
+        for name, kind in ((self.settings.user, _KINDS["web"]), (self.settings.serve_user, _SERVE)):
+            try:
+                kinds.setdefault(pwd.getpwnam(name).pw_uid, kind)
+            except KeyError:
+                log.info("no user %s: it may not connect", name)
 
         threading.Thread(target=self.recover, name="recover", daemon=True).start()
         serve_local(
             self.settings.socket,
             self.answer,
-            tuple(_KINDS.values()),
-            lambda uid: _KINDS["root" if uid == 0 else "web"] if uid in allowed else None,
+            (*_KINDS.values(), _SERVE),
+            kinds.get,
             stopping,
             remedy="sluice-actd.service makes it (RuntimeDirectory)",
         )
@@ -347,6 +427,10 @@ def _fields(act: Act, words: Mapping[str, Any]) -> tuple[str, Any]:
 def _subject(job: str, body: Any, found: Mapping[str, Any]) -> str:
     named = job or found.get("job_id") or found.get("node") or found.get("id") or found.get("hash") or ""
     return str(named)[:256]
+
+
+def _launch(request: LaunchRequest | None) -> dict[str, Any]:
+    return {} if request is None else {"service": request.service, "launch": request.launch}
 
 
 def _detail(request: Request) -> dict[str, Any]:

@@ -53,18 +53,33 @@ _PATH = click.Path(path_type=Path)
     metavar="DIR",
     help="Of the audit log, and of what was asked.",
 )
+@click.option(
+    "--serve-user",
+    default="sluice-serve",
+    show_default=True,
+    metavar="USER",
+    help="Who may launch and end replicas of services, and nothing else.",
+)
+@click.option(
+    "--replica-program",
+    "replica",
+    type=_PATH,
+    metavar="FILE",
+    help="What a replica's job runs, as nodes have it; default: sluice-replica next to this program.",
+)
 @click.option("--slurm-conf", "conf", type=_PATH, metavar="PATH", help="slurm.conf or its folder.")
 @click.option("--slurm-prefix", "prefix", type=_PATH, metavar="DIR", help="Where Slurm is installed.")
 @click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
 def command(
-    path: Path, web_user: str, tokens: Path, oidc: Path, policy: Path, state: Path, conf: Path | None,
-    prefix: Path | None, verbose: bool,
+    path: Path, web_user: str, tokens: Path, oidc: Path, policy: Path, state: Path, serve_user: str,
+    replica: Path | None, conf: Path | None, prefix: Path | None, verbose: bool,
 ) -> None:  # fmt: skip
     """Act for callers of `sluice web`, as them, until SIGTERM. Runs as root, next to it."""
     import os
     import signal
     import threading
     from contextlib import suppress
+    from dataclasses import replace
 
     from sluice.actd.become import gain_nothing
     from sluice.actd.server import Actd, Settings
@@ -82,6 +97,7 @@ def command(
         signal.signal(number, lambda *_: stopping.set())
     with suppress(FileExistsError):  # without systemd
         path.parent.mkdir(mode=0o755)
-    actd = Actd(Settings(path, web_user, tokens, oidc, state, policy, conf, prefix))
+    settings = Settings(path, web_user, tokens, oidc, state, policy, conf, prefix, serve_user)
+    actd = Actd(settings if replica is None else replace(settings, replica=replica))
     notify("READY=1")
     actd.serve(stopping)

@@ -46,6 +46,13 @@ EVENTS = Path("/var/lib/sluice/controllerd/events.jsonl")
     metavar="USER",
     help="Who may have it besides root and SlurmUser.",
 )
+@click.option(
+    "--serve-user",
+    default="sluice-serve",
+    show_default=True,
+    metavar="USER",
+    help="Who may have the jobs of services' replicas.",
+)
 @click.option("--slurm-conf", type=click.Path(path_type=Path), metavar="PATH", help="slurm.conf or its folder.")
 @click.option("--slurm-prefix", type=click.Path(path_type=Path), metavar="DIR", help="Where Slurm is installed.")
 @click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
@@ -56,6 +63,7 @@ def command(
     events: Path,
     snapshot_socket: Path,
     web_user: str,
+    serve_user: str,
     slurm_conf: Path | None,
     slurm_prefix: Path | None,
     verbose: bool,
@@ -87,7 +95,7 @@ def command(
         state,
         events=events,
     )
-    snapshot.configure(site, snapshot.Settings(snapshot_socket, web_user))
+    snapshot.configure(site, snapshot.Settings(snapshot_socket, web_user, serve_user=serve_user))
     for name in _LATER:
         importlib.import_module(name)
     with suppress(MungeError):  # reported when a duty needs it

@@ -67,6 +67,7 @@ class PolicySite:
             ("tenant", "remove"),
             ("tenant", "members"),
             ("quota", "set"),
+            *(("serve", word) for word in ("create", "set", "scale", "pause", "resume", "remove")),
         )
         line = ["sluice", *words]
         if takes_file:

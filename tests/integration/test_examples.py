@@ -160,4 +160,5 @@ def test_an_example_prints_what_its_comment_says(cluster: DevCluster, path: Path
 
 def test_the_table_has_every_example() -> None:
     named = re.findall(r"^\| `(\S+)` \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
-    assert sorted(named) == sorted(path.name for path in [*PROGRAMS, POLICY])
+    folders = [f"{path.name}/" for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert sorted(named) == sorted([*(path.name for path in [*PROGRAMS, POLICY]), *folders])

@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 from dev_cluster.cluster import DevCluster
+from policy.service_jobs import FILE_NAME, ServicesFile, replica_job
 from policy.site import load_source
+from sluice.base.errors import SluiceError
 from sluice.slurm.accounting import Accounting
 from sluice.slurm.commands import Commands
 from tests.integration.policy_site import INSIDE, OtherSystemSite, PolicySite, description
@@ -408,6 +410,40 @@ def test_the_commands_of_an_admin_keep_the_file_the_truth(site: PolicySite) -> N
     assert site.file.read_text() == text
     site.sluice("tenant", "remove", "green", "--yes")
     assert "green" not in {one[0] for one in associations(site)}
+
+
+def test_services_are_in_the_file_and_slurm_takes_their_jobs(site: PolicySite) -> None:
+    first(site)
+    wrong = ("serve", "create", "llm", "tenant=red", "user=erin", "engine=vllm", "model=/models/m", "--yes")
+    done = site.sluice(*wrong, check=False)
+    assert done.returncode == 2 and "'erin' is not a member of tenant 'red'" in done.stderr
+    words = ("user=bob", "engine=vllm", "model=/models/m", "gpus=1", "gpu_class=h100", "callers=[blue]", "walltime=2h")
+    site.sluice("serve", "create", "llm", "tenant=red", *words, "--yes")
+    assert "# the organisation" in site.file.read_text() and site.changes() == []
+    config = site.cluster.layout.slurm
+    policy = ServicesFile(config / FILE_NAME).current()
+    assert policy.accounts["alice"] == ("red",)
+    job = replica_job(policy, "llm", "0123456789abcdef", registry_uid=1, program=Path("/bin/cat"), registries=["c:1"])
+    for user, refused in ((job.user, False), ("erin", True)):  # who is not in the tenant has no use of its name
+        submitted = site.cluster.run(
+            ["sbatch", "--parsable", "--hold", *job.arguments], user=user, input_text=job.script, check=False, cwd="/"
+        )
+        assert (submitted.returncode != 0) is refused, submitted.stderr
+    forged = ("--job-name=sluice-serve.llm.fedcba9876543210", "--account=red", "--hold")
+    site.sbatch("alice", *forged)
+    shown = json.loads(site.sluice("serve", "show", "llm", "--json").stdout)
+    assert [(one["launch"], one["state"]) for one in shown["replicas"]] == [("0123456789abcdef", "queued")]
+    for user, names in (("alice", "llm\n"), ("dave", "llm\n"), ("mallory", "")):
+        listed = site.run("sluice", "serve", "list", "-nPo", "name", user=user).stdout
+        assert listed == names, user
+    site.clear()
+    site.sluice("serve", "scale", "llm", "--most", "3", "--yes")
+    site.sluice("serve", "pause", "llm", "--yes")
+    with pytest.raises(SluiceError, match="paused"):
+        paused = ServicesFile(config / FILE_NAME).current()
+        replica_job(paused, "llm", "0123456789abcdef", registry_uid=1, program=Path("/bin/cat"), registries=["c:1"])
+    site.sluice("serve", "remove", "llm", "--yes")
+    assert ServicesFile(config / FILE_NAME).current().services == {} and site.changes() == []
 
 
 def test_newer_slurm(make_cluster: Callable[..., DevCluster], newer_root: Path) -> None:

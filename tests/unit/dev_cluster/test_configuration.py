@@ -27,11 +27,11 @@ def test_every_node_gets_a_port_of_its_own_and_lines_stay_folded() -> None:
     assert with_ports(lines, Ports(5000)).splitlines() == [
         "# comment",
         "NodeName=DEFAULT CPUs=4",
-        "NodeName=a-[1-3] Gres=gpu:2 Port=[5004-5006]",
-        "nodename=b1 Port=5007",
-        "  NodeName=c1,d[7-8] CPUs=1 Port=[5008-5010]",
+        "NodeName=a-[1-3] Gres=gpu:2 Port=[5006-5008]",
+        "nodename=b1 Port=5009",
+        "  NodeName=c1,d[7-8] CPUs=1 Port=[5010-5012]",
     ]
-    assert Ports.needed(7) == 5010 - 5000 + 1
+    assert Ports.needed(7) == 5012 - 5000 + 1
 
 
 def test_lines_of_the_description_replace_generated_ones() -> None:

@@ -1,0 +1,138 @@
+"""`sluice gateway`: the OpenAI API before the replicas of services."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import click
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command("gateway")
+@click.option("--address", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=6825,
+    envvar="SLUICE_GATEWAY_PORT",
+    show_default=True,
+    metavar="PORT",
+    help="Where.",
+)
+@click.option("--workers", type=click.IntRange(1, 12), default=2, show_default=True, metavar="N", help="Processes.")
+@click.option("--certificate", type=_PATH, metavar="FILE", help="TLS: the certificate and those above it, PEM.")
+@click.option("--key", type=_PATH, metavar="FILE", help="TLS: its key, PEM.")
+@click.option("--without-tls", is_flag=True, help="Listen on other addresses than this host's without TLS.")
+@click.option(
+    "--proxy",
+    "proxies",
+    multiple=True,
+    metavar="NETWORK",
+    help="A load balancer's address, whose X-Forwarded-For holds.",
+)
+@click.option(
+    "--metrics-from", multiple=True, default=("127.0.0.0/8", "::1"), metavar="NETWORK", help="Who may read /metrics."
+)
+@click.option(
+    "--replicad",
+    type=_PATH,
+    default=Path("/run/sluice-serve/socket"),
+    show_default=True,
+    metavar="SOCKET",
+    help="That of sluice-replicad.",
+)
+@click.option(
+    "--tokens",
+    type=_PATH,
+    default=Path("/etc/sluice/tokens.json"),
+    show_default=True,
+    metavar="FILE",
+    help="The store of `sluice token`.",
+)
+@click.option(
+    "--oidc",
+    "provider",
+    type=_PATH,
+    default=Path("/etc/sluice/oidc.json"),
+    show_default=True,
+    metavar="FILE",
+    help="The identity provider whose tokens are taken, if it is there.",
+)
+@click.option(
+    "--records",
+    type=_PATH,
+    default=Path("/var/lib/sluice-gateway/requests"),
+    show_default=True,
+    metavar="FOLDER",
+    help="Where usage records go.",
+)
+@click.option(
+    "--keep-records", type=click.IntRange(1), default=400, show_default=True, metavar="DAYS", help="How long."
+)
+@click.option("--no-access-log", is_flag=True, help="No line for each request on standard error.")
+@click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
+def command(
+    address: str,
+    port: int,
+    workers: int,
+    certificate: Path | None,
+    key: Path | None,
+    without_tls: bool,
+    proxies: tuple[str, ...],
+    metrics_from: tuple[str, ...],
+    replicad: Path,
+    tokens: Path,
+    provider: Path,
+    records: Path,
+    keep_records: int,
+    no_access_log: bool,
+    verbose: bool,
+) -> None:
+    """Serve the OpenAI API until SIGTERM. Runs as a user of its own; SIGHUP replaces its workers.
+
+    No connection is lost then: old workers end what they have.
+    """
+    import os
+
+    from sluice.base.errors import SluiceError, UsageError
+    from sluice.base.log import start_logging
+    from sluice.base.oidc import load_settings
+
+    if os.geteuid() == 0:
+        raise SluiceError(
+            "root: this service needs no right", remedy="start it as sluice-gateway (sluice-gateway.service)"
+        )
+    try:
+        local = ipaddress.ip_address(address).is_loopback
+        for one in (*proxies, *metrics_from):
+            ipaddress.ip_network(one)
+    except ValueError as error:
+        raise UsageError(
+            f"--address, --proxy, --metrics-from: {error}", remedy="write 10.0.0.1, or 10.0.0.0/24"
+        ) from error
+    if (certificate is None) != (key is None):
+        raise UsageError("--certificate and --key belong together", remedy="name both")
+    if not local and certificate is None and not without_tls:
+        raise UsageError(
+            f"--address {address}: without TLS, keys and prompts could be read on the way",
+            remedy="give --certificate and --key, or listen on 127.0.0.1 behind a proxy",
+        )
+    if not records.is_dir() or not os.access(records, os.W_OK):
+        raise UsageError(f"--records {records}: not a folder that may be written", remedy="make it, for this user")
+    load_settings(provider)
+    start_logging(verbose=verbose)
+    try:
+        from sluice.serve.gateway.parent import Options, serve
+        from sluice.serve.gateway.worker import Settings, client_context
+    except ModuleNotFoundError as error:
+        raise SluiceError(f"{error.name}: not installed", remedy="pip install 'sluice-slurm[serve]'") from error
+    if certificate is not None and key is not None:
+        client_context(str(certificate), str(key))
+    settings = Settings(
+        listening=-1, region=-1, repeated=-1, wakes=(), tokens=str(tokens), oidc=str(provider), records=str(records),
+        proxies=proxies, metrics_from=metrics_from, certificate=None if certificate is None else str(certificate),
+        key=None if key is None else str(key), access_log=not no_access_log, verbose=verbose,
+    )  # fmt: skip
+    serve(Options(address, port, workers, replicad, keep_records * 86_400.0, settings))

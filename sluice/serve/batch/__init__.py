@@ -1,0 +1,1 @@
+"""Batch inference: what runs in the job that the service Jobs submits."""

@@ -1,0 +1,1 @@
+"""The gateway: the OpenAI API before the replicas of services."""

@@ -1,0 +1,817 @@
+"""One request from its body to its bill: limits, its turn, a replica, the answer; another replica where one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from typing import Any, Final, Protocol, cast
+
+from sluice.core.gate import Gate, Reason, Refused
+from sluice.core.gate import Kind as SubjectKind
+from sluice.exchange.requests import Outcome, RequestRecord
+from sluice.exchange.serving import Priority, ReplicaRow, ServiceRow
+from sluice.serve.gateway import body, bounds, continuation, heads
+from sluice.serve.gateway.body import Asked
+from sluice.serve.gateway.client import Client, Handler, Request
+from sluice.serve.gateway.continuation import Plan, Rewriter, Story
+from sluice.serve.gateway.directory import Directory
+from sluice.serve.gateway.figures import Delays, Figures
+from sluice.serve.gateway.keys import Caller
+from sluice.serve.gateway.refusals import RefusalError
+from sluice.serve.gateway.repeated import Repeated
+from sluice.serve.gateway.sse import Events, Kind, TooLongError, document_of, event_of, kind_of
+from sluice.serve.gateway.upstream import Pool, Upstream
+
+_PRIORITY: Final[dict[Priority, int]] = {"low": 1, "normal": 3, "high": 5}
+_LOWER: Final = {b"low": "low", b"normal": "normal", b"high": "high"}
+_ELSEWHERE: Final = frozenset((429, 502, 503, 504))
+"""What a replica answers that may well be another's to answer."""
+_DONE: Final = b"data: [DONE]\n\n"
+_WAITING: Final = b": waiting\n\n"
+_TAIL_USAGE: Final = re.compile(
+    rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})\s*(?:,\s*"timings"\s*:\s*\{[^{}]*\}\s*)?\}\s*\Z'
+)
+_TAIL: Final = 2048
+_ENDS: Final = frozenset(("response.completed", "response.incomplete", "response.failed"))
+_PROGRESS: Final = 8  # parts of an answer between two reports to the gate
+_BYTES_A_TOKEN: Final = 4
+_UNKNOWN_S: Final = 0.05
+_COUNT_MOST: Final = 1 << 40
+
+
+class Usage:
+    """Tokens of an answer, as the replica counts them."""
+
+    __slots__ = ("cached", "completion", "prompt")
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        names = (
+            ("prompt_tokens", "completion_tokens") if "prompt_tokens" in document else ("input_tokens", "output_tokens")
+        )
+        self.prompt, self.completion = (_count(document.get(name)) for name in names)
+        details = document.get("prompt_tokens_details") or document.get("input_tokens_details")
+        self.cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+
+
+def _count(value: Any) -> int:
+    return min(value, _COUNT_MOST) if type(value) is int and value >= 0 else 0
+
+
+class Worker(Protocol):
+    """What calls need of their worker."""
+
+    number: int
+    gate: Gate
+    loop: asyncio.AbstractEventLoop
+    directory: Directory
+    pools: dict[int, Pool]
+    calls: dict[int, Call]
+    waiting: dict[int, Call]
+    metrics: Figures
+    delays: Delays
+    repeated: Repeated
+
+    def subject(self, kind: SubjectKind, name: str) -> int:
+        """The gate's number of a key, user, tenant or service."""
+
+    def check_budget(self, tenant: str) -> None:
+        """Raises RefusalError where a tenant has used what it may use."""
+
+    def salt(self, tenant: str) -> bytes:
+        """Prompts are compared within a tenant alone."""
+
+    def turn(self) -> None:
+        """Begin those whose turn it is."""
+
+    def turn_soon(self) -> None:
+        """After what is being done now."""
+
+    def has_replica(self, service: str) -> bool:
+        """Whether one is ready."""
+
+    def demand_now(self, service: str) -> None:
+        """Nobody can serve it: say so at once."""
+
+    def failed(self, pool: Pool, why: str, *, surely: bool) -> None:
+        """A replica failed."""
+
+    def refuse(self, client: Client, request: Request, refusal: RefusalError, call: Call | None = None) -> None:
+        """Answer that there is no answer."""
+
+    def write(self, record: RequestRecord, *, repeated: bool) -> None:
+        """A request has ended."""
+
+
+class Call(Handler):
+    """The request. What its parts tell it ends in exactly one of `_succeed`, `_refuse`, `_fail` and `_cancel`."""
+
+    __slots__ = (
+        "_ask_later",
+        "_before",
+        "_begun",
+        "_count",
+        "_done",
+        "_events",
+        "_first",
+        "_granted",
+        "_head",
+        "_headers",
+        "_kept",
+        "_kept_size",
+        "_last",
+        "_last_comment",
+        "_passing",
+        "_plan",
+        "_pool",
+        "_rewriter",
+        "_story",
+        "_tries",
+        "_usage",
+        "_waits_since",
+        "admitted",
+        "asked",
+        "billed",
+        "caller",
+        "client",
+        "deadline",
+        "named",
+        "over",
+        "record_id",
+        "replica",
+        "request",
+        "resumable",
+        "resumed",
+        "service",
+        "status",
+        "tenant",
+        "ticket",
+        "upstream",
+        "wanted_ids",
+        "worker",
+    )  # fmt: skip
+
+    def __init__(self, worker: Worker, client: Client, request: Request) -> None:
+        self.worker = worker
+        self.client = client
+        self.request = request
+        self.record_id = request.id
+        self.caller: Caller | None = None
+        self.tenant = ""
+        self.service: ServiceRow | None = None
+        self.asked: Asked | None = None
+        self.ticket = 0
+        self.admitted = 0.0
+        self.deadline = 0.0
+        self.replica: ReplicaRow | None = None
+        self.upstream: Upstream | None = None
+        self.resumable = ""
+        """Why nobody could go on with its stream; empty: somebody could."""
+        self.resumed = 0
+        self.status = 200
+        self.over = False
+        self.wanted_ids = False
+        self.named = self.billed = False
+        """Whether the client has a name for it, and whether what was sent by that name before has a bill."""
+        self._before = 0  # tokens of a stream that the client has already
+        self._pool: Pool | None = None
+        self._begun = False  # the head of the answer was sent
+        self._passing = False  # an answer that is not streamed is passed on while it comes
+        self._events: Events | None = None  # of a stream
+        self._story: Story | None = None
+        self._plan: Plan | None = None
+        self._rewriter: Rewriter | None = None
+        self._head = 0  # status of the replica's answer; 0: it has not come
+        self._headers: dict[bytes, bytes] = {}
+        self._kept: list[bytes] = []
+        self._kept_size = 0
+        self._last: list[bytes] = []  # the end of a stream, which is sent after its record is written
+        self._usage: Usage | None = None
+        self._count = 0
+        self._first: float | None = None
+        self._granted = 0.0
+        self._done = False
+        self._tries = 0
+        self._waits_since = 0.0
+        self._last_comment = 0.0
+        self._ask_later = False
+
+    # ---- admission ----
+
+    def begin(self, caller: Caller) -> None:
+        """Everything up to the queue. Raises RefusalError."""
+        worker, request = self.worker, self.request
+        self.caller = caller
+        route = request.route
+        if route is None or route.ability is None:
+            raise RefusalError(404, "path: answers no call", remedy="see docs/serve-gateway.md")
+        directory = worker.directory
+        if not directory.complete:
+            raise RefusalError(
+                503, "this gateway has not heard of its services yet", remedy="try again", retry_after=1.0
+            )
+        self.tenant = tenant = directory.tenant(caller.user, request.headers.get(b"sluice-tenant"))
+        self.asked = asked = body.read(route.ability, request.body())
+        self.service = service = directory.service(asked.model, tenant)
+        directory.check_ability(service, route.ability, route.path)
+        seconds = heads.deadline(request.headers, bounds.MOST_DEADLINE_S)
+        self.deadline = request.begun + (service.deadline_s if seconds is None else seconds)
+        name = heads.idempotency_key(request.headers)
+        if name is not None:
+            self.record_id, self.billed = worker.repeated.name(caller.key, name, asked.document)
+            self.named = True
+        if asked.resume is not None:
+            if name is None:
+                raise RefusalError(
+                    400,
+                    "sluice_resume: without the header idempotency-key",
+                    remedy="send the stream's own",
+                    param=body.RESUME,
+                )
+            self._story = continuation.story_of(asked.resume)
+            self._before = self._story.tokens
+        self.resumable = continuation.why_not(asked) if asked.stream else "it does not stream"
+        if self._story is not None and self.resumable:
+            raise RefusalError(
+                400, f"sluice_resume: nobody can go on with this stream: {self.resumable}",
+                remedy="ask again from the begin",
+                param=body.RESUME, code="cannot_resume",
+            )  # fmt: skip
+        if self._story is not None and self._story.finish is not None:
+            self._admit(service, asked)
+            self._succeed_from_story()
+            return
+        self._admit(service, asked)
+        worker.calls[self.ticket] = self
+        worker.turn()
+        if self.replica is None and not self.over:
+            self._wait()
+
+    def _admit(self, service: ServiceRow, asked: Asked) -> None:
+        """Reserve. Raises RefusalError."""
+        worker, caller = self.worker, cast(Caller, self.caller)
+        worker.check_budget(self.tenant)
+        now = time.monotonic()
+        self.admitted = now
+        priority = _LOWER.get(self.request.headers.get(b"sluice-priority", b""), service.priority)
+        prefix = (
+            asked.prefix(worker.salt(self.tenant)) if len(worker.directory.of_service.get(service.name, ())) > 1 else ()
+        )
+        answer = worker.gate.admit(
+            worker.number, int(now * 1e6), key=worker.subject(SubjectKind.KEY, caller.key),
+            user=worker.subject(SubjectKind.USER, caller.user), tenant=worker.subject(SubjectKind.TENANT, self.tenant),
+            service=worker.subject(SubjectKind.SERVICE, service.name), tokens=asked.reserved(service.default_tokens),
+            prompt_tokens=asked.prompt_tokens,
+            priority=min(_PRIORITY[cast(Priority, priority)], _PRIORITY[service.priority]),
+            deadline_us=int(self.deadline * 1e6), prefix=prefix, tag=int(self.record_id, 16),
+        )  # fmt: skip
+        if isinstance(answer, Refused):
+            raise self._over_limit(answer)
+        self.ticket = answer
+
+    def _over_limit(self, refused: Refused) -> RefusalError:
+        caller, asked = cast(Caller, self.caller), cast(Asked, self.asked)
+        names = {
+            SubjectKind.KEY: f"key {caller.key}", SubjectKind.USER: f"user {caller.user}",
+            SubjectKind.TENANT: f"tenant {self.tenant}", SubjectKind.SERVICE: f"model {asked.model}",
+        }  # fmt: skip
+        who = names[refused.kind]
+        if refused.what is Reason.FULL:
+            return RefusalError(503, "this gateway is full", remedy="try again", retry_after=1.0, code="busy")
+        what = {
+            Reason.REQUESTS: "requests a minute", Reason.TOKENS: "tokens a minute",
+            Reason.CONCURRENT: "requests at once",
+            Reason.QUEUED: "requests that wait", Reason.NO_REPLICAS: "replicas",
+        }[refused.what]  # fmt: skip
+        if refused.never:
+            return RefusalError(
+                400, f"{who}: this request may take more than the limit of {refused.limit} {what}",
+                remedy="ask for fewer tokens (max_tokens), or send a shorter prompt", code="larger_than_limit",
+            )  # fmt: skip
+        after = refused.retry_after_us / 1e6 if refused.retry_after_us else None
+        remedy = f"try again in {after:.1f} s" if after is not None else "try again when others have ended"
+        return RefusalError(
+            429, f"{who}: over the limit of {refused.limit} {what}", remedy=remedy, code="rate_limit_exceeded",
+            retry_after=after,
+        )  # fmt: skip
+
+    def _wait(self) -> None:
+        self._waits_since = time.monotonic()
+        self.worker.waiting[self.ticket] = self
+        service = cast(ServiceRow, self.service)
+        if not self.worker.has_replica(service.name):
+            self.worker.demand_now(service.name)
+
+    def sweep(self, now: float) -> None:
+        """While it waits for its turn: comments, so that nobody on the way takes the connection for dead."""
+        asked = cast(Asked, self.asked)
+        if not asked.stream or now - max(self._waits_since, self._last_comment) < bounds.WAITING_S or self.client.full:
+            return
+        self._last_comment = now
+        self._begin_stream()
+        self.client.part(_WAITING)
+
+    def expired(self) -> None:
+        """Its deadline passed while it waited."""
+        if self.over:
+            return
+        service = cast(ServiceRow, self.service)
+        why = f" ({service.why})" if service.why else ""
+        what = f"model {service.name}: no replica was free before the deadline{why}"
+        after = service.eta_s if service.eta_s is not None else None
+        self._fail(
+            RefusalError(
+                503,
+                what,
+                remedy="try again, or send a longer sluice-deadline",
+                retry_after=after,
+                code="deadline_exceeded",
+            ),
+            "expired",
+        )
+
+    def crashed(self) -> None:
+        """Something unexpected happened to it: what it holds is given back."""
+        refusal = RefusalError(500, "this request failed", remedy="see the log of sluice-gateway", close=True)
+        if self.ticket and not self.over:
+            self._fail(refusal, "failed")
+        elif not self.over:
+            self.refuse(refusal)
+
+    # ---- a replica ----
+
+    def granted(self, launch: int) -> None:
+        """It is its turn, on a replica."""
+        worker = self.worker
+        worker.waiting.pop(self.ticket, None)
+        if self.over:
+            return
+        pool = worker.pools.get(launch)
+        if pool is None:  # the gate knows it, and this worker does not yet
+            worker.loop.call_later(_UNKNOWN_S, self._unknown, launch)
+            return
+        self._pool, self.replica = pool, pool.row
+        if not self._granted:
+            self._granted = time.monotonic()
+            worker.delays.add(pool.row.service, self._granted, self._granted - self.admitted)
+        self._ask()
+
+    def _unknown(self, launch: int) -> None:
+        if self.over:
+            return
+        if launch in self.worker.pools:
+            self.granted(launch)
+        else:
+            self._again(launch)
+
+    def _ask(self) -> None:
+        """Send the request to the replica, or what goes on with its stream."""
+        pool, asked, replica = cast(Pool, self._pool), cast(Asked, self.asked), cast(ReplicaRow, self.replica)
+        self._head, self._headers, self._plan = 0, {}, None
+        self._kept, self._kept_size, self._events = [], 0, None
+        if self._story is not None:
+            engine = cast(ServiceRow, self.service).engine
+            self._plan = continuation.plan(asked, self._story, engine, replica.abilities.resume)
+            if self._plan is None:
+                self._fail(self._broken("its engine cannot go on with a stream"), "failed")
+                return
+        upstream = pool.take()
+        if upstream is None:
+            pool.connect(self)
+        else:
+            self.connected(upstream)
+
+    def connected(self, upstream: Upstream) -> None:
+        """There is a connection."""
+        if self.over or self._pool is not upstream.pool or self.upstream is not None:
+            upstream.used = True
+            upstream.pool.put(upstream)
+            return
+        self.upstream = upstream
+        asked, route = cast(Asked, self.asked), self.request.route
+        path, data = route.path if route is not None else "", asked.body
+        if self._plan is not None:
+            path, data = self._plan.path, self._plan.body
+        elif asked.stream and not self.resumable and upstream.pool.row.abilities.resume == "tokens":
+            engine = cast(ServiceRow, self.service).engine
+            if continuation.has_ids(asked, engine):
+                data, self.wanted_ids = continuation.with_ids(asked, engine), True
+        row = upstream.pool.row
+        head = heads.to_replica(path, row.service, row.secret, self.request.id, len(data), self.request.headers)
+        upstream.send(self, head, data)
+
+    def connect_failed(self, pool: Pool, why: str) -> None:
+        """There is none."""
+        if self.over or self._pool is not pool:
+            return
+        self._lost(why, surely=True, sent=False)
+
+    def upstream_lost(self, why: str, *, stale: bool) -> None:
+        """The answer will not come, or not go on."""
+        self.upstream = None
+        if self.over:
+            return
+        if stale:  # the replica closed an idle connection at that moment: another one
+            cast(Pool, self._pool).connect(self)
+            return
+        self._lost(why)
+
+    def _lost(self, why: str, *, surely: bool = False, sent: bool = True) -> None:
+        """The replica failed, `surely` by its own fault: another one, for the whole answer or for the rest of it."""
+        pool = cast(Pool, self._pool)
+        self.worker.failed(pool, why, surely=surely)
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.leave()
+        self.worker.metrics.add("replica_failures", cast(ServiceRow, self.service).name)
+        launch = int(pool.row.launch, 16)
+        if self._passing:
+            self._fail(RefusalError(502, f"the replica {why}", remedy="ask again"), "failed")
+        elif not self._count and cast(Asked, self.asked).resume is None:
+            self._tries += sent
+            self._story = None
+            if self._tries >= bounds.MOST_TRIES:
+                what = f"model {cast(ServiceRow, self.service).name}: {self._tries} replicas failed; the last one {why}"
+                self._fail(RefusalError(502, what, remedy="ask again later", code="replica_failed"), "failed")
+            else:
+                self._again(launch, self._tries)
+        else:
+            self._go_on(launch, why, sent=sent)
+
+    def _go_on(self, launch: int, why: str, *, sent: bool) -> None:
+        """The rest of a stream from another replica."""
+        story = cast(Story, self._story)
+        story.absorb()
+        if story.finish is not None:
+            self._succeed_from_story()
+            return
+        asked = cast(Asked, self.asked)
+        cannot = self.resumable or story.blocked
+        if cannot:
+            self._fail(self._broken(f"the replica {why}, and nobody can go on: {cannot}"), "failed")
+            return
+        if self.resumed >= bounds.MOST_RESUMED:
+            self._fail(self._broken(f"{self.resumed + 1} replicas failed; the last one {why}"), "failed")
+            return
+        if asked.most_tokens is not None and story.tokens >= asked.most_tokens:
+            story.finish = "length"
+            self._begin_stream()
+            self.client.part(continuation.full(asked, story))
+            self._succeed_from_story()
+            return
+        self.resumed += sent
+        self.worker.metrics.add("resumed", cast(ServiceRow, self.service).name)
+        self._again(launch, self.resumed)
+
+    def _again(self, launch: int, times: int = 0) -> None:
+        """Wait for another turn: at once the first time, then a little later each time."""
+        self._pool = None
+        if times > 1:
+            self.worker.loop.call_later(bounds.AGAIN_S * 4 ** (times - 2), self._again_now, launch)
+        else:
+            self._again_now(launch)
+
+    def _again_now(self, launch: int) -> None:
+        if self.over:
+            return
+        worker = self.worker
+        now = time.monotonic()
+        # a stream that has begun has met its deadline: it gets the same time once more
+        service = cast(ServiceRow, self.service)
+        deadline = int((now + service.deadline_s) * 1e6) if self._count else None
+        worker.gate.again(self.ticket, int(now * 1e6), launch, deadline)
+        worker.turn()
+        if self._pool is None and not self.over:
+            self._wait()
+
+    def _broken(self, why: str) -> RefusalError:
+        return RefusalError(
+            502, f"the stream broke: {why}", remedy="what came is not the whole answer; ask again", code="stream_broken"
+        )
+
+    # ---- the answer ----
+
+    def upstream_head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        """The answer's head."""
+        self._head, self._headers = status, headers
+        if status in _ELSEWHERE and (self._tries + 1 < bounds.MOST_TRIES):
+            self._lost(f"answered {status}")
+            return
+        cast(Pool, self._pool).worked()
+        if self._plan is not None and self._plan.way == "template":
+            return
+        if status == 200 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            if not cast(Asked, self.asked).stream:
+                self._lost("sent a stream that nobody asked for")
+                return
+            self._events = Events()
+            if self._story is None:
+                self._story = Story()
+            if self._plan is not None:
+                self._story.absorb()
+                self._rewriter = Rewriter(self._story, cast(Asked, self.asked).ability)
+            self._begin_stream()
+            if self.client.full and self.upstream is not None:
+                self.upstream.pause()
+
+    def _begin_stream(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self.client.begin_answer(200, "text/event-stream", None)
+
+    def upstream_data(self, data: bytes) -> None:
+        """A part of its body."""
+        if self._events is not None:
+            try:
+                events = self._events.feed(data)
+            except TooLongError:
+                self._lost(f"sent an event of more than {bounds.MOST_EVENT} bytes")
+                return
+            if events:
+                self._relay(events)
+            return
+        if self._passing:
+            self._kept = [(b"".join(self._kept) + data)[-_TAIL:]]
+            self._kept_size += len(data)
+            self._pass(data)
+            return
+        self._kept.append(data)
+        self._kept_size += len(data)
+        if self._kept_size > bounds.MOST_KEPT_ANSWER and not self._begun:
+            if self._plan is not None:
+                self._lost("sent too long a prompt")
+                return
+            kept = b"".join(self._kept)
+            self._passing = self._begun = True
+            self.status = self._head
+            self.client.begin_answer(self._head, self._type(), self._headers.get(b"content-length"))
+            self._kept = [kept[-_TAIL:]]
+            self._pass(kept)
+
+    def _pass(self, data: bytes) -> None:
+        self.client.part(data)
+        if self.client.full and self.upstream is not None:
+            self.upstream.pause()
+
+    def _type(self) -> str:
+        return self._headers.get(b"content-type", b"application/json").decode("latin-1")
+
+    def _relay(self, events: list[bytes]) -> None:
+        """Events of a stream."""
+        out = []
+        story = cast(Story, self._story)
+        for event in events:
+            kind = kind_of(event)
+            if kind is Kind.TEXT:
+                sent = self._text(event, story)
+            elif kind is Kind.USAGE or kind is Kind.ERROR:
+                sent = self._special(event, story)
+            elif kind is Kind.DONE:
+                self._done = True
+                if self._rewriter is not None and self._rewriter.owed and cast(Asked, self.asked).shows_usage:
+                    out.append(event_of(self._rewriter.owed))
+                self._last.append(event)
+                break
+            else:
+                sent = event
+            if sent:
+                out.append(sent)
+            if self.over:
+                break
+        if self.over:
+            return
+        if self._done:
+            self._last[:0] = out  # what comes with the end is sent with it
+        elif out:
+            self.client.part(out[0] if len(out) == 1 else b"".join(out))
+        if self._done and not self._is_responses:
+            self._succeed_stream()
+
+    @property
+    def _is_responses(self) -> bool:
+        return cast(Asked, self.asked).ability == "responses"
+
+    def _text(self, event: bytes, story: Story) -> bytes:
+        if self._first is None:
+            self._first = time.monotonic()
+        self._count += 1
+        if not self._count % _PROGRESS:
+            self.worker.gate.progress(self.ticket, self._count)
+        if not self.resumable:
+            story.keep(event)
+        if self._rewriter is not None:
+            return self._rewriter.text(event)
+        return continuation.without_ids(event) if self.wanted_ids else event
+
+    def _special(self, event: bytes, story: Story) -> bytes:
+        """An event that may have the usage, or an error."""
+        document = document_of(event)
+        if document is None:
+            return event
+        if document.get("error") and not document.get("choices"):
+            self.worker.metrics.add("stream_errors", cast(ServiceRow, self.service).name)
+            self._fail_with(event, "failed", 502)
+            return b""
+        if self._is_responses:
+            if document.get("type") in _ENDS:
+                self._done = True
+                response = document.get("response")
+                usage = response.get("usage") if isinstance(response, dict) else None
+                if isinstance(usage, dict):
+                    self._usage = Usage(usage)
+            return self._text(event, story)
+        usage = document.get("usage")
+        if not isinstance(usage, dict):
+            return self._text(event, story)
+        if document.get("choices"):  # usage so far, in a part of the text
+            self._usage = Usage(usage if self._rewriter is None else self._rewriter.whole(usage))
+            return self._text(event, story)
+        if self._rewriter is not None:
+            document = self._rewriter.usage(document)
+            event = event_of(document)
+        self._usage = Usage(cast(dict[str, Any], document["usage"]))
+        if not cast(Asked, self.asked).shows_usage:
+            return b""
+        return continuation.without_ids(event) if self.wanted_ids else event
+
+    def upstream_end(self) -> None:
+        """The replica's answer is complete."""
+        self.upstream = None
+        if self.over:
+            return
+        if self._plan is not None and self._plan.way == "template" and self._events is None:
+            self._of_template()
+        elif self._events is not None:
+            if self._done and self._is_responses:
+                self._succeed_stream()
+            else:
+                self._lost("ended its stream before the end")
+        elif self._passing:
+            found = _TAIL_USAGE.search(b"".join(self._kept))
+            self._usage = _usage_of(found[1]) if found else None
+            self._settle("ok" if self._head < 400 else "failed", self._head)
+            self.client.end_answer(b"")
+        else:
+            self._whole(b"".join(self._kept))
+
+    def _of_template(self) -> None:
+        asked, story, replica = cast(Asked, self.asked), cast(Story, self._story), cast(ReplicaRow, self.replica)
+        made = continuation.plan_of_template(asked, story, b"".join(self._kept), replica.abilities.resume)
+        if made is None:
+            self._fail(self._broken(f"the replica's /apply-template answered {self._head}"), "failed")
+            return
+        pool = cast(Pool, self._pool)
+        self._plan, self._head, self._headers, self._kept, self._kept_size = made, 0, {}, [], 0
+        upstream = pool.take()
+        if upstream is None:
+            pool.connect(self)
+        else:
+            self.connected(upstream)
+
+    def _whole(self, answer: bytes) -> None:
+        """An answer that is not streamed."""
+        if self._begun:  # comments of a stream were sent, and then the replica refused
+            self._fail(self._broken(f"the replica answered {self._head}"), "failed")
+            return
+        if self._head == 200:
+            found = _TAIL_USAGE.search(answer, max(len(answer) - _TAIL, 0))
+            self._usage = _usage_of(found[1]) if found else _usage_in(answer)
+        self.status = self._head
+        self._settle("ok" if self._head < 400 else "failed", self._head)
+        self.client.answer(self._head, self._type(), answer)
+
+    # ---- ends ----
+
+    def _succeed_stream(self) -> None:
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.release()
+        self._settle("ok", 200)
+        self.client.end_answer(b"".join(self._last))
+
+    def _succeed_from_story(self) -> None:
+        """All was said, and only the end did not come."""
+        asked, story = cast(Asked, self.asked), cast(Story, self._story)
+        self._begin_stream()
+        if self._usage is None:
+            prompt = asked.prompt_tokens if story.prompt_tokens is None else story.prompt_tokens
+            self._usage = Usage({"prompt_tokens": prompt, "completion_tokens": story.tokens})
+            last = continuation.ending(asked, story, prompt)
+        else:
+            last = []
+        self._settle("ok", 200)
+        self.client.end_answer(b"".join([*last, _DONE]))
+
+    def refuse(self, refusal: RefusalError) -> None:
+        """It gets no ticket."""
+        self.over = True
+        self.worker.refuse(self.client, self.request, refusal, self)
+
+    def _fail(self, refusal: RefusalError, outcome: Outcome) -> None:
+        if self._begun:
+            self._fail_with(b"" if self._passing else refusal.event(self.request.id), outcome, refusal.status)
+            return
+        self._settle(outcome, refusal.status)
+        self.client.answer(refusal.status, "application/json", refusal.document(self.request.id), refusal.retry_after)
+
+    def _fail_with(self, event: bytes, outcome: Outcome, status: int) -> None:
+        """A last event, and an end that nobody takes for the answer's."""
+        self._begin_stream()
+        self._settle(outcome, status)
+        self.client.break_off(event)
+
+    def client_gone(self) -> None:
+        """The replica's work ends with the connection to it."""
+        if self.over:
+            return
+        self.worker.metrics.add("cancelled", cast(ServiceRow, self.service).name)
+        self._settle("cancelled", 499)
+
+    def client_full(self) -> None:
+        """Read no more of the replica."""
+        if self.upstream is not None:
+            self.upstream.pause()
+
+    def client_ready(self) -> None:
+        """Go on."""
+        if self.upstream is not None:
+            self.upstream.resume()
+
+    def look(self, now: float) -> None:
+        """Whether the replica is silent for too long."""
+        upstream, replica = self.upstream, self.replica
+        if upstream is None or replica is None or self.client.full or self.over:
+            return
+        silent = now - upstream.heard
+        row = self.worker.directory.replicas.get(int(replica.launch, 16))
+        if row is None or row.suspect:
+            most = bounds.SUSPECT_SILENT_S
+        else:
+            most = (
+                bounds.SILENT_S if self._count else bounds.FIRST_S if cast(Asked, self.asked).stream else bounds.WHOLE_S
+            )
+        if silent > most:
+            self._lost(f"sent nothing for {silent:.0f} s", surely=True)
+
+    def _settle(self, outcome: Outcome, status: int) -> None:
+        """Give back what was not used, and write the bill, before the client has the answer's end."""
+        self.over = True
+        worker, service, caller = self.worker, cast(ServiceRow, self.service), cast(Caller, self.caller)
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.leave()
+        prompt, completion, cached = self._used(outcome)
+        if self.named and worker.repeated.billed(self.record_id):
+            self.record_id = self.request.id  # the same request was answered meanwhile
+        if self.billed and self._before:
+            prompt, completion, cached = 0, max(completion - self._before, 0), 0
+        worker.calls.pop(self.ticket, None)
+        worker.waiting.pop(self.ticket, None)
+        now = time.monotonic()
+        worker.gate.settle(self.ticket, int(now * 1e6), prompt, completion)
+        wall = time.time()
+        begun = self.request.begun
+        record = RequestRecord(
+            self.record_id, wall - (now - begun), wall, caller.key, caller.user, self.tenant, service.name,
+            self.replica.job if self.replica is not None else 0, prompt, completion, cached, outcome, status,
+            (self._granted or now) - self.admitted, None if self._first is None else self._first - begun, now - begun,
+            cast(heads.Route, self.request.route).path, self.resumed,
+        )  # fmt: skip
+        worker.write(record, repeated=self.named and prompt + completion > 0)
+        worker.turn_soon()
+
+    def _used(self, outcome: Outcome) -> tuple[int, int, int]:
+        """Tokens of the prompt and of the answer, and how many of the prompt were cached."""
+        usage = self._usage
+        if usage is not None:
+            return usage.prompt, usage.completion, usage.cached
+        if (self._head == 0 and not self._count) or (self._head >= 400 and not self._count):
+            return 0, 0, 0
+        asked, story = cast(Asked, self.asked), self._story
+        if story is None:
+            if not self._passing:
+                return asked.prompt_tokens, 0, 0
+            # a client took a long answer and left before its end, where the usage is: by its length
+            most = asked.reserved(cast(ServiceRow, self.service).default_tokens) - asked.prompt_tokens
+            return asked.prompt_tokens, max(0, min(most, self._kept_size // _BYTES_A_TOKEN)), 0
+        story.absorb()
+        prompt = asked.prompt_tokens if story.prompt_tokens is None else story.prompt_tokens
+        return prompt, story.tokens if not self.resumable else self._count, 0
+
+
+def _usage_of(text: bytes) -> Usage | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return Usage(found) if isinstance(found, dict) else None
+
+
+def _usage_in(answer: bytes) -> Usage | None:
+    try:
+        found = json.loads(answer)
+    except (ValueError, RecursionError):
+        return None
+    usage = found.get("usage") if isinstance(found, dict) else None
+    return Usage(usage) if isinstance(usage, dict) else None

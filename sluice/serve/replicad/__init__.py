@@ -1,0 +1,1 @@
+"""`sluice replicad`: keeps as many replicas of each service as are wanted."""

@@ -1,0 +1,46 @@
+"""An engine with OpenAI's list of models and one answer, on the Unix socket of its first argument."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import sys
+from http.server import BaseHTTPRequestHandler
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Requests of a connection."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """The list of models, whatever is asked for."""
+        self._answer({"object": "list", "data": [{"id": sys.argv[2], "object": "model"}]})
+
+    def do_POST(self) -> None:
+        """One word, whatever is asked."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "blue"}}
+        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+        head = {"id": "c", "object": "chat.completion", "created": 1, "model": sys.argv[2]}
+        self._answer({**head, "choices": [choice], "usage": usage})
+
+    def _answer(self, document: dict[str, object]) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+    def address_string(self) -> str:
+        """Of a Unix socket there is none."""
+        return ""
+
+
+if __name__ == "__main__":
+    with socketserver.ThreadingUnixStreamServer(sys.argv[1], Handler) as server:
+        server.serve_forever()

@@ -1,0 +1,247 @@
+"""Services of models on a real cluster: how replicas come, are replaced, and go."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from sluice.base.run import PYTHON
+from tests.integration import stand_in_replica
+from tests.integration.jobs import submit
+from tests.integration.serve_site import ServeSite, serve_site
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[ServeSite]:
+    yield from serve_site(make_shared_cluster)
+
+
+def test_from_no_replica_to_a_ready_one_which_is_the_services_users_job(site: ServeSite) -> None:
+    assert site.rows("services")["words"]["callers"] == ["physics"] and not site.jobs()
+    assert {row["kind"] for row in site.rows("limits").values()} >= {"key", "tenant"}
+    assert site.rows("accounts")["alice"]["tenants"] == ["physics"]
+    began = time.monotonic()
+    site.need(waiting=1)
+    ((launch, row),) = site.until(site.replicas).items()
+    took = time.monotonic() - began
+    ((number, state, name),) = site.jobs()
+    assert (state, name, row["job"], row["secret"]) == ("RUNNING", launch, number, "cd" * 32)
+    assert row["host"] in ("n1", "n2") and row["slots"] == 4
+    shown = site.cluster.run(["scontrol", "show", "job", "-o", str(number)]).stdout
+    for word in ("UserId=alice(", "Account=physics", "TimeLimit=00:10:00", "Requeue=0"):
+        assert word in shown
+    (entry,) = (one for one in site.audited("serve launch") if one["detail"]["service"] == "words")
+    assert (entry["user"], entry["subject"], entry["detail"]["launch"]) == ("sluice-serve", str(number), launch)
+    print(f"from nothing to ready: {took:.2f} s")
+
+
+def test_a_real_replica_answers_gateways_alone(site: ServeSite) -> None:
+    site.need("engine", waiting=1)
+    (row,) = site.until(lambda: site.replicas("engine")).values()
+    code = (
+        "import hashlib, socket, ssl, sys\n"
+        "context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)\n"
+        "context.check_hostname, context.verify_mode = False, ssl.CERT_NONE\n"
+        "s = context.wrap_socket(socket.create_connection((sys.argv[1], int(sys.argv[2])), 10))\n"
+        "assert hashlib.sha256(s.getpeercert(True)).hexdigest() == sys.argv[3]\n"
+        "s.sendall(sys.stdin.readline().encode())\n"
+        "s.sendall(b'GET /v1/models HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n')\n"
+        "print(s.makefile().read())"
+    )
+
+    def get(secret: str) -> str:
+        words = [*PYTHON, "-c", code, row["host"], str(row["port"]), row["fingerprint"]]
+        return site.cluster.run(
+            words, user="mallory", node="ctl1", cwd="/", check=False, input_text=secret + "\n"
+        ).stdout
+
+    assert '"id": "engine"' in get(row["secret"])
+    assert get("0" * 64).strip() == ""
+    assert row["abilities"]["chat"]
+    site.until(lambda: site.replicas("engine")[row["launch"]]["ends"], lambda ends: (ends or 0) > time.time() + 300)
+    site.empty("engine")
+
+
+def test_a_request_waits_for_the_first_replica(site: ServeSite) -> None:
+    site.empty("engine")
+    words = ["sluice", "token", "create", "alice", "--for", "1h", "--scope", "serve"]
+    key = site.cluster.run(words, node="ctl1", cwd="/").stdout.strip()
+    site.cluster.run(["chgrp", "sluice-gateway", "/etc/sluice/tokens.json"], node="ctl1", cwd="/")
+    port = site.cluster.facts["environment"]["SLUICE_GATEWAY_PORT"]
+    body = json.dumps({"model": "engine", "messages": [{"role": "user", "content": "The sky is"}]}).encode()
+    request = urllib.request.Request(f"http://127.0.1.1:{port}/v1/chat/completions", body)
+    request.add_header("Authorization", f"Bearer {key}")
+    request.add_header("Content-Type", "application/json")
+    began = time.monotonic()
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found = json.load(answer)
+    print(f"from nothing to an answer: {time.monotonic() - began:.2f} s")
+    assert found["choices"][0]["message"]["content"] == "blue" and found["usage"]["total_tokens"] == 4
+
+
+def test_more_come_while_requests_wait_but_never_more_than_the_most(site: ServeSite) -> None:
+    site.need(waiting=20, in_flight=4, oldest_s=3.0, delay_s=3.0)
+    site.until(site.replicas, lambda found: len(found) == 2)
+    time.sleep(2)
+    assert len(site.jobs()) == 2
+
+
+def test_a_drained_nodes_replica_gets_its_successor_first(site: ServeSite) -> None:
+    site.need(in_flight=1)
+    (old,) = site.until(site.replicas, lambda found: len(found) == 1).values()
+    site.tell(old["launch"], running=1)
+    seen: list[set[str]] = []
+    site.cluster.run(["scontrol", "update", f"NodeName={old['host']}", "State=DRAIN", "Reason=fan"])
+    try:
+
+        def look() -> dict[str, str]:
+            found = {key: row["state"] for key, row in site.replicas("words", "ready", "draining").items()}
+            seen.append({key for key, state in found.items() if state == "ready"})
+            return found
+
+        site.until(look, lambda found: found.get(old["launch"]) == "draining")
+        assert all(seen), "one was ready at each moment"
+        (new,) = site.replicas().values()
+        assert new["host"] != old["host"]
+        assert old["job"] in [number for number, _, _ in site.jobs()], "it has a request"
+        site.tell(old["launch"], running=0)
+        site.until(site.jobs, lambda jobs: [launch for _, _, launch in jobs] == [new["launch"]])
+    finally:
+        site.cluster.run(["scontrol", "update", f"NodeName={old['host']}", "State=RESUME"])
+
+
+def test_sigkill_of_replicad_loses_no_replica_and_doubles_none(site: ServeSite) -> None:
+    site.need(in_flight=8)
+    before = site.until(site.replicas, lambda found: len(found) == 2)
+    site.kill()
+    site.until(site.replicas, lambda found: len(found) == 2)
+    time.sleep(1.5)
+    assert set(site.replicas()) == set(before)
+    assert {launch for _, _, launch in site.jobs()} == set(before)
+    site.empty()
+    site.need(waiting=1)
+    time.sleep(0.35)  # in the middle of a launch
+    site.kill()
+    site.until(site.replicas)
+    time.sleep(1)
+    assert len(site.jobs()) == 1
+
+
+def test_without_need_all_go(site: ServeSite) -> None:
+    site.until(site.replicas)
+    site.empty()
+    assert site.until(lambda: site.rows("services")["words"]["why"] == "")
+    assert site.audited("serve end")
+
+
+def test_what_cannot_be_launched_is_said_and_tried_less_and_less(site: ServeSite) -> None:
+    site.need("broken", waiting=1)
+    why = site.until(lambda: site.rows("services")["broken"]["why"], lambda text: "failed" in text)
+    assert "partition" in why and "next try" in why
+    refused = len(site.audited("serve refused"))
+    time.sleep(3)
+    assert len(site.audited("serve refused")) <= refused + 1
+    site.need("broken")
+
+
+def test_a_replica_that_fails_is_ended_and_the_reason_given(site: ServeSite) -> None:
+    site.tell("words", fails="no such model")
+    site.need(waiting=1)
+    why = site.until(lambda: site.rows("services")["words"]["why"], lambda text: "no such model" in text)
+    assert "the last replica failed" in why
+    site.tell("words", fails="")
+    site.until(site.replicas)
+
+
+def test_strangers_get_nowhere(site: ServeSite) -> None:
+    site.need(waiting=1)
+    (row,) = site.until(site.replicas).values()
+    say = (
+        "import sys, json; sys.path.insert(0, '{place}')\n"
+        "from stand_in_replica import say\nfrom sluice.exchange.serving import *\nimport pwd\n"
+        "beat = Heartbeat('{service}', '{launch}', {job}, '{host}', 1, 'ab' * 32, 'ef' * 32, State('ready'),"
+        " Abilities(), 4, Load(), None)\n"
+        "try:\n    print(say('ctl1:{port}', beat, pwd.getpwnam('sluice-serve').pw_uid).do)\n"
+        "except (ValueError, OSError) as error:\n    print('refused')\n"
+    )
+    port = site.cluster.facts["environment"]["SLUICE_REPLICAD_PORT"]
+
+    def beat(user: str, **other: object) -> str:
+        words = {"service": "words", "launch": row["launch"], "job": row["job"], "host": row["host"], **other}
+        text = say.format(place=stand_in_replica.__file__.rpartition("/")[0], port=port, **words)
+        return site.cluster.run([*PYTHON, "-c", text], user=user, node="n1", cwd="/").stdout.strip()
+
+    assert beat("mallory") == "refused"
+    assert beat("alice", launch="f" * 16) == "refused"
+    assert beat("alice", job=1) == "refused"
+    site.until(lambda: beat("alice", host="elsewhere"), lambda said: said == "refused")  # once Slurm shows its nodes
+    assert beat("alice", service="short") == "refused"
+    site.until(lambda: site.replicas()[row["launch"]]["secret"], lambda secret: secret == "cd" * 32)
+    assert beat("alice") == "go on", "the service's own user may"
+
+
+def test_root_ends_only_what_is_that_launchs(site: ServeSite) -> None:
+    launch = "0123456789abcdef"
+    other = submit(site.cluster, "-Jsluice-serve.other", "-Aphysics", "--mem=1M", cwd="/")
+    named = submit(site.cluster, f"-Jsluice-serve.words.{launch}", "-Achemistry", "--mem=1M", user="mallory", cwd="/")
+
+    def act(text: str, user: str = "sluice-serve") -> str:
+        code = (
+            "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.connect('/run/sluice-act/socket')\n"
+            "s.sendall(sys.argv[1].encode() + b'\\n')\nprint(s.makefile().readline())"
+        )
+        return site.cluster.run([*PYTHON, "-c", code, text], user=user, node="ctl1", cwd="/", check=False).stdout
+
+    def words(do: str, service: str = "words", one: str = launch) -> str:
+        return f'{{"version":1,"do":"{do}","service":"{service}","launch":"{one}"}}'
+
+    assert '"living": false' in act(words("end_replica"))
+    assert '"status": 404' in act(words("end_replica", "other")) and '"status": 400' in act(words("submit"))
+    assert '"status": 404' in act(words("launch_replica", "nothing", "1" * 16))
+    assert act(words("launch_replica"), user="mallory").strip() == ""
+    assert '"status": 400' in act('{"version":1,"do":"cancel","proof":{"kind":"sluice","text":""},"words":{}}')
+    running = site.cluster.run(["squeue", "--noheader", "--format=%i"]).stdout.split()
+    assert {other, named} <= set(running)
+    site.cluster.run(["scancel", other, named])
+
+
+def test_a_replica_whose_job_is_cancelled_is_replaced(site: ServeSite) -> None:
+    site.need(in_flight=8)
+    before = site.until(site.replicas, lambda found: len(found) == 2)
+    gone = next(iter(before.values()))
+    site.cluster.run(["scancel", "--signal=KILL", "--full", str(gone["job"])])
+    site.until(site.replicas, lambda found: len(found) == 2 and gone["launch"] not in found)
+
+
+def test_the_end_of_its_time_was_handed_over_all_the_while(site: ServeSite) -> None:
+    """While the tests above ran: nodes were drained, and replicad was killed and stopped."""
+    site.until(lambda: set().union(*site.short), lambda launches: len(launches) >= 3, timeout=90)
+    seen = site.short[:]
+    ready = seen[next(number for number, one in enumerate(seen) if one) :]
+    assert len(ready) > 20 and all(ready), "one was ready at each moment"
+    states = site.cluster.run(["sacct", "--allocations", "--noheader", "--format=State%20,JobName%60"]).stdout
+    assert not [line for line in states.splitlines() if "TIMEOUT" in line and ".short." in line]
+    site.pause("short", paused=True)
+    site.until(lambda: site.jobs("short"), lambda jobs: not jobs)
+
+
+def test_a_flood_of_launches_makes_no_more_than_the_most_and_one(site: ServeSite) -> None:
+    site.empty()
+    site.cluster.stop_daemon("replicad@ctl1")
+    code = (
+        "import socket\n"
+        "for n in range(8):\n"
+        "    s = socket.socket(socket.AF_UNIX); s.connect('/run/sluice-act/socket')\n"
+        '    s.sendall(b\'{"version":1,"do":"launch_replica","service":"words","launch":"%016x"}\\n\' % (n // 2))\n'
+        "    print(s.makefile().readline())"
+    )
+    said = site.cluster.run([*PYTHON, "-c", code], user="sluice-serve", node="ctl1", cwd="/").stdout
+    assert said.count('"job_id"') == 6 and said.count('"status": 409') == 2
+    assert len(site.jobs()) == 3

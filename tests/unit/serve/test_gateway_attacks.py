@@ -1,0 +1,135 @@
+"""What a client or a replica of bad intent might gain, or cost others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sluice.serve.gateway import body, bounds, continuation
+from tests.unit.serve.gateway_bed import STREAM_HEAD, Bed, Heard, bed, chunk, in_chunk, plain, run, until
+
+PIECE = b"a" * 65_536
+MUCH = 64 * len(PIECE)
+
+
+async def taken(one: Bed, first: bytes) -> int:
+    """How many bytes a gateway takes after these, until it ends the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+    writer.write(first)
+    count = 0
+    with suppress(OSError):
+        while count < MUCH and not reader.at_eof() and not one.worker.metrics.counts.get(("refused", "", "431")):
+            writer.write(PIECE)
+            await writer.drain()
+            count += len(PIECE)
+            await asyncio.sleep(0.001)
+    writer.close()
+    return count
+
+
+@pytest.mark.parametrize("with_key", [False, True])
+def test_a_trailer_without_end_is_not_held(tmp_path: Path, with_key: bool) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            path = "POST /v1/chat/completions" if with_key else "GET /health"
+            key = f"authorization: Bearer {one.key}\r\n" if with_key else ""
+            head = f"{path} HTTP/1.1\r\nhost: x\r\n{key}transfer-encoding: chunked\r\n\r\n"
+            assert await taken(one, head.encode() + b"2\r\n{}\r\n0\r\nx: ") < MUCH // 4
+
+    run(work())
+
+
+def test_a_body_in_small_chunks_is_taken(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            text = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a" * 60_000}]})
+            body = "".join(f"1\r\n{byte}\r\n" for byte in text) + "0\r\n\r\n"
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {one.key}\r\n"
+            answer = await one.send(f"{head}connection: close\r\ntransfer-encoding: chunked\r\n\r\n{body}".encode())
+            assert answer.startswith(b"HTTP/1.1 200")
+
+    run(work())
+
+
+def test_a_replicas_trailer_without_end_is_not_held(tmp_path: Path) -> None:
+    sent = 0
+
+    async def script(heard: Heard) -> None:
+        nonlocal sent
+        heard.writer.write(STREAM_HEAD + in_chunk(chunk("a")) + b"0\r\nx: ")
+        while sent < MUCH:
+            heard.writer.write(PIECE)
+            await heard.writer.drain()
+            sent += len(PIECE)
+            await asyncio.sleep(0.001)
+
+    async def work() -> None:
+        async with bed(tmp_path, script) as one:
+            answer = await one.ask({"model": "m", "stream": True, "messages": [], "tools": [{}]})
+            assert not answer.whole or "error" in answer.events[-1]
+            assert sent < MUCH // 4
+
+    run(work())
+
+
+def test_what_a_body_takes_when_it_is_parsed_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "HELD_BODIES", 1 << 20)
+
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            many = {"model": "m", "messages": [], "x": [{}] * 10_000}
+            answer = await one.ask(many)
+            assert answer.status == 503 and one.worker.held == 0
+            assert (await one.ask({"model": "m", "messages": [], "x": "a" * 40_000})).status == 200
+            assert one.worker.held == 0
+
+    run(work())
+
+
+def test_an_answer_whose_end_is_not_taken_is_billed(tmp_path: Path) -> None:
+    async def script(heard: Heard) -> None:
+        heard.writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 3000000\r\n\r\n")
+        heard.writer.write(b"a" * 2_999_000)
+        await heard.reader.read(1)
+
+    async def work() -> None:
+        async with bed(tmp_path, script) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(one.request({"model": "m", "messages": [], "max_tokens": 5000}))
+            await reader.readexactly(2_000_000)
+            writer.close()
+            await until(lambda: bool(one.records()))
+            assert one.records()[0].completion_tokens == 5000
+
+    run(work())
+
+
+def test_a_call_that_cannot_be_sent_costs_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resume = {"id": "x", "created": 1, "model": "m", "text": "It is", "tokens": 2}
+    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "a"}]}
+
+    def broken(*_: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(continuation, "plan", broken)
+
+    async def work() -> None:
+        async with bed(tmp_path, plain, slots=1) as one:
+            for number in range(3):
+                answer = await one.ask({**asked, "sluice_resume": resume}, idempotency_key=f"k{number}")
+                assert answer.status == 500
+            assert one.worker.calls == {}
+            assert (await one.ask(asked)).whole
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "more", [{"max_completion_tokens": 0, "max_tokens": 500}, {"max_tokens": 500, "n": 0}, {"max_tokens": 500}]
+)
+def test_what_is_reserved_is_the_most_that_an_engine_may_make_of_it(more: dict[str, int]) -> None:
+    assert body.read("chat", json.dumps({"model": "m", "messages": [], **more}).encode()).reserved(7) > 500

@@ -1,0 +1,529 @@
+"""What clients may not send, and what they may make a gateway hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from joserfc import jwt
+from joserfc.jwk import RSAKey
+
+from sluice.base.oidc import Provider, Settings
+from sluice.base.tokens import TokenStore
+from sluice.exchange.serving import AccountRow, Limit, LimitRow
+from sluice.serve.gateway import bounds
+from sluice.serve.gateway.keys import Keys
+from tests.unit.serve.gateway_bed import (
+    CHAT,
+    STREAM_HEAD,
+    Answer,
+    Heard,
+    answer_of,
+    bed,
+    chunk,
+    in_chunk,
+    plain,
+    run,
+    service_row,
+    until,
+)
+
+BODY = b'{"model": "m", "messages": []}'
+LENGTH = b"content-length: %d\r\n" % len(BODY)
+ASK: dict[str, Any] = {"model": "m", "messages": []}
+
+
+def post(
+    *lines: bytes, body: bytes = BODY, first: bytes = b"POST /v1/chat/completions HTTP/1.1", key: str = "KEY"
+) -> bytes:
+    head = [
+        first,
+        b"host: gateway",
+        b"authorization: Bearer " + key.encode(),
+        *(line.removesuffix(b"\r\n") for line in lines),
+    ]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+CHUNKED = b"transfer-encoding: chunked"
+WHOLE = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+SMUGGLED = {
+    "length and chunks": post(LENGTH, CHUNKED, body=WHOLE),
+    "chunks and length": post(CHUNKED, LENGTH, body=WHOLE),
+    "two lengths": post(LENGTH, LENGTH),
+    "two other lengths": post(LENGTH, b"content-length: 3"),
+    "a list of lengths": post(b"content-length: 30, 30"),
+    "a length with a sign": post(b"content-length: +30"),
+    "a length that is hexadecimal": post(b"content-length: 0x1e"),
+    "no length after all": post(b"content-length: "),
+    "a length of many digits": post(b"content-length: 99999999999999999999"),
+    "a folded header": post(b"x-a: b\r\n c", LENGTH),
+    "a header without a name": post(b": b", LENGTH),
+    "a space before the colon": post(b"content-length : 30"),
+    "a bare LF": post(LENGTH).replace(b"\r\n", b"\n"),
+    "one bare LF": post(b"x-a: b\nx-b: c", LENGTH),
+    "a bare CR": post(b"x-a: b\rx-b: c", LENGTH),
+    "an LF at the end of the head": post(LENGTH).replace(b"\r\n\r\n", b"\r\n\n"),
+    "a NUL": post(b"x-a: b\0c", LENGTH),
+    "two codings": post(b"transfer-encoding: gzip, chunked", body=WHOLE),
+    "chunks twice": post(CHUNKED, CHUNKED, body=WHOLE),
+    "another coding": post(b"transfer-encoding: xchunked", body=WHOLE),
+    "a coding after chunks": post(b"transfer-encoding: chunked, identity", body=WHOLE),
+    "a tab in the coding": post(b"transfer-encoding:\x0bchunked", body=WHOLE),
+    "chunks in HTTP/1.0": post(CHUNKED, first=b"POST /v1/chat/completions HTTP/1.0", body=WHOLE),
+    "a size that is no number": post(CHUNKED, body=b"0x1e\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "a size that overflows": post(CHUNKED, body=b"ffffffffffffffff1\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "a chunk that is too long": post(CHUNKED, body=b"1d\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "a chunk that ends with LF": post(CHUNKED, body=b"1e\r\n" + BODY + b"\n0\r\n\r\n"),
+    "a trailer": post(CHUNKED, body=WHOLE.removesuffix(b"\r\n") + b"authorization: Bearer x\r\n\r\n"),
+    "a trailer with a length": post(CHUNKED, body=WHOLE.removesuffix(b"\r\n") + b"content-length: 5\r\n\r\n"),
+    "two hosts": post(b"host: other", LENGTH),
+    "two keys": post(b"authorization: Bearer other", LENGTH),
+    "two tenants": post(b"sluice-tenant: physics", b"sluice-tenant: biology", LENGTH),
+    "no host": post(LENGTH).replace(b"host: gateway\r\n", b""),
+    "HTTP/1.2": post(LENGTH, first=b"POST /v1/chat/completions HTTP/1.2"),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "an upgrade": post(b"connection: upgrade", b"upgrade: h2c", LENGTH),
+    "CONNECT": post(first=b"CONNECT replica:443 HTTP/1.1"),
+    "a URL of another host": post(LENGTH, first=b"POST http://other/v1/chat/completions HTTP/1.1"),
+    "no path": post(LENGTH, first=b"POST * HTTP/1.1"),
+    "another encoding": post(b"content-encoding: gzip", LENGTH),
+    "a form": post(b"content-type: application/x-www-form-urlencoded", LENGTH),
+    "another expectation": post(b"expect: a-miracle", LENGTH),
+}
+
+
+@pytest.mark.parametrize("what", SMUGGLED)
+def test_what_two_parsers_could_read_in_two_ways_is_refused_and_ends_the_connection(tmp_path: Path, what: str) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            data = SMUGGLED[what].replace(b"KEY", one.key.encode())
+            second = b"GET /v1/models HTTP/1.1\r\nhost: g\r\nauthorization: Bearer " + one.key.encode() + b"\r\n\r\n"
+            answer = await asyncio.wait_for(one.send(data + second), 10)
+            first = Answer.of(answer)
+            assert 400 <= first.status < 500, answer
+            assert "x-request-id" in first.headers and first.headers["connection"] == "close"
+            assert answer.count(b"HTTP/1.1 ") == 1, "what came after it was taken for a request"
+            assert one.replicas[0].heard == [] and one.worker.held == 0
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        post(LENGTH),
+        post(CHUNKED, body=WHOLE),
+        post(CHUNKED, body=b"1e;extension=1\r\n" + BODY + b"\r\n0\r\n\r\n"),
+        post(LENGTH, b"content-type: application/json; charset=utf-8"),
+        post(LENGTH, b"connection: keep-alive", first=b"POST /v1/chat/completions HTTP/1.0"),
+        b"\r\n" + post(LENGTH),
+        post(LENGTH, first=b"POST /v1/chat/completions?api-version=1 HTTP/1.1"),
+    ],
+)
+def test_what_is_right_is_answered_whatever_pieces_it_comes_in(tmp_path: Path, data: bytes) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            data_ = data.replace(b"KEY", one.key.encode())
+            for size in (1, 7, len(data_)):
+                reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+                for at in range(0, len(data_), size):
+                    writer.write(data_[at : at + size])
+                    await asyncio.sleep(0)
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200 "), head
+                assert (
+                    json.loads(await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))) == CHAT
+                )
+                writer.close()
+            head = one.replicas[0].heard[0].head
+            names = sorted(line.partition(":")[0] for line in head.split("\r\n")[1:] if line)
+            assert names == ["accept", "authorization", "content-length", "content-type", "host", "x-request-id"]
+            assert one.key not in head
+
+    run(work())
+
+
+def test_requests_of_one_connection_are_answered_in_their_order(tmp_path: Path) -> None:
+    async def slow(heard: Heard) -> None:
+        await asyncio.sleep(heard.document["wait"])
+        heard.writer.write(answer_of({**CHAT, "id": heard.document["wait"]}))
+
+    async def work() -> None:
+        async with bed(tmp_path, slow) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            waits = [0.2, 0.0, 0.1, 0.0]
+            for wait in waits:
+                body = json.dumps(ASK | {"wait": wait}).encode()
+                writer.write(post(b"content-length: %d" % len(body), body=body, key=one.key))
+            found = []
+            for _ in waits:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = int(head.partition(b"content-length: ")[2].split()[0])
+                found.append(json.loads(await reader.readexactly(size))["id"])
+            assert found == waits
+            writer.write(post(LENGTH, key=one.key) * 30)
+            rest = await asyncio.wait_for(_all(reader), 20)
+            assert b" 429 " not in rest.partition(b"\r\n")[0] and rest.count(b"HTTP/1.1") <= bounds.MOST_PIPELINED + 1
+
+    async def _all(reader: asyncio.StreamReader) -> bytes:
+        data = b""
+        with suppress(OSError):
+            while piece := await reader.read(1 << 16):
+                data += piece
+        return data
+
+    run(work())
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sluice.serve.gateway import heads
+
+    for module in (bounds, heads):
+        monkeypatch.setattr(module, "MOST_BODY", 1 << 20)
+
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            refused = Answer.of(await one.send(post(b"content-length: 1048577", body=b"", key=one.key)))
+            assert refused.status == 413 and refused.document["error"]["code"] == "request_too_large"
+            piece = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+            refused = Answer.of(await one.send(post(CHUNKED, body=piece * 17, key=one.key)))
+            assert refused.status == 413 and one.worker.held == 0
+            # Without a key, not a byte of it is taken.
+            refused = Answer.of(await one.send(post(b"content-length: 1000000", body=b"", key="x")))
+            assert refused.status == 401
+            monkeypatch.setattr(bounds, "HELD_BODIES", 300_000)
+            first = await _open(one.port, post(b"content-length: 290000", body=b"x" * 1000, key=one.key))
+            await until(lambda: one.worker.held == 290_000)
+            refused = Answer.of(await one.send(post(b"content-length: 290000", body=b"", key=one.key)))
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            first.close()
+            await until(lambda: one.worker.held == 0)
+            good = json.dumps(ASK | {"x": "y" * 250_000}).encode()
+            assert Answer.of(await one.send(one.request(good))).status == 200
+            assert one.worker.held == 0
+
+    run(work())
+
+
+async def _open(port: int, data: bytes) -> asyncio.StreamWriter:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    return writer
+
+
+@pytest.mark.parametrize("data", [b"", b"POST /v1/chat", post(b"content-length: 1000", body=b'{"mod')])
+def test_clients_that_send_slowly_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    for name in ("HEAD_S", "BODY_S", "IDLE_S"):
+        monkeypatch.setattr(bounds, name, 0.5)
+
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            begun = time.monotonic()
+            answer = await one.send(data.replace(b"KEY", one.key.encode()))
+            assert 0.4 < time.monotonic() - begun < 10
+            assert (Answer.of(answer).status == 408) if b"{" in data else (answer == b"")
+            assert one.worker._clients == set() and one.worker._open == {}
+
+    run(work())
+
+
+def test_a_client_that_does_not_read_holds_the_replica_back_and_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "WRITE_S", 1.5)
+    sent = [0]
+
+    async def endless(heard: Heard) -> None:
+        heard.writer.write(STREAM_HEAD)
+        piece = in_chunk(chunk("x" * 8000))
+        while True:
+            heard.writer.write(piece)
+            await heard.writer.drain()
+            sent[0] += len(piece)
+
+    async def work() -> None:
+        async with bed(tmp_path, endless) as one:
+            _, writer = await asyncio.open_connection("127.0.0.1", one.port, limit=1024)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(one.request(ASK | {"stream": True}))
+            await until(lambda: any(client.full for client in one.worker._clients))
+            await asyncio.sleep(0.5)
+            before = sent[0]
+            await asyncio.sleep(0.5)
+            assert sent[0] == before < 64 << 20, "the replica is not held back"
+            await until(lambda: one.worker.calls == {} and one.replicas[0].gone == 1)
+            assert one.records()[0].outcome == "cancelled"
+            writer.close()
+
+    run(work())
+
+
+def test_a_slow_reader_gets_all(tmp_path: Path) -> None:
+    words = [f"{number:08}" * 500 for number in range(600)]
+
+    async def fast(heard: Heard) -> None:
+        heard.writer.write(STREAM_HEAD)
+        for word in words:
+            heard.writer.write(in_chunk(chunk(word)))
+            await heard.writer.drain()
+        heard.writer.write(in_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    async def work() -> None:
+        async with bed(tmp_path, fast) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port, limit=1024)
+            writer.write(one.request(ASK | {"stream": True}))
+            data = b""
+            while piece := await reader.read(1 << 18):
+                data += piece
+                await asyncio.sleep(0.01)
+            answer = Answer.of(data)
+            assert answer.whole and answer.text == "".join(words)
+
+    run(work())
+
+
+def test_a_large_answer_passes_while_it_comes(tmp_path: Path) -> None:
+    document = {
+        "object": "list",
+        "data": ["y" * 5_000_000],
+        "model": "m",
+        "usage": {"prompt_tokens": 11, "total_tokens": 11},
+    }
+
+    async def large(heard: Heard) -> None:
+        heard.writer.write(answer_of(document))
+
+    async def work() -> None:
+        async with bed(tmp_path, large) as one:
+            answer = await one.ask({"model": "m", "input": "x"}, "/v1/embeddings")
+            assert answer.whole and answer.document == document
+            assert one.records()[0].prompt_tokens == 11
+
+    run(work())
+
+
+def test_addresses_have_bounded_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MOST_CONNECTIONS", (10, 8, 5))
+
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            kept = [await _open(one.port, b"") for _ in range(5)]
+            await until(lambda: len(one.worker._clients) == 5)
+            assert await one.send(one.request(ASK)) == b""
+            kept[0].close()
+            await until(lambda: len(one.worker._clients) == 4)
+            assert (await one.ask(ASK)).status == 200
+
+    run(work())
+
+
+def test_keys(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            store: TokenStore = one.store
+            made, key = store.create("alice", ["serve"], now=time.time(), seconds=3600)
+            _, reads = store.create("alice", ["read"], now=time.time(), seconds=3600)
+            _, short = store.create("alice", ["serve"], now=time.time(), seconds=1.5)
+            _, stranger = store.create("mallory", ["serve"], now=time.time(), seconds=3600)
+            await asyncio.sleep(0.6)
+
+            async def status(key: str, **headers: str) -> tuple[int, str]:
+                answer = await one.ask(ASK, authorization=f"Bearer {key}", **headers)
+                return answer.status, answer.document["error"]["code"] if answer.status != 200 else ""
+
+            assert await status(key) == await status(short) == (200, "")
+            assert await status(reads) == (403, "insufficient_scope")
+            assert await status(stranger) == (403, "no_tenant")
+            assert await status(key[:-1] + ("A" if key[-1] != "A" else "B")) == (401, "invalid_api_key")
+            assert await status(key, sluice_tenant="biology") == (200, "")
+            assert await status(key, sluice_tenant="chemistry") == (403, "tenant_not_allowed")
+            assert [record.tenant for record in one.records()] == ["physics", "physics", "biology"]
+            store.revoke([made.id])
+            begun = time.monotonic()
+            while (await status(key))[0] == 200:
+                assert time.monotonic() - begun < 1.0
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(1.0)
+            assert (await status(short))[0] == 401
+            for authorization in ("", "Basic eDp5", "Bearer", "bearer  "):
+                assert (await one.ask(ASK, authorization=authorization)).status in (401, 429)
+
+    run(work())
+
+
+def test_who_guesses_keys_is_slowed_down_and_others_are_not(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            assert (await one.ask(ASK)).status == 200
+            found = [(await one.ask(ASK, authorization=f"Bearer sluice_{n:016x}_{'x' * 43}")).status for n in range(60)]
+            assert found[:20] == [401] * 20 and found[-1] == 429
+            assert (await one.ask(ASK)).status == 200
+
+    run(work())
+
+
+def test_who_may_call_what(tmp_path: Path) -> None:
+    async def work() -> None:
+        rows = {
+            "m": service_row(),
+            "ours": service_row("ours", callers=("physics",)),
+            "theirs": service_row("theirs", callers=("chemistry",)),
+        }
+        async with bed(tmp_path, plain, services=rows) as one:
+            one.accounts.append(AccountRow("bob", ("chemistry",)))
+            one.publish()
+            _, bob = one.store.create("bob", ["serve"], now=time.time(), seconds=3600)
+            await asyncio.sleep(0.6)
+
+            async def models(key: str) -> list[str]:
+                data = f"GET /v1/models HTTP/1.1\r\nhost: g\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\r\n"
+                return [row["id"] for row in Answer.of(await one.send(data.encode())).document["data"]]
+
+            assert await models(one.key) == ["m", "ours"] and await models(bob) == ["m", "theirs"]
+            refused = await one.ask(ASK | {"model": "theirs"})
+            unknown = await one.ask(ASK | {"model": "nobodys"})
+            assert refused.status == unknown.status == 404
+            assert refused.body.replace(b"theirs", b"") == unknown.body.replace(b"nobodys", b"")
+
+    run(work())
+
+
+def test_limits_and_budgets(tmp_path: Path) -> None:
+    async def hold(heard: Heard) -> None:
+        await asyncio.sleep(0.5)
+        heard.writer.write(answer_of(CHAT))
+
+    async def work() -> None:
+        limits = [
+            LimitRow("user", "*", Limit(requests_per_minute=600)),
+            LimitRow("tenant", "physics", Limit(concurrent=2)),
+            LimitRow("tenant", "biology", Limit(tokens_per_minute=2000)),
+        ]
+        async with bed(tmp_path, hold, limits=limits) as one:
+            answers = await asyncio.gather(*(one.ask(ASK) for _ in range(5)))
+            assert sorted(answer.status for answer in answers) == [200, 200, 429, 429, 429]
+            refused = next(answer for answer in answers if answer.status == 429)
+            error = refused.document["error"]
+            assert error["type"] == "rate_limit_error" and "limit of 2 requests at once" in error["message"]
+            too_large = await one.ask(ASK | {"max_tokens": 5000}, sluice_tenant="biology")
+            assert (too_large.status, too_large.document["error"]["code"]) == (400, "larger_than_limit")
+            assert (await one.ask(ASK | {"max_tokens": 1900}, sluice_tenant="biology")).status == 200
+            # What was reserved and not used was given back.
+            assert (await one.ask(ASK | {"max_tokens": 1900}, sluice_tenant="biology")).status == 200
+            one.limits[2] = LimitRow("tenant", "biology", Limit(), tokens_left=0)
+            one.publish()
+            over = await one.ask(ASK, sluice_tenant="biology")
+            assert over.status == 429 and over.document["error"]["type"] == "insufficient_quota"
+            outcomes = [record.outcome for record in one.records()]
+            assert outcomes.count("refused-limit") == 4 and outcomes.count("ok") == 4
+
+    run(work())
+
+
+WRONG = {
+    "no JSON": b"{",
+    "no UTF-8": b'{"model": "\xff"}',
+    "deep": b"[" * 100_000,
+    "a list": b"[]",
+    "no model": b"{}",
+    "a model of numbers": b'{"model": 5}',
+    "an empty model": b'{"model": ""}',
+    "tokens below 0": b'{"model": "m", "max_tokens": -1}',
+    "too many tokens": b'{"model": "m", "max_tokens": 1e30}',
+    "tokens in words": b'{"model": "m", "max_tokens": "5"}',
+    "many choices": b'{"model": "m", "n": 100000}',
+    "a stream in words": b'{"model": "m", "stream": "yes"}',
+    "options of a stream": b'{"model": "m", "stream": true, "stream_options": 5}',
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_bodies_that_say_nothing_are_refused_with_a_reason(tmp_path: Path, what: str) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            answer = await one.ask(WRONG[what])
+            assert answer.status == 400 and answer.document["error"]["type"] == "invalid_request_error"
+            assert one.replicas[0].heard == [] and one.worker.calls == {}
+
+    run(work())
+
+
+def test_logs_have_neither_keys_nor_prompts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "zanzibar-is-what-the-user-said"
+
+    async def dies(heard: Heard) -> None:
+        heard.writer.transport.abort()
+        raise ConnectionResetError
+
+    async def work() -> None:
+        async with bed(tmp_path, dies, plain, access_log=True) as one:
+            caplog.set_level(logging.DEBUG)
+            said = {"model": "m", "messages": [{"role": "user", "content": secret}]}
+            assert (await one.ask(said)).status == 200
+            assert (await one.ask(said | {"stream": True})).status == 200
+            for wrong in (said | {"model": secret}, said | {"max_tokens": secret}, said | {"n": [secret]}):
+                assert (await one.ask(wrong)).status in (400, 404)
+            await one.ask(json.dumps(said).encode()[:-1])
+            await one.ask(said, authorization=f"Bearer {secret}")
+            await one.ask(said, f"/v1/{secret}")
+            await one.ask(said, content_type=secret)
+            await one.send(f"GET /{secret}\x00 HTTP/1.1\r\n{secret}\r\n\r\n".encode())
+            one.worker.flush()
+            records = b"".join(path.read_bytes() for path in one.records_folder.glob("*")).decode()
+            written = capfd.readouterr().err + caplog.text + records
+            assert "user=alice tenant=physics service=m path=/v1/chat/completions status=200 outcome=ok" in written
+            assert secret not in written and one.key not in written and one.key.split("_")[2] not in written
+            assert "zanzibar" not in written
+
+    run(work())
+
+
+def test_identity_tokens_of_the_provider(tmp_path: Path) -> None:
+    key = RSAKey.generate_key(2048, {"kid": "one"})
+    settings = Settings(
+        issuer="https://sso.site.org", client_id="sluice", redirect_uri="https://site.org/login/oidc/callback"
+    )
+
+    def fetch(url: str) -> tuple[int, dict[str, Any]]:
+        if url.endswith("openid-configuration"):
+            ends = {
+                name: f"https://sso.site.org/{name}"
+                for name in ("authorization_endpoint", "token_endpoint", "jwks_uri")
+            }
+            return 200, {"issuer": settings.issuer, **ends}
+        return 200, {"keys": [key.as_dict(private=False)]}
+
+    def token(**claims: Any) -> str:
+        now = time.time()
+        said = {
+            "iss": settings.issuer,
+            "aud": "sluice",
+            "sub": "1",
+            "iat": now,
+            "exp": now + 60,
+            "preferred_username": "alice",
+        }
+        return jwt.encode({"alg": "RS256", "kid": "one"}, {**said, **claims}, key)
+
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            one.worker.keys = Keys(one.store, Provider(settings, fetch))
+            for _ in range(2):
+                assert (await one.ask(ASK, authorization=f"Bearer {token()}")).status == 200
+            assert {(record.user, record.key[:5]) for record in one.records()} == {("alice", "oidc-")}
+            for wrong in ({"aud": "other"}, {"exp": time.time() - 5}, {"preferred_username": "root"}):
+                assert (await one.ask(ASK, authorization=f"Bearer {token(**wrong)}")).status == 401
+            assert (await one.ask(ASK, authorization=f"Bearer {token()[:-8]}AAAAAAAA")).status == 401
+            assert (await one.ask(ASK)).status == 200
+
+    run(work())

@@ -1,0 +1,268 @@
+"""Streams of a real engine, llama.cpp, whose replicas are killed: the text that arrives is exact.
+
+With SLUICE_TEST_SCALE=full a thousand streams, else a few dozen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.exchange.serving import Abilities
+from tests.serve_models import counted, make_model, word
+from tests.unit.serve.gateway_bed import SECRET, Answer, Bed, Replica, bed, certificate, run, service_row, until
+
+FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
+TOKENS = Abilities(chat=True, completions=True, responses=True, resume="tokens")
+_ENGINE = (sys.executable, "-P", "-m", "sluice.serve.engines.xllamacpp_server")
+
+
+@dataclass
+class LlamaReplica(Replica):
+    """The relay of a replica, before an engine that can be killed."""
+
+    socket: Path = Path()
+    process: subprocess.Popen[bytes] | None = None
+    served: list[int] = field(default_factory=list)
+
+    def engine(self, model: Path, slots: int = 8) -> None:
+        self.socket.unlink(missing_ok=True)
+        arguments = ["--model", str(model), "--host", str(self.socket), "--parallel", str(slots), "--alias", "m"]
+        arguments += ["--ctx-size", str(2048 * slots), "--threads", "1"]
+        root = Path(__file__).resolve().parents[3]
+        self.process = subprocess.Popen(
+            [*_ENGINE, *arguments], cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, stderr=subprocess.DEVNULL
+        )
+
+    async def ready(self) -> None:
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(OSError):
+                    reader, writer = await asyncio.open_unix_connection(self.socket)
+                    writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+                    answer = await reader.read(64)
+                    writer.close()
+                    if b" 200 " in answer:
+                        return
+                await asyncio.sleep(0.05)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            assert await reader.readline() == SECRET.encode() + b"\n"
+            ours, engine = await asyncio.open_unix_connection(self.socket)
+        except (OSError, asyncio.IncompleteReadError):
+            writer.transport.abort()
+            return
+        self.writers |= {writer, engine}
+        await asyncio.gather(_pipe(reader, engine), _pipe(ours, writer))
+        self.writers -= {writer, engine}
+
+    def kill_engine(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.kill_engine()
+        super().kill()
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.transport.abort()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    # Slow enough that a replica can be killed in the middle of its streams.
+    make_model(folder / "counting.gguf", "counting", layers=2, feed=2048)
+    make_model(folder / "random.gguf", "random", layers=2, feed=2048)
+    return folder
+
+
+@asynccontextmanager
+async def llama(folder: Path, model: Path, count: int = 2) -> AsyncIterator[tuple[Bed, list[LlamaReplica]]]:
+    context, fingerprint = certificate(folder)
+    async with bed(folder, services={"m": service_row(engine="llama.cpp", deadline_s=60.0)}) as one:
+        made = []
+        for number in range(count):
+            replica = LlamaReplica(_unused, context, fingerprint, f"{0xB1 + number:016x}", slots=8, abilities=TOKENS)
+            replica.socket = folder / f"{number}.sock"
+            replica.engine(model)
+            made.append(replica)
+            one.replicas.append(await replica.start())
+        for replica in made:
+            await replica.ready()
+        one.publish()
+        yield one, made
+
+
+async def _unused(heard: Any) -> None:
+    raise AssertionError
+
+
+def asked(path: str, after: int, number: int, **more: Any) -> dict[str, Any]:
+    """A request that the counting model answers with the next words."""
+    before = word(after)
+    prompt = {"messages": [{"role": "user", "content": before}]} if "chat" in path else {"prompt": f" {before}"}
+    return {"model": "m", "stream": True, "max_tokens": number, **prompt, **more}
+
+
+def whole(answer: Answer, prompt: int, number: int, text: str, chat: bool) -> None:
+    """One stream with one id, exact text, one end and the usage of all of it."""
+    assert answer.whole and answer.events[-1] == "[DONE]", answer.body[-300:]
+    assert answer.text == text
+    documents = answer.events[:-1]
+    assert len({one["id"] for one in documents}) == 1 and len({one["object"] for one in documents}) == 1
+    choices = [choice for one in documents for choice in one["choices"]]
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    assert b"__verbose" not in answer.body and b'"tokens":' not in answer.body
+    if chat:
+        assert sum(1 for choice in choices if choice["delta"].get("role")) == 1
+    (usage,) = [one["usage"] for one in documents if one.get("usage")]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (
+        prompt,
+        number,
+        prompt + number,
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_streams_are_exact_while_their_replicas_are_killed(tmp_path: Path, models: Path, path: str) -> None:
+    rounds, streams = (63, 8) if FULL else (4, 6)
+    number = 120
+    draw = random.Random(18)
+    chat = "chat" in path
+
+    async def work() -> None:
+        async with llama(tmp_path, models / "counting.gguf") as (one, replicas):
+            for round_ in range(rounds):
+                starts = [draw.randrange(1, 1500) for _ in range(streams)]
+                more = {"stream_options": {"include_usage": True}}
+                tasks = [asyncio.create_task(one.ask(asked(path, at, number, **more), path)) for at in starts]
+                victim = replicas[round_ % 2]
+                await asyncio.sleep(draw.uniform(0.0, 0.25))
+                victim.kill_engine()
+                victim.engine(models / "counting.gguf")
+                answers = await asyncio.gather(*tasks)
+                for at, answer in zip(starts, answers, strict=True):
+                    whole(answer, 6 if chat else 2, number, counted(at, number), chat)
+                await victim.ready()
+            records = one.records()
+            assert len(records) == rounds * streams == len({record.id for record in records})
+            assert {(r.outcome, r.prompt_tokens, r.completion_tokens) for r in records} == {
+                ("ok", 6 if chat else 2, number)
+            }
+            assert sum(record.resumed for record in records) >= rounds // 2, "no stream was in the middle"
+
+    run(work())
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_text_that_depends_on_all_of_its_prompt_is_the_uninterrupted_one(
+    tmp_path: Path, models: Path, path: str
+) -> None:
+    async def work() -> None:
+        async with llama(tmp_path, models / "random.gguf") as (one, replicas):
+            requests = [asked(path, at, 100, temperature=0, seed=1) for at in (3, 77, 500, 1999)]
+            wanted = [(await one.ask(each, path)).text for each in requests]
+            assert len(set(wanted)) == 4 and all(len(text.split()) == 100 for text in wanted)
+            resumed = 0
+            for turn in range(10 if FULL else 3):
+                tasks = [asyncio.create_task(one.ask(each, path)) for each in requests]
+                await asyncio.sleep(0.05 + 0.05 * (turn % 4))
+                replicas[turn % 2].kill_engine()
+                replicas[turn % 2].engine(models / "random.gguf")
+                assert [answer.text for answer in await asyncio.gather(*tasks)] == wanted
+                resumed = sum(record.resumed for record in one.records())
+                await replicas[turn % 2].ready()
+            assert resumed > 0
+
+    run(work())
+
+
+def test_the_openai_client_sees_one_stream(tmp_path: Path, models: Path) -> None:
+    async def work() -> None:
+        async with llama(tmp_path, models / "counting.gguf") as (one, replicas):
+
+            def by_openai() -> tuple[str, Any]:
+                import openai
+
+                client = openai.OpenAI(base_url=one.url, api_key=one.key, max_retries=0)
+                said, usage = "", None
+                with client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "one"}], max_tokens=150, stream=True,
+                    stream_options={"include_usage": True},
+                ) as stream:  # fmt: skip
+                    for part in stream:
+                        usage = part.usage or usage
+                        said += (part.choices[0].delta.content or "") if part.choices else ""
+                return said, usage
+
+            task = asyncio.create_task(asyncio.to_thread(by_openai))
+            await until(lambda: any(call._count > 20 for call in one.worker.calls.values()))
+            for replica in replicas:
+                if replica.writers and any(
+                    call.replica and call.replica.launch == replica.launch for call in one.worker.calls.values()
+                ):
+                    replica.kill_engine()
+                    break
+            said, usage = await task
+            assert said == counted(1, 150) and usage.completion_tokens == 150
+            (record,) = one.records()
+            assert (record.resumed, record.outcome) == (1, "ok")
+
+    run(work())
+
+
+def test_what_the_openai_client_can_ask(tmp_path: Path, models: Path) -> None:
+    async def work() -> None:
+        async with llama(tmp_path, models / "counting.gguf", 1) as (one, _):
+
+            def by_openai() -> None:
+                import openai
+
+                client = openai.OpenAI(base_url=one.url, api_key=one.key, max_retries=0)
+                assert [model.id for model in client.models.list()] == ["m"]
+                assert client.models.retrieve("m").owned_by == "physics"
+                said = client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "six"}], max_tokens=3
+                )
+                assert said.choices[0].message.content == counted(6, 3)
+                text = client.completions.create(model="m", prompt=" six", max_tokens=3)
+                assert text.choices[0].text == counted(6, 3) and text.usage is not None
+                found = client.responses.create(model="m", input="six", max_output_tokens=3)
+                assert found.output_text.strip() == counted(6, 3).strip()
+                events = [
+                    event.type
+                    for event in client.responses.create(model="m", input="six", max_output_tokens=3, stream=True)
+                ]
+                assert events[0] == "response.created" and events[-1] == "response.completed"
+                with pytest.raises(openai.NotFoundError, match="not there"):
+                    client.models.retrieve("other")
+                with pytest.raises(openai.BadRequestError, match="does not serve"):
+                    client.embeddings.create(model="m", input="x")
+                with pytest.raises(openai.AuthenticationError):
+                    openai.OpenAI(base_url=one.url, api_key="sk-x", max_retries=0).models.list()
+
+            await asyncio.to_thread(by_openai)
+            assert {record.completion_tokens for record in one.records()} == {3}
+
+    run(work())

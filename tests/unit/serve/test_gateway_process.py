@@ -1,0 +1,402 @@
+"""The gateway's processes: a parent, its workers, what happens when one dies and when all are replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sluice.base.line_server import Kind
+from sluice.base.local_server import serve_local
+from sluice.base.tokens import TokenStore
+from sluice.exchange.requests import RequestRecord, parse
+from sluice.exchange.serving import AccountRow, Limit, LimitRow, as_row
+from sluice.exchange.snapshot import Snapshot, render_answer
+from sluice.serve.client import AsyncResumingStream
+from tests.unit.serve.gateway_bed import (
+    DONE,
+    STREAM_HEAD,
+    Answer,
+    Heard,
+    Replica,
+    certificate,
+    chunk,
+    in_chunk,
+    plain,
+    role_chunk,
+    run,
+    service_row,
+    until,
+    usage_chunk,
+)
+
+ASK: dict[str, Any] = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "begin"}]}
+_START = """
+import sys
+from pathlib import Path
+from sluice.base.log import start_logging
+from sluice.serve.gateway.parent import Options, serve
+from sluice.serve.gateway.worker import Settings
+folder = Path(sys.argv[1])
+start_logging(verbose=True)
+pem = sys.argv[4] or None
+settings = Settings(
+    -1, -1, -1, (), str(folder / "tokens.json"), str(folder / "oidc.json"), str(folder / "records"), (),
+    ("127.0.0.0/8",),
+    pem, pem,
+)
+serve(Options("127.0.0.1", int(sys.argv[2]), int(sys.argv[3]), folder / "replicad", 86400.0, settings))
+"""
+
+
+@dataclass
+class Replicad:
+    """What the gateway asks, from a snapshot."""
+
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    demand: list[dict[str, Any]] = field(default_factory=list)
+
+    def answer(self, line: bytes, who: Any) -> bytes:
+        asked = json.loads(line)
+        self.demand += asked.get("demand", ())
+        if asked["do"] == "changes":
+            return self.snapshot.after(asked["epoch"], asked["last"])
+        return render_answer({"ok": True})
+
+
+@contextmanager
+def replicad(folder: Path) -> Iterator[Replicad]:
+    made, stopping = Replicad(), threading.Event()
+    kind = Kind("gateway", 64, 2, 1 << 20, 8 << 20, 10.0)
+    serving = threading.Thread(
+        target=serve_local,
+        args=(folder / "replicad", made.answer, (kind,), lambda _: kind, stopping),
+        kwargs={"remedy": ""},
+    )
+    serving.start()
+    try:
+        yield made
+    finally:
+        stopping.set()
+        serving.join()
+
+
+@dataclass
+class Gateway:
+    process: subprocess.Popen[bytes]
+    folder: Path
+    port: int
+    key: str
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def workers(self) -> list[int]:
+        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(word) for word in text.split()]
+
+    def records(self) -> list[RequestRecord]:
+        lines = [line for path in (self.folder / "records").glob("*") for line in path.read_bytes().splitlines()]
+        return [record for line in lines if (record := parse(line)) is not None]
+
+    def head(self, document: Any, *more: str) -> bytes:
+        data = json.dumps(document).encode()
+        lines = [
+            "POST /v1/chat/completions HTTP/1.1",
+            "host: g",
+            f"authorization: Bearer {self.key}",
+            f"content-length: {len(data)}",
+            *more,
+        ]
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+    async def ask(self, document: Any, *more: str) -> Answer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(self.head(document, "connection: close", *more))
+        data = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        return Answer.of(data)
+
+    async def get(self, path: str, *more: str) -> Answer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        lines = [f"GET {path} HTTP/1.1", "host: g", "connection: close", *more]
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n")
+        data = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        return Answer.of(data)
+
+
+@asynccontextmanager
+async def gateway(
+    folder: Path, workers: int = 2, pem: str = "", *, killed: bool = False
+) -> AsyncIterator[tuple[Gateway, Replicad]]:
+    (folder / "records").mkdir(exist_ok=True)
+    _, key = TokenStore(folder / "tokens.json").create("alice", ["serve"], now=time.time(), seconds=3600)
+    with replicad(folder) as keeper, (folder / "log").open("wb") as log:
+        keeper.snapshot.put("services", {"m": as_row(service_row())})
+        keeper.snapshot.put("accounts", {"alice": as_row(AccountRow("alice", ("physics",)))})
+        process = subprocess.Popen([sys.executable, "-c", _START, str(folder), "0", str(workers), pem], stderr=log)
+        one = Gateway(process, folder, 0, key)
+        try:
+            await until(lambda: "listening on port" in one.log or process.poll() is not None, 60)
+            one.port = int(one.log.partition("listening on port ")[2].split()[0])
+            yield one, keeper
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = await asyncio.to_thread(process.wait, 30)
+            assert code == (-signal.SIGKILL if killed else 0), one.log
+
+
+async def a_replica(folder: Path, script: Any, launch: str = "00000000000000a1") -> Replica:
+    context, fingerprint = certificate(folder)
+    return await Replica(script, context, fingerprint, launch).start()
+
+
+def put(keeper: Replicad, *replicas: Replica) -> None:
+    keeper.snapshot.put("replicas", {one.launch: as_row(one.row()) for one in replicas})
+
+
+async def sure(one: Gateway, wanted: int = 200) -> Answer:
+    answer = await one.ask(ASK)
+    assert answer.status == wanted and answer.whole, answer
+    return answer
+
+
+def test_requests_through_two_workers_with_figures_of_both(tmp_path: Path) -> None:
+    async def work() -> None:
+        replica = await a_replica(tmp_path, plain)
+        async with gateway(tmp_path) as (one, keeper):
+            put(keeper, replica)
+            answers = await asyncio.gather(*(one.ask(ASK) for _ in range(40)))
+            assert {(answer.text, answer.whole) for answer in answers} == {("hello world", True)}
+            await until(lambda: len(one.records()) == 40)
+            await asyncio.sleep(1.3)
+            figures = (await one.get("/metrics")).body.decode()
+            assert 'sluice_gateway_requests_total{service="m",outcome="ok"} 40' in figures
+            assert 'sluice_gateway_completion_tokens_total{service="m"} 80' in figures
+            assert 'sluice_gateway_replicas_usable{service="m"} 1' in figures
+            assert (await one.get("/health")).status == 200
+            assert one.key not in one.log and "begin" not in one.log
+
+    run(work())
+
+
+def test_limits_hold_over_all_workers(tmp_path: Path) -> None:
+    async def work() -> None:
+        replica = await a_replica(tmp_path, plain)
+        async with gateway(tmp_path) as (one, keeper):
+            limit = LimitRow("tenant", "physics", Limit(requests_per_minute=25))
+            keeper.snapshot.put("limits", {"tenant/physics": as_row(limit)})
+            put(keeper, replica)
+            await asyncio.sleep(0.5)
+            begun = time.monotonic()
+            answers = await asyncio.gather(*(one.ask(ASK) for _ in range(60)))
+            good = sum(answer.status == 200 for answer in answers)
+            assert 25 <= good <= 25 + (time.monotonic() - begun) * 25 / 60 + 1
+            refused = next(answer for answer in answers if answer.status != 200)
+            assert refused.status == 429 and refused.document["error"]["code"] == "rate_limit_exceeded"
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+
+    run(work())
+
+
+def test_a_tenant_that_has_used_its_tokens_is_refused_until_it_has_more(tmp_path: Path) -> None:
+    async def work() -> None:
+        replica = await a_replica(tmp_path, plain)
+        async with gateway(tmp_path) as (one, keeper):
+            put(keeper, replica)
+            for left, status in ((5, 200), (0, 429), (1000, 200)):
+                row = LimitRow("tenant", "physics", Limit(), tokens_left=left)
+                keeper.snapshot.put("limits", {"tenant/physics": as_row(row)})
+                await asyncio.sleep(0.5)
+                answer = await sure(one, status)
+                if status == 429:
+                    assert answer.document["error"]["type"] == "insufficient_quota"
+                    assert "physics" in answer.document["error"]["message"]
+
+    run(work())
+
+
+def test_old_usage_records_are_removed(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    for day in ("2020-01-01", today):
+        (records / f"other-{day}.jsonl").write_text("")
+
+    async def work() -> None:
+        async with gateway(tmp_path) as (one, _):
+            await until(lambda: "other-2020-01-01.jsonl: removed" in one.log)
+            assert [path.name for path in records.iterdir()] == [f"other-{today}.jsonl"]
+
+    run(work())
+
+
+def test_reload_breaks_no_stream_and_drops_no_connection(tmp_path: Path) -> None:
+    async def slow(heard: Heard) -> None:
+        heard.writer.write(STREAM_HEAD + in_chunk(role_chunk()))
+        for _ in range(40):
+            heard.writer.write(in_chunk(chunk(" word")))
+            await heard.writer.drain()
+            await asyncio.sleep(0.1)
+        heard.writer.write(in_chunk(usage_chunk(5, 40)) + in_chunk(DONE) + b"0\r\n\r\n")
+
+    async def work() -> None:
+        replica = await a_replica(tmp_path, slow)
+        async with gateway(tmp_path) as (one, keeper):
+            put(keeper, replica)
+            before = set(one.workers())
+            streams = [asyncio.create_task(sure(one)) for _ in range(6)]
+            await until(lambda: len(replica.heard) == 6)
+            one.process.send_signal(signal.SIGHUP)
+            failed = 0
+            while not {*one.workers()}.isdisjoint(before) and not all(stream.done() for stream in streams):
+                failed += (await one.get("/health")).status != 200
+            answers = await asyncio.gather(*streams)
+            assert {answer.text for answer in answers} == {" word" * 40} and failed == 0
+            await until(lambda: {*one.workers()}.isdisjoint(before) and "reloaded" in one.log, 30)
+            await sure(one)
+            assert len(one.records()) == 7
+
+    run(work())
+
+
+def test_a_worker_that_dies_is_replaced_and_what_it_did_is_billed(tmp_path: Path) -> None:
+    async def slow(heard: Heard) -> None:
+        heard.writer.write(STREAM_HEAD + in_chunk(role_chunk()))
+        for _ in range(20):
+            heard.writer.write(in_chunk(chunk(" word")))
+        await heard.writer.drain()
+        await heard.reader.read(1)
+        raise ConnectionResetError
+
+    async def work() -> None:
+        replica = await a_replica(tmp_path, slow)
+        async with gateway(tmp_path, workers=1) as (one, keeper):
+            put(keeper, replica)
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(one.head(ASK))
+            await reader.readuntil(b"word")
+            (pid,) = one.workers()
+            await asyncio.sleep(0.2)
+            os.kill(pid, signal.SIGKILL)
+            assert b"[DONE]" not in await reader.read()
+            await until(lambda: one.workers() not in ([], [pid]), 20)
+            await until(lambda: len(one.records()) == 1)
+            (record,) = one.records()
+            assert (record.user, record.tenant, record.service, record.outcome) == ("alice", "physics", "m", "failed")
+            assert 16 <= record.completion_tokens <= 21 and record.job == 7
+            replica.script = plain
+            await until(lambda: "another one takes its place" in one.log)
+            assert (await sure(one)).text == "hello world"
+
+    run(work())
+
+
+def test_rows_stay_while_replicad_is_away(tmp_path: Path) -> None:
+    async def work() -> None:
+        replica = await a_replica(tmp_path, plain)
+        async with gateway(tmp_path) as (one, keeper):
+            put(keeper, replica)
+            await sure(one)
+            (tmp_path / "replicad").rename(tmp_path / "away")
+            await until(lambda: "services stay as they were" in one.log)
+            await sure(one)
+            (tmp_path / "away").rename(tmp_path / "replicad")
+            await until(lambda: "replicad answers again" in one.log)
+
+    run(work())
+
+
+def test_clients_speak_tls(tmp_path: Path) -> None:
+    async def work() -> None:
+        replica = await a_replica(tmp_path, plain)
+        _, fingerprint = certificate(tmp_path)
+        async with gateway(tmp_path, pem=str(tmp_path / "replica.pem")) as (one, keeper):
+            put(keeper, replica)
+            trusts = ssl.create_default_context(cafile=str(tmp_path / "replica.pem"))
+            trusts.check_hostname = False
+            for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+                trusts.maximum_version = trusts.minimum_version = version
+                reader, writer = await asyncio.open_connection("127.0.0.1", one.port, ssl=trusts, server_hostname="g")
+                shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+                assert hashlib.sha256(shown).hexdigest() == fingerprint
+                writer.write(one.head(ASK, "connection: close"))
+                answer = Answer.of(await reader.read())
+                assert answer.whole and answer.text == "hello world"
+            # Without TLS nothing is said, and nobody is held up.
+            assert b"HTTP/1.1 200" not in await _plain(one)
+
+    async def _plain(one: Gateway) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        writer.write(one.head(ASK))
+        with suppress(OSError):
+            return await asyncio.wait_for(reader.read(), 20)
+        return b""
+
+    run(work())
+
+
+def test_a_gateway_that_is_killed_breaks_no_resuming_stream_and_bills_it_once(tmp_path: Path) -> None:
+    words = [f" {number}" for number in range(60)]
+
+    async def counts(heard: Heard) -> None:
+        last = heard.document["messages"][-1]
+        said = last["content"] if last["role"] == "assistant" else ""
+        begin = len(said.split())
+        assert said == "".join(words[:begin])
+        heard.writer.write(STREAM_HEAD + in_chunk(role_chunk()))
+        for word in words[begin:]:
+            heard.writer.write(in_chunk(chunk(word)))
+            await heard.writer.drain()
+            await asyncio.sleep(0.05)
+        heard.writer.write(in_chunk(chunk(finish="stop")) + in_chunk(usage_chunk(5 + begin, 60 - begin)))
+        heard.writer.write(in_chunk(DONE) + b"0\r\n\r\n")
+
+    async def work() -> None:
+        replica = await a_replica(tmp_path, counts)
+        first, second = tmp_path / "first", tmp_path / "second"
+        first.mkdir()
+        second.mkdir()
+        async with gateway(second) as (other, keeper), gateway(first, killed=True) as (one, keeper_):
+            put(keeper, replica)
+            put(keeper_, replica)
+            (second / "tokens.json").write_bytes((first / "tokens.json").read_bytes())
+            await sure_key(other, one.key)
+            urls = [f"http://127.0.0.1:{one.port}", f"http://127.0.0.1:{other.port}"]
+
+            async def stream() -> str:
+                async with AsyncResumingStream(urls, one.key, ASK) as made:
+                    return "".join([part async for part in made.text()])
+
+            streams = [asyncio.create_task(stream()) for _ in range(6)]
+            await until(lambda: len(replica.heard) == 6)
+            await asyncio.sleep(0.8)
+            for pid in (one.process.pid, *one.workers()):
+                os.kill(pid, signal.SIGKILL)
+            assert set(await asyncio.gather(*streams)) == {"".join(words)}
+            assert one.records() == []
+            records = other.records()
+            assert len({record.id for record in records}) == 6
+            assert {(r.outcome, r.prompt_tokens, r.completion_tokens) for r in records} == {("ok", 5, 60)}
+
+    async def sure_key(one: Gateway, key: str) -> None:
+        one.key = key
+        async with asyncio.timeout(10):
+            while (await one.get("/v1/models", f"authorization: Bearer {key}")).status != 200:
+                await asyncio.sleep(0.1)
+
+    run(work())

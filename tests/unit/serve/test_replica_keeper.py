@@ -1,0 +1,445 @@
+"""What the keeper does in simulated time: replicas come, are replaced, go, and survive its own death."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policy.service_jobs import ServicesPolicy
+from sluice.base.errors import SluiceError
+from sluice.exchange.serving import State
+from sluice.serve.replicad.journal import Intent, Journal
+from tests.unit.serve.replicad_world import Job, World, make_world, policy_of
+
+Make = Callable[..., World]
+__all__ = ["make_world"]
+
+
+def test_the_first_request_brings_a_replica_at_once(make_world: Make) -> None:
+    world = make_world()
+    world.run(10)
+    assert not world.jobs and world.why() == ""
+    world.asks(waiting=1)
+    world.run(0.5)
+    assert len(world.jobs) == 1
+    world.run(4)
+    assert len(world.ready()) == 1 and world.why() == "" and world.eta() is None
+
+
+def test_it_scales_with_the_delay_and_never_above_the_most(make_world: Make) -> None:
+    world = make_world(most=3)
+    world.asks(waiting=40, in_flight=4, oldest_s=5, delay_s=5)
+    world.run(60)
+    assert len(world.ready()) == 3 and world.most_living == 3
+
+
+def test_no_more_than_there_are_slots_to_fill(make_world: Make) -> None:
+    world = make_world(most=9)
+    world.asks(waiting=2, in_flight=4, oldest_s=30, delay_s=30)
+    world.run(120)
+    assert len(world.ready()) == 2, "six requests fill two replicas of four slots"
+
+
+def test_it_goes_to_none_after_the_idle_time_and_not_before(make_world: Make) -> None:
+    world = make_world(idle_s=60.0)
+    world.asks(in_flight=1)
+    world.run(20)
+    world.need.clear()
+    world.run(58)
+    assert len(world.ready()) == 1
+    world.run(15)
+    assert not world.living()
+    world.run(20)
+    assert len(world.jobs) == 1, "and it stays so"
+
+
+def test_a_short_pause_takes_no_replica_away(make_world: Make) -> None:
+    world = make_world(idle_s=60.0)
+    world.asks(in_flight=8)
+    world.run(20)
+    first = {job.launch for job in world.living()}
+    assert len(first) == 2
+    for _ in range(10):
+        world.asks(in_flight=1)
+        world.run(40)
+        world.asks(in_flight=8)
+        world.run(5)
+    assert {job.launch for job in world.jobs} == first
+
+
+def test_the_least_runs_always(make_world: Make) -> None:
+    world = make_world(least=2)
+    world.run(200)
+    assert len(world.ready()) == 2 and len(world.jobs) == 2
+
+
+def test_a_replica_that_has_requests_is_not_ended_while_it_drains(make_world: Make) -> None:
+    world = make_world(idle_s=5.0, drain_s=20.0)
+    world.asks(in_flight=1)
+    world.run(10)
+    (job,) = world.jobs
+    job.load = 1
+    world.need.clear()
+    world.run(10)
+    assert job.orders == "drain" and job.state == "RUNNING" and not world.ready()
+    job.load = 0
+    world.run(3)
+    assert job.state == "CANCELLED"
+
+
+def test_and_for_no_longer_than_its_bound(make_world: Make) -> None:
+    world = make_world(idle_s=5.0, drain_s=20.0)
+    world.asks(in_flight=1)
+    world.run(10)
+    world.jobs[0].load = 1
+    world.need.clear()
+    world.run(5 + 20 + 5)
+    assert world.jobs[0].state == "CANCELLED"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_walltime_is_handed_over_with_the_successor_first(make_world: Make, count: int) -> None:
+    world = make_world(least=count, most=count, walltime_s=300, drain_s=20.0)
+    world.run(20)
+    world.least_ready, world.most_living = 1000, 0
+    world.run(3000)
+    assert world.least_ready == count and world.most_living <= count + 1
+    assert all(job.state == "CANCELLED" for job in world.jobs if job not in world.living()), "none ran into its limit"
+    assert len(world.jobs) <= count * 3000 / (300 - 100) + 2 * count, "nor were they replaced much too early"
+
+
+def test_two_minutes_of_walltime_are_enough(make_world: Make) -> None:
+    world = make_world(least=1, most=1, walltime_s=120, ready_s=30.0, drain_s=20.0)
+    world.run(20)
+    world.least_ready = 1000
+    world.run(1800)
+    assert world.least_ready == 1 and not any(job.state == "TIMEOUT" for job in world.jobs)
+
+
+def _one_ready(make_world: Make, **words: object) -> tuple[World, Job]:
+    world = make_world(least=1, most=1, **words)
+    world.run(20)
+    (job,) = world.ready()
+    world.least_ready = 1000
+    return world, job
+
+
+def test_a_drained_node(make_world: Make) -> None:
+    world, job = _one_ready(make_world)
+    job.load = 1
+    world.leave[job.node] = "node n1 is drained: fan"
+    world.run(6)
+    assert world.least_ready == 1 and job.orders == "drain" and job.state == "RUNNING"
+    job.load = 0
+    world.run(5)
+    assert job.state == "CANCELLED" and len(world.ready()) == 1
+
+
+def test_a_drained_node_that_is_back_before_its_successor_is_ready(make_world: Make) -> None:
+    world, job = _one_ready(make_world)
+    world.start_s = 30.0
+    world.leave[job.node] = "node n1 is drained"
+    world.run(5)
+    assert len(world.living()) == 2
+    world.leave.clear()
+    world.run(5)
+    assert world.living() == [job] and job.orders == "go on"
+
+
+def test_maintenance_is_a_time_that_ends_sooner(make_world: Make) -> None:
+    world, job = _one_ready(make_world)
+    world.maintenance[job.node] = world.now + 200
+    world.run(60)
+    assert world.ready() == [job]
+    world.run(130)
+    assert world.least_ready == 1 and job.state == "CANCELLED" and world.ready()[0] is not job
+
+
+def test_preemption_brings_a_successor_at_once(make_world: Make) -> None:
+    world, job = _one_ready(make_world)
+    job.drains, job.load = True, 1  # Slurm's SIGTERM
+    world.run(2)
+    assert len(world.living()) == 2
+    world.run(5)
+    assert len(world.ready()) == 1 and job.state == "RUNNING"
+    job.load = 0
+    world.run(5)
+    assert job.state == "CANCELLED"
+
+
+def test_a_job_that_is_cancelled_is_replaced(make_world: Make) -> None:
+    world, job = _one_ready(make_world)
+    world.run(60)
+    world.over(job, "CANCELLED")
+    world.run(8)
+    assert len(world.ready()) == 1
+
+
+def test_a_crash_soon_after_it_was_ready_is_a_failure_and_a_cancelled_job_is_none(make_world: Make) -> None:
+    world, job = _one_ready(make_world)
+    world.over(job, "CANCELLED")
+    world.run(6)
+    assert len(world.jobs) == 2 and "failed" not in world.why()
+    for _ in range(4):
+        world.run(8)
+        for one in world.ready():
+            world.over(one, "FAILED")
+    world.run(8)
+    assert len(world.jobs) <= 6 and "its job failed" in world.why()
+
+
+def test_a_silent_replica_is_not_chosen_and_replaced_and_ended(make_world: Make) -> None:
+    world, job = _one_ready(make_world)
+    world.run(40)
+    job.silent = True
+    world.run(4)
+    assert world.keeper.snapshot.get("replicas", job.launch)["suspect"]
+    world.run(7)
+    assert world.keeper.snapshot.get("replicas", job.launch)["state"] == "draining"
+    world.run(10)
+    assert len(world.ready()) == 1 and job.state == "CANCELLED"
+
+
+def test_failures_are_tried_less_and_less_and_said(make_world: Make) -> None:
+    world = make_world()
+    world.fails = "CUDA out of memory"
+    world.asks(waiting=1)
+    world.run(600)
+    assert 5 <= len(world.jobs) <= 9, "5, 10, 20, ... seconds between them, and no more than 300"
+    assert "CUDA out of memory" in world.why() and "next try is in" in world.why()
+    world.fails = ""
+    world.run(320)
+    assert len(world.ready()) == 1 and world.why() == ""
+
+
+def test_what_slurm_refuses_is_said(make_world: Make) -> None:
+    world = make_world()
+    world.refuses = "Invalid account or account/partition combination specified"
+    world.asks(waiting=1)
+    world.run(30)
+    assert "Invalid account" in world.why() and len(world.asked) == 3
+
+
+def test_a_replica_that_is_never_ready_is_ended(make_world: Make) -> None:
+    world = make_world(ready_s=30.0)
+    world.start_s = 1e9
+    world.asks(waiting=1)
+    world.run(60)
+    assert world.jobs[0].state == "CANCELLED" and "not ready within 30 s" in world.why()
+
+
+def test_why_a_job_waits_and_for_how_long(make_world: Make) -> None:
+    world = make_world(idle_s=1.0)
+    world.asks(in_flight=1)
+    world.run(10)
+    world.need.clear()
+    world.run(10)
+    assert not world.living()
+    world.free, world.start_s = 0, 60.0
+    world.asks(waiting=1)
+    world.run(10)
+    assert world.why() == "a replica's job waits in Slurm: not enough is free now (Resources)"
+    assert world.eta() is None
+    world.free = 1
+    world.run(3)
+    assert world.why() == "a replica is starting" and world.eta() is not None
+
+
+# ---- its own death ----
+
+
+def test_sigkill_at_any_step_loses_none_and_doubles_none(make_world: Make) -> None:
+    """The keeper dies after each step in turn, also between the journal and what root's helper says."""
+    world = make_world(least=2, most=3)
+    world.run(20)
+    before = {job.launch for job in world.living()}
+    for _ in range(20):
+        world.begin()
+        world.run(1.25)
+    world.run(10)
+    assert {job.launch for job in world.living()} == before and len(world.jobs) == 2
+
+
+def test_killed_between_the_journal_and_the_launch(make_world: Make, tmp_path: Path) -> None:
+    world = make_world(least=1)
+    Journal(tmp_path / "launches.json").save([Intent("words", "0" * 15 + "1", "alice", world.now)])
+    world.begin()
+    world.run(10)
+    assert [job.launch for job in world.jobs] == ["0" * 15 + "1"], "the same launch is asked for, and no other"
+
+
+def test_killed_between_the_launch_and_its_answer(make_world: Make, tmp_path: Path) -> None:
+    world = make_world(least=1)
+    world.unsure = True
+    world.run(10)
+    assert len(world.jobs) == 1, "it is asked again, and is one job"
+    world.unsure = False
+    world.begin()
+    world.run(10)
+    assert len(world.jobs) == 1 and len(world.ready()) == 1
+
+
+def test_a_launch_that_is_not_wanted_any_more_is_forgotten(make_world: Make, tmp_path: Path) -> None:
+    world = make_world()
+    Journal(tmp_path / "launches.json").save([Intent("words", "0" * 15 + "1", "alice", world.now - 3600)])
+    world.begin()
+    world.run(30)
+    assert not world.jobs and not Journal(tmp_path / "launches.json").load()
+
+
+def test_a_lost_journal_loses_no_replica(make_world: Make, tmp_path: Path) -> None:
+    world = make_world(least=2)
+    world.run(20)
+    (tmp_path / "launches.json").unlink()
+    world.begin()
+    world.run(20)
+    assert len(world.jobs) == 2 == len(world.ready())
+    assert len(Journal(tmp_path / "launches.json").load()) == 2
+
+
+def test_a_damaged_journal_launches_nothing(make_world: Make, tmp_path: Path) -> None:
+    world = make_world()
+    (tmp_path / "launches.json").write_text("{")
+    with pytest.raises(SluiceError, match="damaged"):
+        world.begin()
+
+
+def test_a_full_disk_launches_nothing(make_world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world()
+    world.run(5)
+    world.asks(waiting=1)
+
+    def full(launches: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(world.keeper._journal, "save", full)
+    with pytest.raises(OSError, match="No space"):
+        world.run(1)
+    assert not world.asked
+    monkeypatch.undo()
+
+
+def test_where_it_does_not_lead_it_asks_for_nothing_and_takes_over_what_is_there(make_world: Make) -> None:
+    world = make_world(least=1)
+    world.run(20)
+    world.leads = False
+    world.begin()
+    world.asked.clear()
+    world.asks(waiting=9, oldest_s=9)
+    world.run(60)
+    assert not world.asked and len(world.ready()) == 1, "it hears, and its gateways have the replica"
+    world.leads = True
+    world.run(30)
+    assert len(world.jobs) == 3 and len(world.ready()) == 3
+
+
+def test_two_keepers_tell_each_other(make_world: Make, tmp_path: Path) -> None:
+    world = make_world()
+    world.run(5)
+    (tmp_path / "other").mkdir()
+    other = World(tmp_path / "other", world.policy, leads=False)
+    other.run(5)
+    other.keeper.host = "ctl2"
+    other.asks(waiting=1)
+    other.run(0.25)
+    assert not other.asked
+    world.keeper.take_note(other.keeper.note(world.now), world.now)
+    world.run(0.25)
+    assert len(world.jobs) == 1, "demand of the other host's gateways counts"
+    launch = world.jobs[0].launch
+    assert other.keeper.expected(launch) is None
+    other.keeper.take_note(replace(world.keeper.note(world.now), host="ctl1"), other.now)
+    assert other.keeper.expected(launch) is not None, "its heartbeats are taken before Slurm shows it there"
+    world.run(0.5)
+    said = world.keeper.note(world.now)
+    assert said.leads and [one.service for one in said.outlooks] == ["words"]
+    other.keeper.take_note(said, other.now)
+    other.run(0.25)
+    assert other.why() == said.outlooks[0].why
+
+
+# ---- the policy ----
+
+
+def test_a_service_that_is_gone_from_the_policy_drains_and_ends(make_world: Make) -> None:
+    world = make_world(least=1)
+    world.run(20)
+    (job,) = world.ready()
+    job.load = 1
+    world.policy = ServicesPolicy()
+    world.run(5)
+    assert job.orders == "drain" and job.state == "RUNNING"
+    job.load = 0
+    world.run(5)
+    assert job.state == "CANCELLED" and len(world.jobs) == 1
+
+
+def test_also_where_replicad_was_restarted_in_between(make_world: Make) -> None:
+    world = make_world(least=1)
+    world.run(20)
+    world.policy = ServicesPolicy()
+    world.begin()
+    world.run(20)
+    assert not world.living()
+
+
+def test_a_paused_service_and_one_with_a_smaller_bound(make_world: Make) -> None:
+    world = make_world(least=2)
+    world.run(20)
+    world.policy = policy_of(most=1, least=0)
+    world.asks(in_flight=8)
+    world.run(20)
+    assert len(world.living()) == 1
+    world.policy = policy_of(paused=True)
+    world.run(20)
+    assert not world.living() and world.why() == "the service is paused"
+
+
+def test_a_service_with_another_user_gets_new_replicas(make_world: Make) -> None:
+    world = make_world(least=1)
+    world.run(20)
+    (job,) = world.ready()
+    world.policy = policy_of(least=1, user="bob")
+    world.least_ready = 1000
+    world.run(20)
+    assert world.least_ready == 1 and job.state == "CANCELLED"
+    assert [one.user for one in world.living()] == ["bob"]
+
+
+def test_a_job_of_another_user_with_such_a_name_is_none_of_its(make_world: Make) -> None:
+    world = make_world()
+    world.jobs.append(Job(7, "words", "1" * 16, "bob", world.now, state="RUNNING", node="n7", started=world.now))
+    world.run(30)
+    assert world.keeper.expected("1" * 16) is None and not world.asked
+    assert world.jobs[0].state == "RUNNING"
+
+
+# ---- what is published ----
+
+
+def test_secrets_are_for_gateways_and_not_in_the_status_or_on_disk(make_world: Make, tmp_path: Path) -> None:
+    world = make_world(least=1)
+    world.run(20)
+    (job,) = world.ready()
+    assert world.keeper.snapshot.get("replicas", job.launch)["secret"] == "cd" * 32
+    status = world.keeper.status()
+    assert status["replicas"][job.launch]["state"] == "ready" and status["services"]["words"]["wanted"] == 1
+    assert "cdcd" not in json.dumps(status)
+    assert not any("cdcd" in path.read_text() for path in tmp_path.iterdir())
+
+
+def test_rows_follow_the_policy_and_the_state(make_world: Make) -> None:
+    world = make_world(least=1)
+    world.run(1)
+    world.run(20)
+    (job,) = world.ready()
+    world.say(job, State.FAILED)
+    world.run(0.25)
+    assert world.keeper.snapshot.get("replicas", job.launch) is None
+    world.policy = ServicesPolicy()
+    world.run(1)
+    assert world.keeper.snapshot.get("services", "words") is None
