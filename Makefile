@@ -85,6 +85,7 @@ lint: $(VENV)/.linters ## linters, types, format and layers; needs Python and no
 check: build lint docs ## `make lint`, dead links, and whether what is generated is what the code says
 	$(PYTHON) tools/policy_reference.py --check
 	$(PYTHON) tools/client_reference.py --check
+	$(PYTHON) tools/grpc_reference.py --check
 
 native-test: build ## the tests in C, under sanitizers
 	tools/native-test

@@ -16,6 +16,7 @@ from dev_cluster.demo.enforce import enforce
 from dev_cluster.demo.failover import failover
 from dev_cluster.demo.health import POLICY as HEALTH_POLICY
 from dev_cluster.demo.health import health
+from dev_cluster.demo.models import models
 from dev_cluster.demo.page import page
 from dev_cluster.demo.schedule import schedule
 from dev_cluster.demo.stage import Stage
@@ -43,7 +44,10 @@ def main() -> int:
     try:
         require_root("make demo")
         with tempfile.TemporaryDirectory(prefix="sluice-demo-", dir="/run") as folder:
-            _show(DevCluster(Path(folder) / "cluster"), keep=keep)
+            stage = Stage(DevCluster(Path(folder) / "cluster"))
+            _show(stage, keep=keep)
+            models(stage, Path(folder))
+            print("\nThe clusters are down; no process, mount or file of them is left. Try your own: sluice cluster up")
     except SluiceError as error:
         print(f"sluice: {error}", file=sys.stderr)
         return 1
@@ -53,8 +57,8 @@ def main() -> int:
     return 0
 
 
-def _show(cluster: DevCluster, *, keep: bool) -> None:
-    stage = Stage(cluster)
+def _show(stage: Stage, *, keep: bool) -> None:
+    cluster = stage.cluster
     missing: SourcesUnavailableError | None = None
     try:
         stage.step(
@@ -90,7 +94,6 @@ def _show(cluster: DevCluster, *, keep: bool) -> None:
             f"scheduling, health and failover ({missing.what})",
             remedy=missing.remedy,
         )
-    print("\nThe cluster is down; no process, mount or file of it is left. Try your own: sluice cluster up")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ def check(path: Path | None, as_json: bool, file: Path | None) -> None:
         if policy is not None and not problems:
             for section in policy.unenforced():
                 click.echo(f"{name}: {section}: accepted, but not yet enforced", err=True)
-            click.echo(f"{name}: {len(policy.tenants)} tenants, no mistakes", err=True)
+            services = f", {len(policy.services)} services" if policy.services else ""
+            click.echo(f"{name}: {len(policy.tenants)} tenants{services}, no mistakes", err=True)
     if problems:
         sys.exit(1)
 

@@ -50,7 +50,7 @@ struct sluice_picture_job {
     enum sluice_job_stock stock; /* why only Slurm finds it nodes */
     uint32_t rank;
     struct sluice_request request;
-    size_t words; /* of its allowed nodes: offset in the picture's `words` */
+    uint32_t words; /* of its allowed nodes: offset in the picture's `words` */
 };
 
 /* Nodes that a reservation of Slurm's keeps from a moment on. */

@@ -1,0 +1,151 @@
+"""What the gateway is compared with: `python -m benchmarks.serve_peers FOLDER` installs them.
+
+Each has a virtual environment there; nginx is Debian's (`apt-get install nginx-light`). All have one worker for an
+engine on this host, without TLS and without access logs; LiteLLM checks one key, the others check nothing, and none
+counts or limits anything.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from benchmarks.serve_site import MODEL, free_port, stop, wait_port
+from sluice.base.errors import SluiceError
+from sluice.base.run import run_command
+
+PACKAGES: Mapping[str, tuple[str, str]] = {
+    "litellm": ("litellm[proxy]", "litellm"),
+    "vllm_router": ("vllm-router", "vllm-router"),
+    "sglang_router": ("sglang-router", "sglang_router"),
+}
+"""Name -> what pip installs, and whose version is shown."""
+NAMES = ("nginx", *PACKAGES)
+_NGINX = """
+daemon off;
+worker_processes 1;
+pid {folder}/nginx.pid;
+error_log {folder}/nginx.error;
+events {{ worker_connections 2048; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/b;
+  proxy_temp_path {folder}/p;
+  fastcgi_temp_path {folder}/f;
+  uwsgi_temp_path {folder}/u;
+  scgi_temp_path {folder}/s;
+  upstream engine {{ server 127.0.0.1:{engine}; keepalive 256; keepalive_requests 1000000000; }}
+  server {{
+    listen 127.0.0.1:{port};
+    keepalive_requests 1000000000;
+    location / {{
+      proxy_pass http://engine;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+    }}
+  }}
+}}
+"""
+_LITELLM = """
+model_list:
+- model_name: {model}
+  litellm_params: {{model: openai/{model}, api_base: "http://127.0.0.1:{engine}/v1", api_key: none}}
+general_settings: {{master_key: {key}}}
+litellm_settings: {{telemetry: false}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One that runs."""
+
+    port: int
+    pid: int
+
+
+def version(name: str, peers: Path | None) -> str | None:
+    """Of one that is installed; None: it is not."""
+    if name == "nginx":
+        found = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+        return found and run_command([found, "-v"]).stderr.rpartition("/")[2].strip()
+    python = None if peers is None else peers / name / "bin/python"
+    if python is None or not python.exists():
+        return None
+    code = f"from importlib.metadata import version; print(version({PACKAGES[name][1].replace('_', '-')!r}))"
+    return run_command([str(python), "-c", code]).stdout.strip()
+
+
+def _words(name: str, peers: Path | None, folder: Path, port: int, engine: int, key: str) -> list[str]:
+    if name == "nginx":
+        file = folder / "nginx.conf"
+        file.write_text(_NGINX.format(folder=folder, port=port, engine=engine))
+        return [shutil.which("nginx") or "/usr/sbin/nginx", "-c", str(file)]
+    assert peers is not None
+    at, address = peers / name / "bin", f"http://127.0.0.1:{engine}"
+    place = ["--host", "127.0.0.1", "--port", str(port)]
+    if name == "litellm":
+        file = folder / "litellm.yaml"
+        file.write_text(_LITELLM.format(model=MODEL, engine=engine, key=key))
+        return [str(at / "litellm"), "--config", str(file), *place, "--num_workers", "1"]
+    words = ["--worker-urls", address, "--policy", "round_robin", "--prometheus-port", str(free_port())]
+    program = (
+        [str(at / "vllm-router")]
+        if name == "vllm_router"
+        else [str(at / "python"), "-m", "sglang_router.launch_router"]
+    )
+    level = "warning" if name == "vllm_router" else "warn"
+    return [*program, *place, *words, "--log-level", level]
+
+
+@contextmanager
+def peer(name: str, peers: Path | None, folder: Path, engine: int, key: str) -> Iterator[Peer]:
+    """Start one before an engine. Raises SluiceError."""
+    port = free_port()
+    own = folder / name
+    own.mkdir(exist_ok=True)
+    log = (own / "log").open("wb")
+    environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": str(own), "LITELLM_LOG": "ERROR"}
+    process = subprocess.Popen(
+        _words(name, peers, own, port, engine, key),
+        cwd=own,
+        env=environment,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    try:
+        wait_port(port, process, name, "/health/liveliness" if name == "litellm" else "/v1/models")
+        yield Peer(port, process.pid)
+    except SluiceError:
+        print((own / "log").read_text(errors="replace")[-3000:], file=sys.stderr)
+        raise
+    finally:
+        stop(process)
+        log.close()
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def main(folder: Path) -> None:
+    """Install all that are on PyPI into FOLDER."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tools = folder / "tools"
+    run_command([sys.executable, "-m", "venv", str(tools)], timeout=300)
+    run_command([str(tools / "bin/pip"), "install", "-q", "uv"], timeout=300)
+    for name, (package, _) in PACKAGES.items():
+        uv = str(tools / "bin/uv")
+        run_command([uv, "venv", "-q", "--clear", str(folder / name)], timeout=300)
+        run_command([uv, "pip", "install", "-q", "-p", str(folder / name / "bin/python"), package], timeout=1800)
+        click.echo(f"{name} {version(name, folder)}")
+
+
+if __name__ == "__main__":
+    main()
