@@ -120,7 +120,7 @@ void gate_dequeue(struct sluice_gate *gate, uint32_t ticket);
 void gate_leave_replica(struct sluice_gate *gate, uint32_t ticket, uint64_t used);
 /* The flow of a tenant in a service's queue, made where it is not there; 0: no room, which cannot be. */
 uint32_t gate_take_flow(struct sluice_gate *gate, uint32_t service, uint64_t tenant);
-/* Its worker will not be told of it any more. */
+/* It is not reported to its worker any more. */
 void gate_unlink_pending(struct sluice_gate *gate, uint32_t ticket);
 
 /* ---- gate_tickets.c ---- */

@@ -116,8 +116,8 @@ void gate_dequeue(struct sluice_gate *gate, uint32_t row)
 
 /* ---- turns ---- */
 
-/* A ticket's worker is to be told of it, in one of its lists. */
-static void tell(struct sluice_gate *gate, uint32_t row, enum gate_ticket_state state)
+/* Reports a ticket to its worker, in one of its lists. */
+static void report(struct sluice_gate *gate, uint32_t row, enum gate_ticket_state state)
 {
     struct gate_ticket *ticket = &gate->tickets[row];
     struct gate_worker *worker = &gate->workers[ticket->seat];
@@ -157,7 +157,7 @@ static void grant(struct sluice_gate *gate, struct gate_service *service, uint64
     gate_put64(gate, &ticket->granted_us, now_us);
     gate_load_replica(gate, replica, ticket->tokens);
     gate_remember_prefix(gate, ticket, replica);
-    tell(gate, row, GATE_GRANTED);
+    report(gate, row, GATE_GRANTED);
 }
 
 void gate_leave_replica(struct sluice_gate *gate, uint32_t row, uint64_t used)
@@ -188,7 +188,7 @@ static enum sluice_error expire(struct sluice_gate *gate, uint64_t now_us, uint3
     uint32_t row;
     while (!error && (row = gate->header->expiry) && gate->tickets[row].deadline_us <= now_us) {
         gate_dequeue(gate, row);
-        tell(gate, row, GATE_EXPIRED);
+        report(gate, row, GATE_EXPIRED);
         error = gate_pause(gate, steps, text);
     }
     return error;
@@ -225,7 +225,7 @@ static struct sluice_gate_turn describe_turn(const struct sluice_gate *gate, uin
     };
 }
 
-/* The lock for one worker's call at *now_us, with what has expired told of. */
+/* The lock for one worker's call at *now_us, with what has expired reported. */
 static enum sluice_error begin(struct sluice_gate *gate, uint32_t worker, uint64_t *now_us, uint32_t *steps,
                                struct sluice_error_text *text)
 {

@@ -315,7 +315,7 @@ static void test_deadlines(void)
     CHECK_INT(sluice_gate_wakes(gate), 0);
     CHECK_INT(sluice_gate_expired(gate, second, 100, 4, expired, &count, &next_us, NULL), SLUICE_OK);
     CHECK(count == 0 && next_us == 200);
-    CHECK_INT(sluice_gate_wakes(gate), 1); /* the first worker is to be told */
+    CHECK_INT(sluice_gate_wakes(gate), 1); /* it is to be reported to the first worker */
     replica(gate, 1, 4, SLUICE_GATE_USABLE);
     struct sluice_gate_turn turns[2];
     CHECK_INT(take_turns(gate, first, 200, turns, 2), 0); /* neither gets a turn: the second has expired, too */
@@ -328,7 +328,7 @@ static void test_deadlines(void)
     CHECK_INT(sluice_gate_again(gate, a, 200, 0, 0, NULL), SLUICE_ERROR_INVALID);
     audit_gate(gate);
     CHECK_INT(sluice_gate_abandon(gate, a, 200, NULL, NULL), SLUICE_OK);
-    CHECK_INT(sluice_gate_abandon(gate, b, 200, NULL, NULL), SLUICE_OK); /* before it was told */
+    CHECK_INT(sluice_gate_abandon(gate, b, 200, NULL, NULL), SLUICE_OK); /* before it was reported */
     CHECK_INT(sluice_gate_wakes(gate), 0);
     CHECK_INT(subject(gate, SLUICE_GATE_SERVICE, SERVICE, 200).open, 0);
     audit_gate(gate);
