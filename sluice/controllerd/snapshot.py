@@ -75,7 +75,7 @@ _REPLICAD_S = 2.0
 _SHARE = 2.0  # a part that takes long is read at most every so many times that
 _SHARE_OF_JOBS = 1.25  # of many, most of that time is squeue's, and what changes is what viewers look for
 _FOLLOW_S = 0.2  # where slurmctld's side writes which jobs changed
-_CHECK_S = 300.0  # and so often all are listed beside it
+_CHECK_S = 300.0  # and so often all are listed as well
 _AGAIN_S = 2.0  # after a failure, which may have been a long time-out
 _LATE_S = 4.0  # commands of Slurm try for MessageTimeout and longer before they fail
 _LOOK_S = 0.25
@@ -140,7 +140,7 @@ class Publisher:
         self._jobs_lock = threading.Lock()
         self._changes: JobChanges | None = None  # once StateSaveLocation is known
         self._followed_at = 0.0  # what is published is so old, where changes are followed; else 0
-        self._since_listing: set[int] | None = None  # what changed since a listing beside it began
+        self._since_listing: set[int] | None = None  # what changed since such a listing began
         self._checked = 0.0
         self._grouping = Grouping()
         self._nodes: list[Node] = []

@@ -150,11 +150,11 @@ const uint32_t *sluice_changes_gone(const struct sluice_changes *changes, uint32
     return changes->gone;
 }
 
-uint64_t sluice_print_text(uint64_t print, const char *text)
+uint64_t sluice_print_text(uint64_t print, const char *text, unsigned width)
 {
     if (!text)
         return sluice_print_number(print, 1);
-    size_t left = strlen(text);
+    size_t left = strnlen(text, (size_t)SLUICE_CHANGES_MAX_TEXT * width);
     print = sluice_print_number(print, left + 2);
     for (; left; text += left < 8 ? left : 8, left -= left < 8 ? left : 8) {
         uint64_t word = 0;

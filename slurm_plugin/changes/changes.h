@@ -48,13 +48,14 @@ bool sluice_changes_end(struct sluice_changes *changes);
 const uint32_t *sluice_changes_differ(const struct sluice_changes *changes, uint32_t *count);
 const uint32_t *sluice_changes_gone(const struct sluice_changes *changes, uint32_t *count);
 
-/* A print of several values, one after the other, from 0. NULL and "" differ. */
+/* A print of several values, one after the other, from 0. NULL and "" differ. Of a text as much as is written of it: a
+ * job's dependency may have 128 KiB, and is looked at under slurmctld's locks. */
 static inline uint64_t sluice_print_number(uint64_t print, uint64_t value)
 {
     print = (print ^ value) * UINT64_C(0x9e3779b97f4a7c15);
     return print ^ print >> 32;
 }
-uint64_t sluice_print_text(uint64_t print, const char *text);
+uint64_t sluice_print_text(uint64_t print, const char *text, unsigned width);
 
 /* ---- lines ---- */
 
@@ -80,7 +81,7 @@ struct sluice_changes_files {
 };
 void sluice_changes_files_start(struct sluice_changes_files *files, const char *folder);
 /* Append the lines of a look, in a new file where the one is full, or where `begin`. False, with errno: not written,
- * and the next has to begin anew. May block as long as the file system does. */
+ * and the next has to begin again. May block as long as the file system does. */
 bool sluice_changes_write(struct sluice_changes_files *files, const struct sluice_changes_text *text, bool begin);
 /* Close and remove all of them. */
 void sluice_changes_files_stop(struct sluice_changes_files *files);

@@ -76,21 +76,22 @@ static uint64_t print_of(const job_record_t *job, int64_t now_s)
         job->start_time < now_s) /* Slurm says "now": once a minute is enough */
         print = sluice_print_number(print, (uint64_t)(now_s / 60));
     const char *const texts[] = {
-        job->state_desc,   job->nodes,         job->partition,          job->account,          job->admin_comment,
-        job->comment,      job->name,          job->tres_fmt_alloc_str, job->tres_fmt_req_str, job->tres_per_node,
-        job->tres_per_job, job->tres_per_task, job->resv_name,
+        job->state_desc,    job->partition,          job->account,          job->admin_comment, job->comment,
+        job->name,          job->tres_fmt_alloc_str, job->tres_fmt_req_str, job->tres_per_node, job->tres_per_job,
+        job->tres_per_task, job->resv_name,
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        print = sluice_print_text(print, texts[i]);
+        print = sluice_print_text(print, texts[i], 1);
+    print = sluice_print_text(print, job->nodes, NODES_WIDTH);
     if (!details)
         return print;
     print = sluice_print_number(print, (uint64_t)details->begin_time);
     print = sluice_print_number(print, (uint64_t)details->submit_time);
     print = sluice_print_number(print, (uint64_t)details->min_cpus << 32 | details->min_nodes);
     print = sluice_print_number(print, (uint64_t)details->num_tasks << 32 | details->max_nodes);
-    print = sluice_print_text(print, details->features);
-    print = sluice_print_text(print, details->dependency);
-    return sluice_print_text(print, details->work_dir);
+    print = sluice_print_text(print, details->features, 1);
+    print = sluice_print_text(print, details->dependency, 1);
+    return sluice_print_text(print, details->work_dir, 1);
 }
 
 static int note_id(void *item, void *argument)

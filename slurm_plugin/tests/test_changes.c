@@ -82,8 +82,22 @@ static void test_prints(void)
     static const char *const texts[] = {NULL, "", "a", "b", "aa", "aaaaaaa", "aaaaaaaa", "aaaaaaaab", "aaaaaaaac"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (size_t j = 0; j < i; j++)
-            CHECK(sluice_print_text(5, texts[i]) != sluice_print_text(5, texts[j]));
-    CHECK(sluice_print_text(sluice_print_text(0, "ab"), "c") != sluice_print_text(sluice_print_text(0, "a"), "bc"));
+            CHECK(sluice_print_text(5, texts[i], 1) != sluice_print_text(5, texts[j], 1));
+    CHECK(sluice_print_text(sluice_print_text(0, "ab", 1), "c", 1) !=
+          sluice_print_text(sluice_print_text(0, "a", 1), "bc", 1));
+    enum { LONG = 3 * SLUICE_CHANGES_MAX_TEXT };
+    char *one = malloc(LONG + 1), *other = malloc(LONG + 1);
+    CHECK(one != NULL && other != NULL);
+    memset(one, 'x', LONG);
+    memset(other, 'x', LONG);
+    one[LONG] = other[LONG] = 0;
+    other[2 * SLUICE_CHANGES_MAX_TEXT] = 'y'; /* the first byte that is not written */
+    CHECK(sluice_print_text(0, one, 2) == sluice_print_text(0, other, 2));
+    CHECK(sluice_print_text(0, one, 3) != sluice_print_text(0, other, 3));
+    other[2 * SLUICE_CHANGES_MAX_TEXT - 1] = 'y';
+    CHECK(sluice_print_text(0, one, 2) != sluice_print_text(0, other, 2));
+    free(one);
+    free(other);
 }
 
 static void test_lines(void)
