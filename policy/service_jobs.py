@@ -21,6 +21,7 @@ from policy.names import OVER_QOS
 from policy.node import CompiledFile
 from policy.services import HEALTH, Service, ServiceLimits, Serving, TenantServing
 from sluice.base.errors import SluiceError, UsageError
+from sluice.exchange.requests import FOLDER
 from sluice.exchange.serving import (
     JOB_PREFIX,
     PORT,
@@ -117,7 +118,7 @@ class ServicesPolicy(_Compiled):
     """The tenants of each user, in the order of the policy."""
     registries: tuple[str, ...] = ()
     """HOST:PORT of each replicad; none: the controllers of slurm.conf."""
-    requests: str = "/var/lib/sluice-gateway/requests"
+    requests: str = str(FOLDER)
     usage_period: str = "none"
 
     def render(self) -> str:
@@ -358,9 +359,9 @@ def replica_spec(
     )
 
 
-def registries_of(hosts: Iterable[str]) -> tuple[str, ...]:
+def registries_of(hosts: Iterable[str], port: int = PORT) -> tuple[str, ...]:
     """HOST:PORT of replicad on controllers."""
-    return tuple(f"[{host}]:{PORT}" if ":" in host else f"{host}:{PORT}" for host in hosts)
+    return tuple(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts)
 
 
 def replica_job(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from policy.service_jobs import ServicePolicy, ServicesPolicy, parse_job_name
 from sluice.exchange.serve_status import ReplicaStatus, ServiceStatus, Status
+from sluice.slurm.job import ENDED
 
-ENDED = frozenset(
-    {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
-)
 _WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED"})
 COUNTED = ("queued", "starting", "ready", "draining", "failed")
 """States of replicas that are counted; without replicad, a job that runs is `running`."""
@@ -143,8 +140,3 @@ def state_of(one: ServicePolicy, counts: Mapping[str, int], *, failed: bool = Fa
     if counts["failed"] or failed:
         return "failed"
     return "down" if one.least else "idle"
-
-
-def age_of(moment: float | None, now: float | None = None) -> float | None:
-    """Seconds since then."""
-    return None if moment is None else max(0.0, (time.time() if now is None else now) - moment)

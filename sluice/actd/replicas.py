@@ -9,7 +9,6 @@ job.
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ from sluice.base.files import write_atomic
 from sluice.exchange.acts import ActError
 from sluice.exchange.courier import controllers
 from sluice.exchange.launches import LaunchRequest
-from sluice.exchange.serving import PORT_VARIABLE, REPLICAD_USER, replicad_port
+from sluice.exchange.serving import REPLICAD_USER, replicad_port
 from sluice.slurm.commands import Commands
 
 _SETTLED_S = 12.0  # later than slurmctld can take a message of a program that has ended: its MessageTimeout is 10 s
@@ -152,9 +151,10 @@ class Replicas:
         return {"schema_version": 1, "job_id": number, "user": job.user}
 
     def _unsettled(self, service: str, known: set[str], now: float) -> int:
-        """Launches whose sbatch had no answer, so that a job may still come; also those of a process before this."""
+        """Launches whose sbatch had no answer, so that a job may still come; also those of a process before this, which
+        other services and `recover` change meanwhile."""
         for mine in (self._uncertain.get(service, {}), self._before):
-            for launch in [one for one, until in mine.items() if until < now or one in known]:
+            for launch in [one for one, until in tuple(mine.items()) if until < now or one in known]:
                 mine.pop(launch, None)
         return len(self._uncertain.get(service, ())) + len(self._before)
 
@@ -202,10 +202,7 @@ class Replicas:
             return self._services
 
     def _registries(self) -> tuple[str, ...]:
-        hosts = controllers(self._conf() / "slurm.conf").hosts
-        if not os.environ.get(PORT_VARIABLE):
-            return registries_of(hosts)
-        return tuple(f"[{host}]:{replicad_port()}" if ":" in host else f"{host}:{replicad_port()}" for host in hosts)
+        return registries_of(controllers(self._conf() / "slurm.conf").hosts, replicad_port())
 
     @contextmanager
     def _turn(self, service: str) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import Any
 
 from sluice.base.text import one_line
@@ -19,9 +20,10 @@ def start_logging(*, verbose: bool) -> None:
 
 
 def log(action: str, **detail: Any) -> None:
-    """One action of the agent as KEY=VALUE words."""
+    """One action as KEY=VALUE words. Raises nothing: where the file of standard error is full, the line is lost."""
     words = [f"action={action}"]
     for key, value in detail.items():
         text = one_line(str(value))
         words.append(f"{key}={json.dumps(text) if ' ' in text or '=' in text or not text else text}")
-    print(PREFIX + " ".join(words), file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(PREFIX + " ".join(words), file=sys.stderr, flush=True)

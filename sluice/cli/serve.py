@@ -11,7 +11,7 @@ import click
 
 from sluice.cli.site_options import ChangeOptions, change_options, cluster_options, policy_path
 from sluice.cli.tables import Column, print_table, table_options
-from sluice.cli.tenant import change_file
+from sluice.cli.tenant import change_file, creating, existing, mapping_of, removing, setting
 
 if TYPE_CHECKING:
     from policy.service_jobs import ServicesPolicy
@@ -260,24 +260,6 @@ def _lines(one: dict[str, Any]) -> list[str]:
 # ---- changes ----
 
 
-def services_of(document: Any) -> Any:
-    """The section of the file, made where there is none."""
-    if document.get("services") is None:
-        document["services"] = {}
-    return document["services"]
-
-
-def _existing(document: Any, name: str) -> Any:
-    """A service's mapping in the file. Raises UsageError."""
-    from sluice.base.errors import UsageError
-
-    services = services_of(document)
-    if services.get(name) is None:
-        known = ", ".join(list(services)[:10]) or "none"
-        raise UsageError(f"service {name[:80]!r}: not in the policy file", remedy=f"those are: {known}")
-    return services[name]
-
-
 @command.command()
 @click.argument("name")
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
@@ -288,20 +270,7 @@ def create(name: str, settings: tuple[str, ...], options: ChangeOptions) -> None
     KEY is a field of a service in the file, e.g. tenant=nlp user=nlp-serve engine=vllm model=/models/deepseek gpus=1
     replicas.most=4 'options=[--max-model-len, 8192]'.
     """
-    from policy.edit import pairs, set_value
-    from sluice.base.errors import UsageError
-
-    words = pairs(settings)
-
-    def change(document: Any) -> None:
-        services = services_of(document)
-        if name in services:
-            raise UsageError(f"service {name[:80]!r}: is in the policy file already", remedy="see: sluice serve set")
-        services[name] = {}
-        for key, value in words:
-            set_value(services[name], key, value)
-
-    change_file(options, change, action="serve create")
+    change_file(options, creating("services", name, settings), action="serve create")
 
 
 @command.command("set")
@@ -313,16 +282,7 @@ def set_(name: str, settings: tuple[str, ...], options: ChangeOptions) -> None:
 
     What a replica is started with, e.g. options, holds for those that are started from then on.
     """
-    from policy.edit import pairs, set_value
-
-    words = pairs(settings)
-
-    def change(document: Any) -> None:
-        service = _existing(document, name)
-        for key, value in words:
-            set_value(service, key, value)
-
-    change_file(options, change, action="serve set")
+    change_file(options, setting("services", name, settings), action="serve set")
 
 
 @command.command()
@@ -330,12 +290,7 @@ def set_(name: str, settings: tuple[str, ...], options: ChangeOptions) -> None:
 @change_options
 def remove(name: str, options: ChangeOptions) -> None:
     """Take a service out of the policy file, and apply. Its replicas finish what they have, and end."""
-
-    def change(document: Any) -> None:
-        _existing(document, name)
-        del services_of(document)[name]
-
-    change_file(options, change, action="serve remove")
+    change_file(options, removing("services", name), action="serve remove")
 
 
 @command.command()
@@ -351,12 +306,10 @@ def scale(name: str, least: int | None, most: int | None, options: ChangeOptions
         raise UsageError("nothing to change", remedy="name --least, --most or both")
 
     def change(document: Any) -> None:
-        service = _existing(document, name)
-        if service.get("replicas") is None:
-            service["replicas"] = {}
+        replicas = mapping_of(existing(document, name, "services"), "replicas")
         for key, value in (("least", least), ("most", most)):
             if value is not None:
-                service["replicas"][key] = value
+                replicas[key] = value
 
     change_file(options, change, action="serve scale")
 
@@ -379,7 +332,7 @@ def resume(name: str, options: ChangeOptions) -> None:
 
 def _paused(name: str, *, paused: bool) -> Callable[[Any], None]:
     def change(document: Any) -> None:
-        service = _existing(document, name)
+        service = existing(document, name, "services")
         if paused:
             service["paused"] = True
         else:

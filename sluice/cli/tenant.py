@@ -214,23 +214,66 @@ def change_file(options: ChangeOptions, change: Callable[[Any], None], *, action
     )
 
 
-def tenants_of(document: Any) -> Any:
-    """The section of the file, made where there is none."""
-    if document.get("tenants") is None:
-        document["tenants"] = {}
-    return document["tenants"]
+def mapping_of(document: Any, name: str) -> Any:
+    """What is below a name in the file, made where there is nothing."""
+    if document.get(name) is None:
+        document[name] = {}
+    return document[name]
 
 
-def existing(document: Any, name: str) -> Any:
-    """A tenant's mapping in the file. Raises UsageError."""
+def existing(document: Any, name: str, section: str = "tenants") -> Any:
+    """The mapping of a tenant, or of a name of another section, in the file. Raises UsageError."""
     from sluice.base.errors import UsageError
 
-    tenants = tenants_of(document)
-    if name not in tenants:
-        raise UsageError(f"tenant {name!r}: not in the policy file", remedy="see `sluice policy show`, or create it")
-    if tenants[name] is None:
-        tenants[name] = {}
-    return tenants[name]
+    names = mapping_of(document, section)
+    if name not in names:
+        known = ", ".join(list(names)[:10]) or "none"
+        what = f"{section.removesuffix('s')} {name[:80]!r}"
+        raise UsageError(f"{what}: not in the policy file", remedy=f"those are: {known}")
+    return mapping_of(names, name)
+
+
+def creating(section: str, name: str, settings: tuple[str, ...]) -> Callable[[Any], None]:
+    """The change that puts a new name with KEY=VALUE settings into a section. Raises UsageError."""
+    from policy.edit import pairs, set_value
+    from sluice.base.errors import UsageError
+
+    words = pairs(settings)
+
+    def change(document: Any) -> None:
+        names = mapping_of(document, section)
+        if name in names:
+            what = f"{section.removesuffix('s')} {name[:80]!r}"
+            raise UsageError(f"{what}: is in the policy file already", remedy="change it with `set`")
+        names[name] = {}
+        for key, value in words:
+            set_value(names[name], key, value)
+
+    return change
+
+
+def setting(section: str, name: str, settings: tuple[str, ...]) -> Callable[[Any], None]:
+    """The change that sets fields of a name in a section. Raises UsageError."""
+    from policy.edit import pairs, set_value
+
+    words = pairs(settings)
+
+    def change(document: Any) -> None:
+        one = existing(document, name, section)
+        for key, value in words:
+            set_value(one, key, value)
+
+    return change
+
+
+def removing(section: str, name: str) -> Callable[[Any], None]:
+    """The change that takes a name out of a section."""
+
+    def change(document: Any) -> None:
+        existing(document, name, section)
+        del document[section][name]
+
+    return change
 
 
 @command.command()
@@ -242,20 +285,7 @@ def create(name: str, settings: tuple[str, ...], options: ChangeOptions) -> None
 
     KEY is a field of a tenant in the file, e.g. limit.gpus=8 'members=[alice, bob]' parent=acme.
     """
-    from policy.edit import pairs, set_value
-    from sluice.base.errors import UsageError
-
-    words = pairs(settings)
-
-    def change(document: Any) -> None:
-        tenants = tenants_of(document)
-        if name in tenants:
-            raise UsageError(f"tenant {name!r}: is in the policy file already", remedy="change it: sluice tenant set")
-        tenants[name] = {}
-        for key, value in words:
-            set_value(tenants[name], key, value)
-
-    change_file(options, change, action="tenant create")
+    change_file(options, creating("tenants", name, settings), action="tenant create")
 
 
 @command.command("set")
@@ -264,16 +294,7 @@ def create(name: str, settings: tuple[str, ...], options: ChangeOptions) -> None
 @change_options
 def set_(name: str, settings: tuple[str, ...], options: ChangeOptions) -> None:
     """Change fields of a tenant in the policy file, and apply. KEY= takes one out."""
-    from policy.edit import pairs, set_value
-
-    words = pairs(settings)
-
-    def change(document: Any) -> None:
-        tenant = existing(document, name)
-        for key, value in words:
-            set_value(tenant, key, value)
-
-    change_file(options, change, action="tenant set")
+    change_file(options, setting("tenants", name, settings), action="tenant set")
 
 
 @command.command()
@@ -281,12 +302,7 @@ def set_(name: str, settings: tuple[str, ...], options: ChangeOptions) -> None:
 @change_options
 def remove(name: str, options: ChangeOptions) -> None:
     """Take a tenant out of the policy file, and apply. One with jobs needs --force: it is drained first."""
-
-    def change(document: Any) -> None:
-        existing(document, name)
-        del tenants_of(document)[name]
-
-    change_file(options, change, action="tenant remove")
+    change_file(options, removing("tenants", name), action="tenant remove")
 
 
 @command.command()

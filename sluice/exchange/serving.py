@@ -87,7 +87,7 @@ class Abilities:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What a replica is told by its job's script, all of it from the policy. Nothing in it is secret."""
+    """What a replica gets from its job's script, all of it from the policy. Nothing in it is secret."""
 
     service: str
     launch: str

@@ -25,7 +25,7 @@ REAL = "engine"
 
 
 def main() -> None:
-    """Say what a replica says until it is told to stop."""
+    """Say what a replica says until its orders are to stop."""
     folder = Path(sys.argv[1])
     text = sys.stdin.buffer.read()
     spec = parse(ReplicaSpec, text)

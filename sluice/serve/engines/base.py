@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 from sluice.exchange.serving import Abilities, Load, ReplicaSpec
@@ -61,12 +63,10 @@ def samples(text: str) -> dict[str, float]:
     for line in text.splitlines():
         if line.startswith("#") or not (match := _SAMPLE.match(line)):
             continue
-        try:
-            value = float(match[2])
-        except ValueError:
-            continue
-        if value == value and abs(value) != float("inf"):
-            found[match[1]] = found.get(match[1], 0.0) + value
+        with suppress(ValueError):
+            value = found.get(match[1], 0.0) + float(match[2])
+            if isfinite(value):
+                found[match[1]] = value
     return found
 
 

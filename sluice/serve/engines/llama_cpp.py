@@ -1,7 +1,7 @@
 """llama.cpp: `llama-server` where the node has it, else the same server of the Python package xllamacpp.
 
-Checked with xllamacpp 2026.10 (the tests run it): it listens on a Unix socket, has as many slots as it is told, queues
-what is more, and says in /metrics what it does.
+Checked with xllamacpp 2026.10 (the tests run it): it listens on a Unix socket, has as many slots as its option says,
+queues what is more, and says in /metrics what it does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sluice.serve.engines.base import Engine, Place, Start, has_option
 
 
 def start(spec: ReplicaSpec, place: Place) -> Start:
-    """A folder as model stands for the first of its .gguf files: the others are its parts."""
+    """A folder as model is the first of its .gguf files: the others are its parts."""
     model = place.model
     if model.is_dir():
         model = min(model.glob("*.gguf"), default=model / "model.gguf")

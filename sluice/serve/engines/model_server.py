@@ -25,6 +25,7 @@ from sluice.serve.engines.hosted import Model
 
 MOST_BODY = 32 << 20
 MOST_INPUTS = 2048
+_MOST_NEXT = 16  # requests of a connection that are read before it has the answer to the first
 _END_S = 30.0
 
 
@@ -75,7 +76,13 @@ class ModelServer:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, inputs: list[Any]) -> Sequence[Any]:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._model.function, inputs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._called, inputs)
+
+    def _called(self, inputs: list[Any]) -> Sequence[Any]:
+        try:
+            return self._model.function(inputs)
+        except StopIteration as error:  # no future takes it: the call would never end
+            raise RuntimeError("StopIteration") from error
 
     async def answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
         """Status, content type, body."""
@@ -86,13 +93,26 @@ class ModelServer:
                 raise _RefusedError(404, f"{path[:80]}: this model has /v1/embeddings and /predict")
             if method != "POST":
                 raise _RefusedError(405, f"{method} {path}: use POST")
-            document = _document(body)
-            given = await (self._embed(document) if path == "/v1/embeddings" else self._predict(document))
-            return 200, "application/json", json.dumps(given, separators=(",", ":")).encode()
+            return 200, "application/json", await self._given(path, _document(body))
         except _RefusedError as error:
             kind = "invalid_request_error" if error.status < 500 else "server_error"
             said = {"error": {"message": error.message, "type": kind, "param": error.param, "code": None}}
             return error.status, "application/json", json.dumps(said).encode()
+
+    async def _given(self, path: str, document: dict[str, Any]) -> bytes:
+        try:
+            given = await (self._embed(document) if path == "/v1/embeddings" else self._predict(document))
+            return json.dumps(given, separators=(",", ":")).encode()
+        except _RefusedError:
+            raise
+        except FullError as error:
+            raise _RefusedError(503, str(error)) from error
+        except SluiceError as error:
+            raise _RefusedError(500, str(error)) from error
+        except Exception as error:  # of the function, of `count_tokens`, or of an output that JSON does not have
+            # Its words may be the input's: they are for the job's output, which is its owner's.
+            print(f"the model failed: {type(error).__name__}", file=sys.stderr, flush=True)
+            raise _RefusedError(500, f"the model failed with {type(error).__name__}") from error
 
     def _say(self, path: str) -> tuple[int, str, bytes]:
         if path == "/health":
@@ -120,7 +140,7 @@ class ModelServer:
         if document.get("dimensions") is not None:
             raise _RefusedError(400, "dimensions: this model has one size; leave it out", "dimensions")
         inputs = _inputs(document.get("input"))
-        vectors = await self._ask(inputs)
+        vectors = await self.batcher.ask(inputs)
         data = [
             {"object": "embedding", "index": index, "embedding": _vector(vector, coding)}
             for index, vector in enumerate(vectors)
@@ -134,23 +154,11 @@ class ModelServer:
         inputs = document.get("inputs")
         if not isinstance(inputs, list) or not 0 < len(inputs) <= MOST_INPUTS:
             raise _RefusedError(400, f"inputs: give a list of 1 to {MOST_INPUTS}", "inputs")
-        outputs = await self._ask(inputs)
+        outputs = await self.batcher.ask(inputs)
         tokens = sum(self._model.count_tokens(one) for one in inputs)
         self._tokens += tokens
         given = [one.tolist() if hasattr(one, "tolist") else one for one in outputs]
         return {"outputs": given, "model": self._name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
-
-    async def _ask(self, inputs: list[Any]) -> list[Any]:
-        try:
-            return await self.batcher.ask(inputs)
-        except FullError as error:
-            raise _RefusedError(503, str(error)) from error
-        except SluiceError as error:
-            raise _RefusedError(500, str(error)) from error
-        except Exception as error:
-            # Its words may be the input's: they are for the job's output, which is its owner's.
-            print(f"the model failed: {type(error).__name__}", file=sys.stderr, flush=True)
-            raise _RefusedError(500, f"the model failed with {type(error).__name__}") from error
 
 
 def _document(body: bytes) -> dict[str, Any]:
@@ -243,15 +251,15 @@ class _Connection(asyncio.Protocol):
         method = self._parser.get_method().decode()
         path = self._path.partition(b"?")[0].decode("latin-1")
         self._next.append((method, path, b"".join(self._body), self._parser.should_keep_alive()))
+        self._body = []
+        if len(self._next) > _MOST_NEXT and self._transport is not None:
+            self._transport.abort()
         self._begin()
 
     # ---- answers ----
 
     def _begin(self) -> None:
         if self._task is None and self._next and self._transport is not None:
-            if len(self._next) > 16:
-                self._transport.abort()
-                return
             self._task = asyncio.get_running_loop().create_task(self._answer(*self._next.pop(0)))
             self._server.tasks.add(self._task)
             self._task.add_done_callback(self._done)

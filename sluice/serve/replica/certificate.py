@@ -1,15 +1,14 @@
-"""The replica's TLS: a key that never leaves its folder, and a certificate that gateways know by its fingerprint."""
+"""The replica's TLS: a key that never leaves its memory, and a certificate that gateways know by its fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import ssl
-from pathlib import Path
 
 
-def make_context(folder: Path, name: str) -> tuple[ssl.SSLContext, str]:
-    """The server's side, and the certificate's SHA-256 in hexadecimal. The folder is this user's alone."""
+def make_context(name: str) -> tuple[ssl.SSLContext, str]:
+    """The server's side, and the certificate's SHA-256 in hexadecimal."""
     import datetime
 
     from cryptography import x509
@@ -32,14 +31,9 @@ def make_context(folder: Path, name: str) -> tuple[ssl.SSLContext, str]:
     coding = serialization.Encoding
     pem = key.private_bytes(coding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     pem += certificate.public_bytes(coding.PEM)
-    path = folder / "tls.pem"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_cert_chain(path)
-    finally:
-        path.unlink()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    with os.fdopen(os.memfd_create("tls.pem"), "wb", buffering=0) as file:  # Python's ssl takes files alone
+        file.write(pem)
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return context, hashlib.sha256(certificate.public_bytes(coding.DER)).hexdigest()

@@ -29,6 +29,7 @@ _WORDS = 400
 _LINES = 20
 _LINE = 2000
 _PIECE = 1 << 16
+_KILLED_S = 10.0
 
 
 class EngineError(SluiceError):
@@ -93,12 +94,14 @@ class EngineProcess:
         return f"the engine has ended before it was ready: {how}{f': {said}' if said else ''}"
 
     def end(self, seconds: float) -> None:
-        """SIGTERM, and after that time SIGKILL, to all of its group. Returns when it has ended."""
+        """SIGTERM, and after that time SIGKILL, to all of its group. Returns when it has ended, or a while later: what
+        hangs in a driver is Slurm's, which drains the node for it."""
         self._signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         self._signal(signal.SIGKILL)
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLED_S)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

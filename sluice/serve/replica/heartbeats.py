@@ -81,7 +81,6 @@ class _Thread(threading.Thread):
         self._wanted.set()
 
     def run(self) -> None:
-        begun = -HEARTBEAT_S
         while True:
             last = self._last
             self._wanted.clear()

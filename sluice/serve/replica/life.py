@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 from sluice.base.errors import SluiceError
 from sluice.base.log import log
@@ -49,11 +50,14 @@ class Start:
 class Life:
     """One replica, until `run` returns its exit status."""
 
-    def __init__(self, start: Start, stage: Callable[[], Staged], launch: Callable[[Staged], EngineProcess]) -> None:
+    def __init__(
+        self, start: Start, stage: Callable[[Event], Staged], launch: Callable[[Staged], EngineProcess]
+    ) -> None:
         self._spec, self._engine, self._place = start.spec, start.engine, start.place
         self._secret, self._began = start.secret, start.began
         self._process = start.process
         self._stage, self._launch = stage, launch
+        self._leave = Event()  # staging is of no use any more
         self._state, self._why = State.STARTING, ""
         self._load = Load()
         self._known = False  # whether the load was ever said
@@ -111,7 +115,7 @@ class Life:
         """Until the engine answers; False: it is not wanted any more."""
         until = self._began + self._spec.ready_s
         if self._process is None:
-            staging = self._loop.run_in_executor(None, self._stage)
+            staging = self._loop.run_in_executor(None, self._stage, self._leave)
             while not staging.done():
                 if self._unwanted():
                     return False
@@ -165,6 +169,7 @@ class Life:
         log("drain-ended", connections=relay.connections, running=self._load.running)
 
     async def _end(self) -> None:
+        self._leave.set()
         if self._relay is not None:
             self._relay.open = False
         if self._process is not None:
@@ -213,7 +218,7 @@ class Life:
         assert self._process is not None  # noqa: S101 - it was started
         return self._process.address
 
-    # ---- what it says and is told ----
+    # ---- what it says, and its orders ----
 
     def _beat(self) -> Heartbeat:
         """By a thread of heartbeats; each part is one word that the loop sets."""

@@ -26,6 +26,8 @@ from sluice.serve.replica.spec import parse_spec
 from sluice.serve.replica.stage import Staged, find_staged, stage
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from sluice.exchange.serving import ReplicaSpec
     from sluice.serve.replica.life import Start
 
@@ -91,17 +93,17 @@ def _live(start: Start, problem: Exception | None) -> int:
     from sluice.serve.replica.certificate import make_context
     from sluice.serve.replica.life import Life
 
-    def staged() -> Staged:
+    def staged(stopped: Event) -> Staged:
         if problem is not None:
             raise problem
-        return stage(start.spec)
+        return stage(start.spec, stopped)
 
     def launch(model: Staged) -> EngineProcess:
         return _launch(start.spec, start.engine, start.place, model)
 
     async def live() -> int:
         asyncio.get_running_loop().call_later(_LATER_S, _remove_left, start.place.folder.parent)
-        return await Life(start, staged, launch).run(lambda: make_context(start.place.folder, start.spec.service))
+        return await Life(start, staged, launch).run(lambda: make_context(start.spec.service))
 
     try:
         import uvloop

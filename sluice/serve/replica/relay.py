@@ -20,6 +20,8 @@ from sluice.serve.replica.asking import is_own_port
 
 SHOW_S = 5.0
 """For the TLS handshake, and again for the secret."""
+ENGINE_S = 10.0
+"""For the engine to take a connection: one that hangs does not."""
 MOST_UNKNOWN = 256
 GRACE_S = 0.5
 """Before one of too many gives way; until then, others wait to be accepted."""
@@ -150,16 +152,20 @@ class Relay:
             client.end()
             return
         self._known.add(client)
+        self._unknown.pop(cast("asyncio.Task[None]", asyncio.current_task()), None)  # it gives way to nobody
         try:
-            if isinstance(self._address, Path):
-                await self._loop.create_unix_connection(lambda: client.engine, str(self._address))
-            else:
-                if not is_own_port(self._address):
-                    raise ConnectionRefusedError
-                await self._loop.create_connection(lambda: client.engine, "127.0.0.1", self._address)
-        except OSError:
+            await asyncio.wait_for(self._reach(client.engine), ENGINE_S)
+        except OSError:  # TimeoutError, too
             self.refused["engine"] += 1
             client.end()
+
+    async def _reach(self, engine: _Engine) -> None:
+        if isinstance(self._address, Path):
+            await self._loop.create_unix_connection(lambda: engine, str(self._address))
+            return
+        if not is_own_port(self._address):
+            raise ConnectionRefusedError
+        await self._loop.create_connection(lambda: engine, "127.0.0.1", self._address)
 
     def is_secret(self, line: bytes) -> bool:
         """Whether a first line is the secret, in constant time."""

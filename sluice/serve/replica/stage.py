@@ -17,6 +17,7 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 from sluice.base.errors import SluiceError
 from sluice.base.sizes import format_mib
@@ -24,6 +25,7 @@ from sluice.exchange.serving import ReplicaSpec
 
 _PIECE = 16 << 20
 _THREADS = 4
+_LOOK_S = 0.1  # whether another one has copied it
 _MOST_FILES = 100_000
 _SPARE = 0.02
 """Share of the disk that stays free."""
@@ -66,25 +68,27 @@ def find_staged(spec: ReplicaSpec) -> Staged | None:
         return None if spec.sha256 else Staged(_existing(spec.model))
     folder = _own_folder(Path(spec.stage))
     entry = folder / _entry_name(spec, _files(_existing(spec.model)))
-    return _use(entry, wait=False)
+    return _use(entry)
 
 
-def stage(spec: ReplicaSpec) -> Staged:
-    """The model, copied and checked where it was not. Takes as long as that does. Raises StageError."""
+def stage(spec: ReplicaSpec, stopped: Event | None = None) -> Staged:
+    """The model, copied and checked where it was not. Takes as long as that does, or until `stopped`. Raises
+    StageError."""
+    stopped = stopped or Event()
     source = _existing(spec.model)
     files = _files(source)
     if spec.stage is None:
-        _check(spec, _digest_of(files, None))
+        _check(spec, _digest_of(files, None, stopped))
         return Staged(source)
     folder = _own_folder(Path(spec.stage))
     entry = folder / _entry_name(spec, files)
     copied = 0
-    while (used := _use(entry, wait=True)) is None:
+    while (used := _use(entry, stopped)) is None:
         lock = _open_lock(entry)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock, fcntl.LOCK_EX, stopped)
             if not entry.exists() and _is_lock_of(lock, entry):
-                _copy(spec, files, entry)
+                _copy(spec, files, entry, stopped)
                 copied = sum(file.size for file in files)
         finally:
             os.close(lock)
@@ -123,7 +127,7 @@ def _files(source: Path) -> list[_File]:
 
 
 def _entry_name(spec: ReplicaSpec, files: list[_File]) -> str:
-    """By the given hash, else by the files' names, sizes and times: a model that is replaced is staged anew."""
+    """By the given hash, else by the files' names, sizes and times: a model that is replaced is staged again."""
     facts = [spec.sha256 or "", *(f"{file.name}\0{file.size}\0{file.changed}" for file in files)]
     digest = hashlib.sha256("\n".join([spec.model, *facts]).encode(errors="surrogateescape")).hexdigest()[:32]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", Path(spec.model).name)[-64:].lstrip(".") or "model"
@@ -157,6 +161,20 @@ def _open_lock(entry: Path) -> int:
     return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
+def _lock(lock: int, kind: int, stopped: Event) -> None:
+    """Wait for it."""
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            return
+        _go_on(stopped, _LOOK_S)
+
+
+def _go_on(stopped: Event, seconds: float = 0.0) -> None:
+    if stopped.wait(seconds) if seconds else stopped.is_set():
+        raise StageError("the model is not staged any more", remedy="see why the replica ends")
+
+
 def _is_lock_of(lock: int, entry: Path) -> bool:
     """Whether the file is still there by its name: who removes a model removes its lock."""
     with suppress(FileNotFoundError):
@@ -164,27 +182,30 @@ def _is_lock_of(lock: int, entry: Path) -> bool:
     return False
 
 
-def _use(entry: Path, *, wait: bool) -> Staged | None:
-    """The entry with its shared lock, if it is there."""
-    if not wait and not entry.exists():
+def _use(entry: Path, stopped: Event | None = None) -> Staged | None:
+    """The entry with its shared lock, if it is there. `stopped`: the lock is waited for, until then."""
+    if stopped is None and not entry.exists():
         return None
     lock = _open_lock(entry)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | (0 if wait else fcntl.LOCK_NB))
+        if stopped is None:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        else:
+            _lock(lock, fcntl.LOCK_SH, stopped)
         if entry.exists() and _is_lock_of(lock, entry):
             os.utime(lock)  # when it was used
             return Staged(entry / "model", lock)
     except BlockingIOError:
         pass
-    except OSError:
+    except (OSError, StageError):
         os.close(lock)
         raise
     os.close(lock)
     return None
 
 
-def _copy(spec: ReplicaSpec, files: list[_File], entry: Path) -> None:
-    """Copy it beside, check it, rename it. Under its lock."""
+def _copy(spec: ReplicaSpec, files: list[_File], entry: Path, stopped: Event) -> None:
+    """Copy it under another name, check it, rename it. Under its lock."""
     size = sum(file.size for file in files)
     part = entry.with_name(f"{_PART}{entry.name}")
     _remove(part)
@@ -194,7 +215,9 @@ def _copy(spec: ReplicaSpec, files: list[_File], entry: Path) -> None:
         target = part / "model"
         if files[0].name:
             target.mkdir()
-        _check(spec, _digest_of(files, target))
+        _check(spec, _digest_of(files, target, stopped))
+        if _files(Path(spec.model)) != files:
+            raise StageError(f"model {spec.model}: it changed while it was copied", remedy="rename it when it is whole")
         part.rename(entry)
     except OSError as error:
         _remove(part)
@@ -206,22 +229,24 @@ def _copy(spec: ReplicaSpec, files: list[_File], entry: Path) -> None:
         raise
 
 
-def _digest_of(files: list[_File], target: Path | None) -> str:
+def _digest_of(files: list[_File], target: Path | None, stopped: Event) -> str:
     """The model's hash, and a copy of it where there is a target. Files of a folder are read four at a time."""
     if not files[0].name:
-        return _copy_file(files[0], target)
+        return _copy_file(files[0], target, stopped)
     from concurrent.futures import ThreadPoolExecutor
 
     if target is not None:
         for name in sorted({str(Path(file.name).parent) for file in files}):
             (target / name).mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_THREADS) as pool:
-        digests = pool.map(lambda file: _copy_file(file, None if target is None else target / file.name), files)
+        digests = pool.map(
+            lambda file: _copy_file(file, None if target is None else target / file.name, stopped), files
+        )
         lines = [f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True)]
     return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
-def _copy_file(file: _File, target: Path | None) -> str:
+def _copy_file(file: _File, target: Path | None, stopped: Event) -> str:
     digest = hashlib.sha256()
     with file.path.open("rb", buffering=0) as source:
         copy = None if target is None else target.open("xb", buffering=0)
@@ -229,6 +254,7 @@ def _copy_file(file: _File, target: Path | None) -> str:
             piece = bytearray(min(_PIECE, max(file.size, 1)))
             view = memoryview(piece)
             while count := source.readinto(piece):
+                _go_on(stopped)
                 digest.update(view[:count])
                 if copy is not None:
                     done = 0

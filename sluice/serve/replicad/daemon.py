@@ -245,7 +245,10 @@ class Replicad:
             if problem != said:
                 said = problem
                 log.warning("Slurm: %s", problem or "is seen again")
-            self.stopping.wait(_VIEW_S if problem or self.keeper.hurry else _QUIET_VIEW_S)
+            until = time.monotonic() + (_VIEW_S if problem or self.keeper.hurry else _QUIET_VIEW_S)
+            self.stopping.wait(_STEP_S)
+            while not self.stopping.is_set() and time.monotonic() < until and not self.keeper.unplaced(time.time()):
+                self.stopping.wait(_STEP_S)
 
     # ---- the network ----
 

@@ -47,7 +47,7 @@ from sluice.exchange.serving import (
 from sluice.exchange.snapshot import Snapshot, encode
 from sluice.serve.replicad.journal import Intent, Journal
 from sluice.serve.replicad.pattern import Patterns
-from sluice.serve.replicad.registry import Expected
+from sluice.serve.replicad.registry import Expected, names_node
 from sluice.serve.replicad.scale import Decision, Memory, Need, Phase, Replica, Spec, decide, start_estimate
 from sluice.serve.replicad.slurm_view import ReplicaJob, View
 from sluice.serve.replicad.words import why_it_ended, why_it_waits
@@ -56,7 +56,8 @@ DEMAND_S = 3.0
 """For so long a gateway's word holds."""
 WARM_S = 2.5
 """After the start, in which replicas are heard before anything is decided."""
-_FRESH_S = 20.0  # a view of Slurm that is older is none
+_PLACED_S = 60.0  # so long after its launch a replica that is heard is looked for in Slurm at once
+_FRESH_S = 6.0  # nothing is done on an older view of Slurm, which is asked every 3 s
 _SAME_LAUNCH_S = 60.0  # for which a launch is asked for again, where it is not known what became of it
 _END_AGAIN_S = 15.0
 _WELL_S = 30.0
@@ -250,6 +251,14 @@ class Keeper:
                 one.decision is not None and one.decision.launch for one in self._services.values()
             )
 
+    def unplaced(self, now: float) -> bool:
+        """Whether a new replica is heard of which Slurm has not shown yet where it is."""
+        with self._lock:
+            return any(
+                one.heard is not None and now - one.asked < _PLACED_S and (one.seen is None or not one.seen.nodes)
+                for one in self._known.values()
+            )
+
     @staticmethod
     def _moves(one: _Known) -> bool:
         if one.ending is not None or one.drained is not None or one.seen is None or one.seen.state != "RUNNING":
@@ -408,9 +417,8 @@ class Keeper:
         if service.policy is not None and service.policy.ahead and name in self._patterns.of:
             ahead = self._patterns.of[name].ahead(now, start_estimate(service.spec, service.memory))
         view = self._view
-        acts = self.leads
-        fresh = view is not None and now - view.at < _FRESH_S
-        decision = decide(now, service.spec, need, ahead, replicas, service.memory, may_launch=acts and fresh)
+        acts = self.leads and view is not None and now - view.at < _FRESH_S
+        decision = decide(now, service.spec, need, ahead, replicas, service.memory, may_launch=acts)
         service.decision, service.memory = decision, decision.memory
         if service.policy is not None:
             self._patterns.record(name, now, decision.needed)
@@ -630,6 +638,8 @@ class Keeper:
     def _replica_row(self, one: _Known, now: float) -> ReplicaRow | None:
         beat = one.heard
         if beat is None or beat.state in (State.GONE, State.FAILED):
+            return None
+        if one.seen is None or not names_node(beat.host, one.seen.nodes):  # gateways are sent to no other host
             return None
         over = one.ending is not None or (one.seen is not None and one.seen.over)
         if over and now - one.heard_at > SUSPECT_S:

@@ -40,6 +40,11 @@ Take = Callable[[Heartbeat], Orders]
 TakeNote = Callable[[PeerNote], PeerNote]
 
 
+def names_node(host: str, nodes: Iterable[str]) -> bool:
+    """Whether a replica's host is one of the nodes of its job."""
+    return any(host in (node, node.partition(".")[0]) for node in nodes)
+
+
 class Registry:
     """Answers what was authenticated. Thread-safe.
 
@@ -89,7 +94,7 @@ class Registry:
         if not _HOST.match(beat.host) or not 0 < beat.port < 65536:
             raise self._refusal("malformed", f"{beat.launch}: no address")
         # gateways connect to it: no address, and no name in a domain that the service's user may have
-        if expected.nodes and beat.host not in {*expected.nodes, *(one.partition(".")[0] for one in expected.nodes)}:
+        if expected.nodes and not names_node(beat.host, expected.nodes):
             raise self._refusal("another host", f"{beat.launch}: {beat.host[:80]} is no node of its job")
         if not _HEXADECIMAL.match(beat.secret) or not _HEXADECIMAL.match(beat.fingerprint):
             raise self._refusal("malformed", f"{beat.launch}: no secret or no fingerprint")

@@ -82,7 +82,7 @@ class Replica:
     leaves: str = ""  # why it must be replaced now: its node is drained, it is preempted, ...
     leaves_at: float | None = None  # before which it must be replaced: maintenance
     lost: float | None = None  # since when it is not heard
-    drained: float | None = None  # since when it is told to drain
+    drained: float | None = None  # since when it has orders to drain
     load: int = 0  # requests that it has
     why: str = ""  # of a failure
 

@@ -149,6 +149,18 @@ def test_a_launch_that_may_still_come_is_not_made_again_and_counts(
     assert "begun long ago" in serve.refusal("launch_replica", "words", "b" * 16).what
 
 
+def test_launches_go_on_while_those_of_the_process_before_are_found(serve: Serve) -> None:
+    before = serve.actd.replicas._before
+
+    class Until(float):
+        def __lt__(self, now: float) -> bool:
+            before["found meanwhile"] = 0.0
+            return super().__lt__(now)
+
+    before["mark"] = Until(0.0)
+    assert serve.launch() == 100
+
+
 def test_never_more_living_jobs_than_the_most_and_one(serve: Serve) -> None:
     assert [serve.launch(one * 16) for one in "ab"] == [100, 101]
     error = serve.refusal("launch_replica", "words", "c" * 16)

@@ -62,6 +62,7 @@ class World:
     leave: dict[str, str] = field(default_factory=dict)
     maintenance: dict[str, float] = field(default_factory=dict)
     leads: bool = True
+    hangs: bool = False  # the controllers' daemon gives no view
     need: dict[str, Demand] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     most_living: int = 0
@@ -113,7 +114,7 @@ class World:
             self._slurm()
             self._replicas()
             self.keeper.set_policy(self.policy, {})
-            if abs(self.now % 1.0) < STEP:
+            if abs(self.now % 1.0) < STEP and not self.hangs:
                 self.keeper.see(self.view())
             self.keeper.demand(self.need.values(), self.now)
             self.keeper.step(self.now)

@@ -141,6 +141,7 @@ not a sample
 def test_figures() -> None:
     found = samples(VLLM)
     assert "vllm:broken" not in found and "vllm:endless" not in found
+    assert samples('a{b="1"} 1e308\na{b="2"} 1e308\n') == {"a": 1e308}  # and not more than a float can be
     assert engine_of("vllm").load(found) == Load(4, 2, 1200, 77, 0.25)
     assert engine_of("sglang").load({"sglang:num_running_reqs": 2, "sglang:token_usage": 0.5}) == Load(2, 0, 0, 0, 0.5)
     assert engine_of("llama.cpp").load(

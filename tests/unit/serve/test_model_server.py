@@ -106,6 +106,57 @@ def test_what_is_not_right_is_said(server: Server, path: str, body: Any, status:
     assert server.ask("/v1/embeddings", {"input": "good"})[0] == 200
 
 
+HOSTILE = """
+import time
+from sluice import serve
+
+def count(text):
+    return {"uncounted": lambda: int("x")}.get(text, lambda: 1)()
+
+@serve.model(max_batch=1, max_delay=0, count_tokens=count)
+def embed(texts):
+    while "hang" in texts:
+        time.sleep(1)
+    return [next(iter(())) if text == "stop" else {1, 2} if text == "set" else [1.0] for text in texts]
+
+serve.run()
+"""
+
+
+def test_a_function_that_does_what_it_should_not(tmp_path: Path) -> None:
+    server = Server(tmp_path, HOSTILE)
+    try:
+        for path, name, text, said in (
+            ("/predict", "inputs", "set", "TypeError"),
+            ("/v1/embeddings", "input", "uncounted", "ValueError"),
+            ("/v1/embeddings", "input", "stop", "RuntimeError"),
+        ):
+            status, answer = server.ask(path, {name: [text]})
+            assert status == 500 and answer["error"]["message"] == f"the model failed with {said}"
+        assert server.ask("/v1/embeddings", {"input": "good"})[0] == 200
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_a_connection_s_requests_are_not_read_without_end(tmp_path: Path) -> None:
+    server = Server(tmp_path, HOSTILE)
+    text = b'{"inputs": ["hang"]}'
+    one = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(text) + text
+    try:
+        with server.connect() as connection:
+            connection.sendall(one * 17)
+            connection.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            connection.settimeout(15)
+            connection.sendall(one)
+            assert read_all(connection) == b""
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
 def test_words_of_requests_are_in_no_error(server: Server) -> None:
     """The function's error has the input in it."""
     assert "confidential" not in json.dumps(server.ask("/v1/embeddings", {"input": ["bad", "confidential"]}))

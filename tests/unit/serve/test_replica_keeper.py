@@ -337,6 +337,60 @@ def test_where_it_does_not_lead_it_asks_for_nothing_and_takes_over_what_is_there
     assert len(world.jobs) == 3 and len(world.ready()) == 3
 
 
+def test_nothing_is_done_on_an_old_view_of_slurm(make_world: Make) -> None:
+    """After a takeover, a command that hangs keeps the old controller from seeing that it does not lead any more."""
+    world = make_world()
+    world.run(5)
+    world.hangs = True
+    world.run(7)
+    world.asks(waiting=1)
+    world.run(10)
+    assert world.asked == []
+    world.hangs = False
+    world.run(2)
+    assert len(world.asked) == 1
+
+
+def test_of_two_that_say_that_they_lead_the_one_that_asked_last_acts(make_world: Make) -> None:
+    world = make_world()
+    world.run(5)
+    world.hangs = True
+    said = world.keeper.note(world.now)
+    assert said.leads and said.as_of == world.view().at
+    for as_of, acts in ((said.as_of - 1, True), (said.as_of, True), (said.as_of + 1, False)):
+        world.keeper.take_note(replace(said, host="ctl2", as_of=as_of), world.now)
+        assert world.keeper.leads == acts
+    world.asks(waiting=1)
+    world.run(3)
+    assert world.asked == []
+    world.hangs = False
+    world.run(2)
+    assert len(world.asked) == 1
+
+
+def test_gateways_get_no_replica_before_slurm_shows_that_its_host_is_its_node(make_world: Make) -> None:
+    world = make_world(least=1)
+    world.queue_s = 1000.0
+    world.run(2)
+    (job,) = world.jobs
+
+    def row() -> object:
+        return world.keeper.snapshot.get("replicas", job.launch)
+
+    job.node = "elsewhere"
+    world.say(job, State.READY)
+    job.node, job.silent = "", True
+    world.keeper.step(world.now)
+    assert world.keeper.unplaced(world.now) and row() is None
+    assert not world.keeper.unplaced(world.now + 61), "one that is never placed makes no work for long"
+    world.queue_s = 0.0
+    world.run(2)
+    assert job.state == "RUNNING" and not world.keeper.unplaced(world.now) and row() is None
+    job.silent = False
+    world.run(2)
+    assert world.keeper.snapshot.get("replicas", job.launch)["host"] == job.node
+
+
 def test_two_keepers_tell_each_other(make_world: Make, tmp_path: Path) -> None:
     world = make_world()
     world.run(5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -19,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from sluice.exchange.serving import Orders, State
-from sluice.serve.replica import main
+from sluice.serve.engines.base import Start
+from sluice.serve.replica import engine_process, main, stage
 from tests.serve_models import counted
 from tests.unit.serve.replica_bed import (
     LAUNCH,
@@ -344,6 +346,49 @@ def test_a_model_is_staged_while_heartbeats_go_on(tmp_path: Path, models: dict[s
             assert b'" seven"' in read_all(connection)
         (engine,) = children(one.process.pid)
         assert str(tmp_path / "stage").encode() in Path(f"/proc/{engine}/cmdline").read_bytes()
+
+
+def test_a_replica_that_waits_for_a_copy_ends_when_it_is_ordered_to(
+    tmp_path: Path, models: dict[str, Path], registry: Registry
+) -> None:
+    (tmp_path / "stage").mkdir()
+    spec = spec_of(models["counting"], registries=(registry.address,), stage=str(tmp_path / "stage"))
+    staged = stage.stage(spec)
+    staged.release()
+    entry = staged.path.parent
+    shutil.rmtree(entry)
+    with entry.with_name(f"{entry.name}.lock").open() as copying:
+        fcntl.flock(copying, fcntl.LOCK_EX)
+        with replica(spec, tmp_path) as one:
+            registry.wait(State.STARTING)
+            one.process.send_signal(signal.SIGTERM)
+            assert one.ended(20) == 0
+    assert registry.states[-1] is State.GONE
+
+
+def test_an_engine_that_hangs_in_a_driver_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "_KILLED_S", 0.2, raising=False)
+    engine = engine_process.EngineProcess(Start(("sleep", "20"), 1), tmp_path)
+    try:
+        with monkeypatch.context() as deaf:
+            deaf.setattr(os, "killpg", lambda *_: None)
+            engine.end(0.1)
+        assert engine.ended() is None
+    finally:
+        engine.end(0)
+    assert engine.ended() is not None
+
+
+def test_a_full_disk_under_its_output_ends_nothing(tmp_path: Path, models: dict[str, Path], registry: Registry) -> None:
+    (tmp_path / "stderr").symlink_to("/dev/full")
+    with replica(spec_of(models["counting"], registries=(registry.address,)), tmp_path) as one:
+        beat = registry.wait(State.READY)
+        with connect(beat.port, beat.secret) as connection:
+            connection.sendall(request("/v1/completions", {"prompt": " six", "max_tokens": 1}))
+            assert b'" seven"' in read_all(connection)
+        one.process.send_signal(signal.SIGTERM)
+        registry.wait(State.GONE)
+        assert one.ended() == 0 and State.FAILED not in registry.states
 
 
 def test_only_one_replicad_is_there(tmp_path: Path, models: dict[str, Path], registry: Registry) -> None:

@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,7 @@ class Bed:
             self.serve(accepted)
 
     async def _run(self, folder: Path) -> None:
-        context, self.fingerprint = make_context(folder, "tiny")
+        context, self.fingerprint = make_context("tiny")
         self.relay = Relay(context, SECRET, self.address)
         self.relay.open = True
         self.port = self.relay.listen("127.0.0.1")
@@ -95,7 +95,7 @@ def make_bed(tmp_path: Path) -> Iterator[Make]:
         one.end()
 
 
-def test_the_secret_opens_and_the_certificate_is_the_one_named(make_bed: Make, tmp_path: Path) -> None:
+def test_the_secret_opens_and_the_certificate_is_the_one_named(make_bed: Make) -> None:
     bed = make_bed()
     with connect(bed.port, SECRET) as connection:
         certificate = connection.getpeercert(binary_form=True)
@@ -104,7 +104,20 @@ def test_the_secret_opens_and_the_certificate_is_the_one_named(make_bed: Make, t
         connection.sendall(b"hello")
         assert connection.recv(100) == b"hello" and bed.relay.connections == 1
     until(lambda: bed.relay.connections == 0)
-    assert not list(tmp_path.glob("*.pem"))  # the key is in memory alone
+
+
+def test_the_key_is_in_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def opened(path: str, flags: int, *more: int) -> int:
+        assert not flags & os.O_CREAT, path
+        return real(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", opened)
+    before = len(os.listdir("/proc/self/fd"))
+    context, fingerprint = make_context("tiny")
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_3 and len(fingerprint) == 64
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_secret_and_request_in_one_piece(make_bed: Make) -> None:
@@ -165,6 +178,25 @@ def test_an_engine_that_is_not_there_closes(make_bed: Make) -> None:
     with connect(bed.port, SECRET + "\nGET") as connection:
         assert read_all(connection) == b""
     until(lambda: bed.relay.refused["engine"] == 1 and bed.relay.connections == 0)
+
+
+def test_gateways_of_an_engine_that_hangs_give_way_to_nobody(make_bed: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("MOST_UNKNOWN", 2), ("GRACE_S", 0.0), ("ENGINE_S", 5.0)):
+        monkeypatch.setattr(relay_module, name, value, raising=False)
+    bed = make_bed()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as engine, ExitStack() as open_:
+        bed.relay._address = engine.getsockname()[1]
+        for _ in range(4):  # more than the kernel takes for it
+            filler = open_.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(engine.getsockname())
+        gateways: list[ssl.SSLSocket] = []
+        for _ in range(4):
+            gateways.append(open_.enter_context(connect(bed.port, SECRET)))
+            until(lambda: bed.relay.connections == len(gateways))
+        assert not bed.relay.refused["too many"]
+        assert [read_all(one) for one in gateways] == [b""] * 4
+    until(lambda: bed.relay.refused["engine"] == 4 and bed.relay.connections == 0)
 
 
 def test_what_the_engine_said_before_its_end_arrives_whole(make_bed: Make) -> None:

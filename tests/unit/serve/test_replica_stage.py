@@ -8,12 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sluice.serve.replica import stage as stage_module
 from sluice.serve.replica.stage import StageError, find_staged, stage
 from tests.unit.serve.replica_bed import ROOT, spec_of
 
@@ -71,7 +74,32 @@ def test_another_hash_is_refused_and_nothing_stays(tmp_path: Path, model: Path, 
         assert entries(tmp_path / "stage") == []
 
 
-def test_a_model_that_is_replaced_is_staged_anew(tmp_path: Path, model: Path) -> None:
+def test_a_model_that_changes_while_it_is_copied_is_not_used(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = stage_module._copy_file
+
+    def copy(file: Any, *more: Any) -> str:
+        digest = real(file, *more)
+        with file.path.open("ab") as other:
+            other.write(b"x")
+        return digest
+
+    monkeypatch.setattr(stage_module, "_copy_file", copy)
+    with pytest.raises(StageError, match="changed while it was copied"):
+        stage(spec_of(model, stage=str(tmp_path / "stage")))
+    assert not entries(tmp_path / "stage")
+
+
+def test_a_copy_that_is_stopped_leaves_nothing(tmp_path: Path, model: Path) -> None:
+    stopped = threading.Event()
+    stopped.set()
+    with pytest.raises(StageError, match="not staged any more"):
+        stage(spec_of(model, stage=str(tmp_path / "stage")), stopped)
+    assert not entries(tmp_path / "stage")
+
+
+def test_a_model_that_is_replaced_is_staged_again(tmp_path: Path, model: Path) -> None:
     spec = spec_of(model, stage=str(tmp_path / "stage"))
     first = stage(spec)
     (model / "config.json").write_text('{"new": 1}')
