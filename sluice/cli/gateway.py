@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 
 import click
@@ -99,26 +98,15 @@ def command(
     from sluice.base.errors import SluiceError, UsageError
     from sluice.base.log import start_logging
     from sluice.base.oidc import load_settings
+    from sluice.cli.listening import check_listening, check_networks
 
     if os.geteuid() == 0:
         raise SluiceError(
             "root: this service needs no right", remedy="start it as sluice-gateway (sluice-gateway.service)"
         )
-    try:
-        local = ipaddress.ip_address(address).is_loopback
-        for one in (*proxies, *metrics_from):
-            ipaddress.ip_network(one)
-    except ValueError as error:
-        raise UsageError(
-            f"--address, --proxy, --metrics-from: {error}", remedy="write 10.0.0.1, or 10.0.0.0/24"
-        ) from error
-    if (certificate is None) != (key is None):
-        raise UsageError("--certificate and --key belong together", remedy="name both")
-    if not local and certificate is None and not without_tls:
-        raise UsageError(
-            f"--address {address}: without TLS, keys and prompts could be read on the way",
-            remedy="give --certificate and --key, or listen on 127.0.0.1 behind a proxy",
-        )
+    check_listening(address, certificate, key, without_tls=without_tls, secrets="keys and prompts")
+    check_networks("--proxy", proxies)
+    check_networks("--metrics-from", metrics_from)
     if not records.is_dir() or not os.access(records, os.W_OK):
         raise UsageError(f"--records {records}: not a folder that may be written", remedy="make it, for this user")
     load_settings(provider)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 
 import click
@@ -40,20 +39,11 @@ def command(
 
     from sluice.base.errors import SluiceError, UsageError
     from sluice.base.log import start_logging
+    from sluice.cli.listening import check_listening
 
     if os.geteuid() == 0:
         raise SluiceError("root: this service needs no right", remedy="start it as sluice-gateway")
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError as error:
-        raise UsageError(f"--address: {error}", remedy="write 10.0.0.1") from error
-    if (certificate is None) != (key is None):
-        raise UsageError("--certificate and --key belong together", remedy="name both")
-    if not found.is_loopback and certificate is None and not without_tls:
-        raise UsageError(
-            f"--address {address}: without TLS, tokens could be read on the way",
-            remedy="give --certificate and --key, or listen on 127.0.0.1 behind a proxy",
-        )
+    found = check_listening(address, certificate, key, without_tls=without_tls, secrets="tokens")
     if program and not re.fullmatch(r"(/[A-Za-z0-9_.+-]+)+", program):  # it becomes a word of a script
         raise UsageError(f"--program {program!r}: not a plain path", remedy="write /opt/sluice/bin/sluice-batch")
     start_logging(verbose=verbose)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 
 import click
@@ -62,24 +61,15 @@ def command(
     """Serve the page and the REST API until SIGTERM. Runs as a user of its own, who has no right in Slurm."""
     import os
 
-    from sluice.base.errors import SluiceError, UsageError
+    from sluice.base.errors import SluiceError
     from sluice.base.log import start_logging
     from sluice.base.oidc import load_settings
+    from sluice.cli.listening import check_listening, check_networks
 
     if os.geteuid() == 0:
         raise SluiceError("root: this service needs no right", remedy="start it as sluice-web (sluice-web.service)")
-    try:
-        local = ipaddress.ip_address(address).is_loopback
-        networks = [ipaddress.ip_network(one) for one in peers]
-    except ValueError as error:
-        raise UsageError(f"--address, --proxy: {error}", remedy="write 10.0.0.1, or 10.0.0.0/24") from error
-    if (certificate is None) != (key is None):
-        raise UsageError("--certificate and --key belong together", remedy="name both")
-    if not local and certificate is None and not without_tls:
-        raise UsageError(
-            f"--address {address}: without TLS, tokens could be read on the way",
-            remedy="give --certificate and --key, or listen on 127.0.0.1 behind a proxy",
-        )
+    check_listening(address, certificate, key, without_tls=without_tls, secrets="tokens")
+    networks = check_networks("--proxy", peers)
     settings = load_settings(provider)
     start_logging(verbose=verbose)
     try:

@@ -7,6 +7,9 @@ from typing import Any
 from sluice.base.errors import SluiceError
 from sluice.core._core import ffi, lib
 
+UNKNOWN: int = lib.SLUICE_ERROR_UNKNOWN
+"""Code of an error: what the call names is not there."""
+
 
 class CoreError(SluiceError):
     """The core refused a call; `code` is its ``enum sluice_error``."""

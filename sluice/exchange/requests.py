@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -183,8 +184,8 @@ def recent_requests(folder: Path, start: float, end: float, most: int = _TAIL) -
     found: dict[str, RequestRecord] = {}
     for day, path in files_of(folder):
         if _date(start) <= day <= _date(end):
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - most))
+            with open(path, "rb", opener=_open_there) as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - most))
                 for line, _ in _lines(file):
                     record = parse(line)
                     known = None if record is None else found.get(record.id)
@@ -244,7 +245,7 @@ class Added:
         return True
 
     def _records(self, path: Path) -> Iterator[RequestRecord]:
-        with suppress(FileNotFoundError), path.open("rb") as file:
+        with suppress(FileNotFoundError), open(path, "rb", opener=_open_there) as file:
             file.seek(self._places.get(path, 0))
             for line, place in _lines(file):
                 self._places[path] = place
@@ -265,12 +266,12 @@ class Spent:
         """Tokens of requests that ended at or after `since`, by tenant. Raises OSError."""
         if since != self._since:
             self._since, self._added, self._tokens = since, Added(), {}
-        paths = [path for day, path in files_of(self.folder) if day >= _date(since)]
-        for record, bill in self._added.read(paths):
-            for one, sign in ((record, 1), (bill, -1)):
-                if one is not None and one.ended >= since:
-                    spent = sign * (one.prompt_tokens + one.completion_tokens)
-                    self._tokens[one.tenant] = self._tokens.get(one.tenant, 0) + spent
+        for day, files in groupby(files_of(self.folder), lambda one: one[0]):  # a period may have hundreds of days
+            for record, bill in self._added.read([path for _, path in files]) if day >= _date(since) else ():
+                for one, sign in ((record, 1), (bill, -1)):
+                    if one is not None and one.ended >= since:
+                        spent = sign * (one.prompt_tokens + one.completion_tokens)
+                        self._tokens[one.tenant] = self._tokens.get(one.tenant, 0) + spent
         return dict(self._tokens)
 
 
@@ -303,14 +304,22 @@ def _lines(file: Any) -> Iterator[tuple[bytes, int]]:
 
 
 def files_of(folder: Path) -> list[tuple[date, Path]]:
-    """The files of a folder with their UTC days, in that order. Raises OSError."""
+    """The files of a folder with their UTC days, in that order. Raises OSError.
+
+    Others read what is the gateway's user's: links, and pipes that would be waited for, are left out.
+    """
     found = []
-    with suppress(FileNotFoundError):
-        for path in folder.iterdir():
-            if match := _NAME.fullmatch(path.name):
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for one in entries:
+            if (match := _NAME.fullmatch(one.name)) and one.is_file(follow_symlinks=False):
                 with suppress(ValueError):
-                    found.append((date.fromisoformat(match[1]), path))
+                    found.append((date.fromisoformat(match[1]), Path(one.path)))
     return sorted(found)
+
+
+def _open_there(path: str, flags: int) -> int:
+    """For `open`: also where another thing has taken a file's place since it was listed."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _date(seconds: float) -> date:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import secrets
 import time
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from sluice.base.networks import network_of
 from sluice.base.rates import Budgets, FewLines, Owner, Rate
 from sluice.web.problems import ProblemError, response
 
@@ -60,17 +60,6 @@ log.addFilter(FewLines())
 def most_body(method: str, path: str) -> int:
     """Bytes of the body that may be sent to a path."""
     return LARGE.get(path, MOST_BODY) if method == "POST" else MOST_BODY
-
-
-def network_of(address: str) -> Owner:
-    """An address with its network before it: a host with one IPv6 address has them all."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address, address
-    if found.version == 6 and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped  # else all of IPv4 were one network
-    return (found.packed[:8] if found.version == 6 else found.packed[:3]), str(found)
 
 
 def is_secure(scheme: str, forwarded: str) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import re
 import time
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from starlette.requests import cookie_parser
 
 from sluice.base import oidc
 from sluice.base.errors import SluiceError
+from sluice.base.networks import Network, client_of, within
 from sluice.base.tokens import PREFIX, TokenStore
 from sluice.exchange.acts import Proof, ProofKind
 from sluice.web import session
@@ -35,8 +35,6 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}\$?\Z")
 _ALL = frozenset({"read", "write"})
 _CHALLENGE = {"www-authenticate": 'Bearer realm="sluice"'}
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
 
 @dataclass(frozen=True)
 class Proxy:
@@ -47,21 +45,11 @@ class Proxy:
 
     def is_peer(self, address: str) -> bool:
         """Whether a connection comes from it."""
-        try:
-            found = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        return any(found in network for network in self.peers)
+        return within(address, self.peers)
 
     def client(self, address: str, forwarded: str) -> str:
         """The address of who calls: the last that the proxy added, where the connection is the proxy's."""
-        last = forwarded.rpartition(",")[2].strip()
-        if not self.is_peer(address) or not last:
-            return address
-        try:
-            return str(ipaddress.ip_address(last))
-        except ValueError:
-            return address
+        return client_of(address, forwarded, self.peers)
 
 
 class NobodyError(ProblemError):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import uvicorn
 
+from sluice.base.networks import Network
 from sluice.base.oidc import Provider, Settings
 from sluice.base.rates import FewLines
 from sluice.base.service import notify
@@ -17,7 +18,7 @@ from sluice.web.app import make_app
 from sluice.web.endpoint import Site
 from sluice.web.feed import Feed
 from sluice.web.limits import BoundedProtocol
-from sluice.web.login import Login, Network, Proxy
+from sluice.web.login import Login, Proxy
 from sluice.web.store import Store
 
 _MOST_CONNECTIONS = 4000

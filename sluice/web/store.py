@@ -29,7 +29,7 @@ _CURSOR_VERSION = 1
 _SMALL = 4000  # of so many jobs, sorting is cheaper than walking the sorted list
 _SEARCHES = 16  # parts of names whose jobs are kept
 _PIECE = 50  # rows that are taken before others are served
-_RENEWED = 50_000  # jobs that are replaced before the collector is told again what stays
+_RENEWED = 50_000  # jobs that are replaced before what stays is frozen again
 MOST_CURSOR = 512
 
 

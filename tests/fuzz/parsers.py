@@ -39,6 +39,7 @@ from sluice.actd.become import Account
 from sluice.base import log, oidc
 from sluice.base.errors import SluiceError
 from sluice.base.events import _parse as parse_event
+from sluice.base.networks import client_of, parse_networks
 from sluice.base.tokens import TokenStore
 from sluice.client import models
 from sluice.controllerd.accounting import Comments
@@ -66,7 +67,6 @@ from sluice.report.services import ServiceKey, ServiceTally, rows_of
 from sluice.serve.gateway import continuation, heads
 from sluice.serve.gateway.body import read as read_body
 from sluice.serve.gateway.continuation import Rewriter, Story
-from sluice.serve.gateway.network import client_of, parse_networks
 from sluice.serve.gateway.refusals import RefusalError
 from sluice.serve.gateway.sse import Events, document_of, event_of, kind_of
 from sluice.serve.replicad.registry import Expected, Registry
@@ -538,7 +538,9 @@ def gateway_heads() -> Target:
             heads.deadline(head.headers, 100.0)
         except RefusalError as error:
             assert json.loads(error.document("id"))
-        client_of("127.0.0.1", head.headers.get(b"x-forwarded-for"), parse_networks(["127.0.0.0/8"]))
+        client_of(
+            "127.0.0.1", head.headers.get(b"x-forwarded-for", b"").decode("latin-1"), parse_networks(["127.0.0.0/8"])
+        )
         sent = heads.to_replica("/v1/completions", "m", "secret", "id", 5, head.headers)
         assert sent.count(b"\r\n\r\n") == 1 and sent.endswith(b"\r\n\r\n") and sent.count(b"\r\n") <= 9
 

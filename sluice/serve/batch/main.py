@@ -29,7 +29,7 @@ from sluice.exchange.serving import ReplicaSpec
 from sluice.serve.batch.orders import MOST_LINE, Orders, Output, Request, parse_orders, requests
 from sluice.serve.engines.base import Place
 from sluice.serve.engines.known import engine_of
-from sluice.serve.replica.asking import get
+from sluice.serve.replica.asking import get, is_own_port
 from sluice.serve.replica.engine_process import EngineProcess
 
 SLOTS = 16
@@ -51,6 +51,15 @@ class _Unix(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(_ANSWER_S)
         self.sock.connect(str(self._path))
+
+
+class _Port(http.client.HTTPConnection):
+    """To a port of this host, as long as it is this user's: when the engine has ended, anybody may take it."""
+
+    def connect(self) -> None:
+        if not is_own_port(self.port):
+            raise ConnectionRefusedError(f"port {self.port}: not the engine's")
+        super().connect()
 
 
 class Batch:
@@ -158,7 +167,7 @@ class Batch:
     def _connect(self) -> http.client.HTTPConnection:
         address = self.process.address
         if isinstance(address, int):
-            return http.client.HTTPConnection("127.0.0.1", address, timeout=_ANSWER_S)
+            return _Port("127.0.0.1", address, timeout=_ANSWER_S)
         return _Unix(address)
 
     def _ask(self, connection: http.client.HTTPConnection, request: Request) -> tuple[int, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -129,6 +130,7 @@ class Output:
                 whole += len(line)
                 self._see(line)
         os.ftruncate(self._descriptor, whole)
+        self._size = whole
 
     def _see(self, line: bytes) -> None:
         try:
@@ -141,10 +143,19 @@ class Output:
             ) from error
 
     def write(self, request: Request, status: int, body: Any, problem: str = "") -> None:
-        """Add an answer, as OpenAI's batches have them."""
+        """Add an answer, as OpenAI's batches have them: all of its line or nothing. Raises SluiceError."""
         error = {"code": str(status), "message": problem} if problem else None
         response = {"status_code": status, "body": body}
         words = {"custom_id": request.custom_id, "response": response, "error": error}
         line = json.dumps(words, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
-        while line:
-            line = line[os.write(self._descriptor, line) :]
+        left = line
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError as error:
+            with suppress(OSError):  # a requeued batch cuts it off, unless more is written after it
+                os.ftruncate(self._descriptor, self._size)
+            raise SluiceError(
+                f"{self.path}: {error.strerror}", remedy="make room there, and requeue the job"
+            ) from error
+        self._size += len(line)

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
+from sluice.core.gate import MAX_AMOUNT
 from sluice.serve.gateway.heads import Ability
 from sluice.serve.gateway.refusals import RefusalError
 
 RESUME: Final = "sluice_resume"
 """Member of a body: how far the client has a stream that broke."""
+N_PREDICT: Final = "n_predict"
+"""llama.cpp's own name of a bound, which it prefers to the others; below 0: none."""
 _USAGE: Final = b'"stream_options":{"include_usage":true},'
 _DATA: Final = re.compile(rb'"data:[^"]{64,}"')
 _BYTES_A_TOKEN: Final = 4
@@ -27,10 +30,10 @@ _MOST_CHOICES: Final = 128
 _BLOCKS: Final = tuple(1024 << step // 4 for step in range(16))
 """Bytes of the blocks by which prompts are compared: the later ones are longer."""
 _LIMITS: Final[Mapping[Ability, tuple[str, ...]]] = {
-    "chat": ("max_completion_tokens", "max_tokens"),
-    "completions": ("max_tokens",),
+    "chat": ("max_completion_tokens", "max_tokens", N_PREDICT),
+    "completions": ("max_tokens", N_PREDICT),
     "embeddings": (),
-    "responses": ("max_output_tokens",),
+    "responses": ("max_output_tokens", N_PREDICT),
 }
 
 
@@ -61,7 +64,7 @@ class Asked:
         if self.ability == "embeddings":
             return self.prompt_tokens
         most = default if self.most_tokens is None else self.most_tokens
-        return self.prompt_tokens + most * self.choices
+        return min(self.prompt_tokens + most * self.choices, MAX_AMOUNT)
 
     def prefix(self, salt: bytes) -> list[int]:
         """A number for each begin of its prompt, shortest first: equal begins have equal ones. `salt`: of whom."""
@@ -90,11 +93,10 @@ def read(ability: Ability, raw: bytes) -> Asked:
         raise _wrong("model", "not a name", "name a service: GET /v1/models lists them")
     stream = _flag(document, "stream") and ability != "embeddings"
     # engines differ in which of several they take, and in what they make of 0
-    most = max(
-        (found for name in _LIMITS[ability] if (found := _count(document, name, _MOST_TOKENS)) is not None),
-        default=None,
-    )
-    choices = _count(document, "n", _MOST_CHOICES) or 1
+    endless = type(bound := document.get(N_PREDICT)) is int and bound < 0
+    bounds = [_count(document, name, _MOST_TOKENS) for name in _LIMITS[ability] if not (endless and name == N_PREDICT)]
+    most = None if endless else max((found for found in bounds if found is not None), default=None)
+    choices = max(_count(document, name, _MOST_CHOICES) or 1 for name in ("n", "n_cmpl"))  # n_cmpl: of llama.cpp
     best = _count(document, "best_of", _MOST_CHOICES) if ability == "completions" else None
     if ability == "completions" and isinstance(prompts := document.get("prompt"), list) and prompts:
         choices *= len(prompts) if isinstance(prompts[0], str | list) else 1
@@ -115,21 +117,22 @@ def _with_usage(
 ) -> tuple[bool, bytes]:
     """Whether the client wants to see the usage, and the body that asks for it."""
     if not stream or ability not in ("chat", "completions"):
-        return True, _dump(document) if changed else raw
+        return True, dump(document) if changed else raw
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise _wrong("stream_options", "not an object", 'send {"include_usage": true}')
     if options is not None and options.get("include_usage") is True:
-        return True, _dump(document) if changed else raw
+        return True, dump(document) if changed else raw
     given = "stream_options" in document
     document["stream_options"] = {**(options or {}), "include_usage": True}
     if given or changed:
-        return False, _dump(document)
+        return False, dump(document)
     at = raw.index(b"{") + 1
     return False, b"".join((raw[:at], _USAGE, raw[at:]))
 
 
-def _dump(document: dict[str, Any]) -> bytes:
+def dump(document: dict[str, Any]) -> bytes:
+    """Its JSON, for the replica."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 

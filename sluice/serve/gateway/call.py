@@ -8,7 +8,7 @@ import re
 import time
 from typing import Any, Final, Protocol, cast
 
-from sluice.core.gate import Gate, Reason, Refused
+from sluice.core.gate import MAX_AMOUNT, Gate, Reason, Refused
 from sluice.core.gate import Kind as SubjectKind
 from sluice.exchange.requests import Outcome, RequestRecord
 from sluice.exchange.serving import Priority, ReplicaRow, ServiceRow
@@ -19,7 +19,7 @@ from sluice.serve.gateway.continuation import Plan, Rewriter, Story
 from sluice.serve.gateway.directory import Directory
 from sluice.serve.gateway.figures import Delays, Figures
 from sluice.serve.gateway.keys import Caller
-from sluice.serve.gateway.refusals import RefusalError
+from sluice.serve.gateway.refusals import RefusalError, failed_request
 from sluice.serve.gateway.repeated import Repeated
 from sluice.serve.gateway.sse import Events, Kind, TooLongError, document_of, event_of, kind_of
 from sluice.serve.gateway.upstream import Pool, Upstream
@@ -38,7 +38,6 @@ _ENDS: Final = frozenset(("response.completed", "response.incomplete", "response
 _PROGRESS: Final = 8  # parts of an answer between two reports to the gate
 _BYTES_A_TOKEN: Final = 4
 _UNKNOWN_S: Final = 0.05
-_COUNT_MOST: Final = 1 << 40
 
 
 class Usage:
@@ -56,7 +55,7 @@ class Usage:
 
 
 def _count(value: Any) -> int:
-    return min(value, _COUNT_MOST) if type(value) is int and value >= 0 else 0
+    return min(value, MAX_AMOUNT) if type(value) is int and value >= 0 else 0
 
 
 class Worker(Protocol):
@@ -74,10 +73,13 @@ class Worker(Protocol):
     repeated: Repeated
 
     def subject(self, kind: SubjectKind, name: str) -> int:
-        """The gate's number of a key, user, tenant or service."""
+        """The gate's number of a key, user, tenant or service. Raises RefusalError."""
 
     def check_budget(self, tenant: str) -> None:
         """Raises RefusalError where a tenant has used what it may use."""
+
+    def check_records(self) -> None:
+        """Raises RefusalError where the bill of another request might be lost."""
 
     def salt(self, tenant: str) -> bytes:
         """Prompts are compared within a tenant alone."""
@@ -100,7 +102,7 @@ class Worker(Protocol):
     def refuse(self, client: Client, request: Request, refusal: RefusalError, call: Call | None = None) -> None:
         """Answer that there is no answer."""
 
-    def write(self, record: RequestRecord, *, repeated: bool) -> None:
+    def write(self, record: RequestRecord, *, request_id: str, repeated: bool) -> None:
         """A request has ended."""
 
 
@@ -125,6 +127,7 @@ class Call(Handler):
         "_passing",
         "_plan",
         "_pool",
+        "_rest",
         "_rewriter",
         "_story",
         "_tries",
@@ -175,6 +178,7 @@ class Call(Handler):
         self.named = self.billed = False
         """Whether the client has a name for it, and whether what was sent by that name before has a bill."""
         self._before = 0  # tokens of a stream that the client has already
+        self._rest = ""  # what a bill for the rest of it is remembered by
         self._pool: Pool | None = None
         self._begun = False  # the head of the answer was sent
         self._passing = False  # an answer that is not streamed is passed on while it comes
@@ -231,6 +235,7 @@ class Call(Handler):
                 )
             self._story = continuation.story_of(asked.resume)
             self._before = self._story.tokens
+            self._rest = worker.repeated.rest(caller.key, name, asked.document)
         self.resumable = continuation.why_not(asked) if asked.stream else "it does not stream"
         if self._story is not None and self.resumable:
             raise RefusalError(
@@ -252,6 +257,7 @@ class Call(Handler):
         """Reserve. Raises RefusalError."""
         worker, caller = self.worker, cast(Caller, self.caller)
         worker.check_budget(self.tenant)
+        worker.check_records()
         now = time.monotonic()
         self.admitted = now
         priority = _LOWER.get(self.request.headers.get(b"sluice-priority", b""), service.priority)
@@ -333,7 +339,7 @@ class Call(Handler):
 
     def crashed(self) -> None:
         """Something unexpected happened to it: what it holds is given back."""
-        refusal = RefusalError(500, "this request failed", remedy="see the log of sluice-gateway", close=True)
+        refusal = failed_request()
         if self.ticket and not self.over:
             self._fail(refusal, "failed")
         elif not self.over:
@@ -765,7 +771,7 @@ class Call(Handler):
         if self.named and worker.repeated.billed(self.record_id):
             self.record_id = self.request.id  # the same request was answered meanwhile
         if self.billed and self._before:
-            prompt, completion, cached = 0, max(completion - self._before, 0), 0
+            prompt, completion, cached = self._of_the_rest(prompt, completion, cached)
         worker.calls.pop(self.ticket, None)
         worker.waiting.pop(self.ticket, None)
         now = time.monotonic()
@@ -778,8 +784,19 @@ class Call(Handler):
             (self._granted or now) - self.admitted, None if self._first is None else self._first - begun, now - begun,
             cast(heads.Route, self.request.route).path, self.resumed,
         )  # fmt: skip
-        worker.write(record, repeated=self.named and prompt + completion > 0)
+        worker.write(record, request_id=self.request.id, repeated=self.named and prompt + completion > 0)
         worker.turn_soon()
+
+    def _of_the_rest(self, prompt: int, completion: int, cached: int) -> tuple[int, int, int]:
+        """The bill for the rest of a stream that was billed so far: once without the prompt, which was paid for."""
+        repeated, completion = self.worker.repeated, max(completion - self._before, 0)
+        if not self._granted or not prompt + completion:
+            return 0, completion, 0
+        if not repeated.billed(self._rest):
+            repeated.bill(self._rest)
+            return 0, completion, 0
+        # all that the engine has read: what the client says that it has is a part of it
+        return prompt if self._usage is None else prompt + self._before, completion, cached
 
     def _used(self, outcome: Outcome) -> tuple[int, int, int]:
         """Tokens of the prompt and of the answer, and how many of the prompt were cached."""

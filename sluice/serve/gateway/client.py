@@ -13,13 +13,13 @@ from typing import Any, Final, Protocol, cast
 
 import httptools
 
+from sluice.base.networks import Network, client_of
 from sluice.base.rates import FewLines
 from sluice.serve.gateway import bounds, heads
 from sluice.serve.gateway.figures import Figures
 from sluice.serve.gateway.heads import Headers, Route
 from sluice.serve.gateway.keys import Caller, Keys
-from sluice.serve.gateway.network import Network, client_of
-from sluice.serve.gateway.refusals import REASONS, RefusalError
+from sluice.serve.gateway.refusals import REASONS, RefusalError, failed_request
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STREAM: Final = (
@@ -84,7 +84,7 @@ class Worker(Protocol):
 
 
 class Handler:
-    """What answers a request: it is told what happens to the client."""
+    """What answers a request: what happens to the client is reported to it."""
 
     def client_gone(self) -> None:
         """Nobody waits for the answer any more."""
@@ -165,7 +165,7 @@ class Client(asyncio.Protocol):
                 self._refuse_connection(cause)
             else:
                 log.error("a request: unexpected", exc_info=cause)
-                self._refuse_connection(RefusalError(500, "this request failed", remedy="report it", close=True))
+                self._refuse_connection(failed_request())
         except httptools.HttpParserError as error:
             self._refuse_connection(
                 RefusalError(400, f"not HTTP/1.1: {error}", remedy="correct the client", close=True)
@@ -284,7 +284,9 @@ class Client(asyncio.Protocol):
                 400, f"path {heads.shown(coming.target)}: not a path", remedy="send one that begins with /", close=True
             )
         if self.worker.proxies:
-            coming.address = client_of(self.peer, coming.headers.get(b"x-forwarded-for"), self.worker.proxies)
+            coming.address = client_of(
+                self.peer, coming.headers.get(b"x-forwarded-for", b"").decode("latin-1"), self.worker.proxies
+            )
         try:
             coming.route, coming.named = heads.route_of(coming.method, coming.target)
             if coming.route.path.startswith("/v1"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from sluice.exchange.serving import EngineName, Resume
-from sluice.serve.gateway.body import Asked
+from sluice.serve.gateway.body import N_PREDICT, Asked, dump
 from sluice.serve.gateway.bounds import COMPACT, MOST_STORY
 from sluice.serve.gateway.refusals import RefusalError
 from sluice.serve.gateway.sse import document_of, event_of
@@ -181,7 +181,7 @@ def plan(asked: Asked, story: Story, engine: EngineName, resume: Resume) -> Plan
     """How another replica goes on; None where its engine cannot."""
     if resume == "none":
         return None
-    document = {name: value for name, value in asked.document.items() if name != "verbose"}
+    document = _shortened(asked, story)
     left = None if asked.most_tokens is None else max(asked.most_tokens - story.tokens, 1)
     ids = story.ids if resume == "tokens" else None
     if asked.ability == "completions":
@@ -194,7 +194,7 @@ def plan(asked: Asked, story: Story, engine: EngineName, resume: Resume) -> Plan
     if ids is not None and story.prompt_ids is not None and engine != "llama.cpp":
         return _of_prompt(document, story.prompt_ids + ids, left)
     if engine == "llama.cpp":
-        return Plan("template", "/apply-template", _dump({**document, "stream": False}))
+        return Plan("template", "/apply-template", dump({**document, "stream": False}))
     messages = [*document["messages"]]
     last = messages[-1] if messages else None
     goes_on = document.get("continue_final_message") is True
@@ -206,7 +206,7 @@ def plan(asked: Asked, story: Story, engine: EngineName, resume: Resume) -> Plan
     for name in ("max_completion_tokens", "max_tokens"):
         if document.get(name) is not None:
             document[name] = left
-    return Plan("message", "/v1/chat/completions", _dump(document))
+    return Plan("message", "/v1/chat/completions", dump(document))
 
 
 def plan_of_template(asked: Asked, story: Story, answer: bytes, resume: Resume) -> Plan | None:
@@ -219,7 +219,16 @@ def plan_of_template(asked: Asked, story: Story, answer: bytes, resume: Resume) 
         return None
     left = None if asked.most_tokens is None else max(asked.most_tokens - story.tokens, 1)
     whole: Any = [prompt, *story.ids] if resume == "tokens" and story.ids else prompt + story.text
-    return _of_prompt(asked.document, whole, left)
+    return _of_prompt(_shortened(asked, story), whole, left)
+
+
+def _shortened(asked: Asked, story: Story) -> dict[str, Any]:
+    """What was asked, with llama.cpp's own bound of the rest, and without `verbose`: its numbers are of the rest."""
+    document = {name: value for name, value in asked.document.items() if name != "verbose"}
+    most = document.get(N_PREDICT)
+    if type(most) is int and most > 0:
+        document[N_PREDICT] = max(most - story.tokens, 1)
+    return document
 
 
 def _of_prompt(document: dict[str, Any], prompt: Any, left: int | None) -> Plan:
@@ -227,11 +236,7 @@ def _of_prompt(document: dict[str, Any], prompt: Any, left: int | None) -> Plan:
     made["prompt"] = prompt
     if left is not None:
         made["max_tokens"] = left
-    return Plan("prompt", "/v1/completions", _dump(made))
-
-
-def _dump(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return Plan("prompt", "/v1/completions", dump(made))
 
 
 def has_ids(asked: Asked, engine: EngineName) -> bool:

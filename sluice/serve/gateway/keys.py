@@ -15,11 +15,11 @@ from typing import Final
 
 from sluice.base import oidc
 from sluice.base.errors import SluiceError
+from sluice.base.networks import network_of
 from sluice.base.rates import Budgets
 from sluice.base.tokens import PREFIX, ScopeError, Token, TokenStore
 from sluice.exchange.serving import SCOPE
 from sluice.serve.gateway.bounds import FAILED_KEYS
-from sluice.serve.gateway.network import network_of
 from sluice.serve.gateway.refusals import RefusalError
 
 _KEPT_S: Final = 60.0  # an identity token's answer

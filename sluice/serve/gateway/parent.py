@@ -46,6 +46,7 @@ _SECTIONS: Final = (SERVICES, REPLICAS, LIMITS, ACCOUNTS)
 _BACKLOG: Final = 4096
 _DEMAND_S: Final = 3.0
 _DAY_S: Final = 86_400.0
+_LATE_S: Final = 1.0  # between two tries to write a record
 
 log = logging.getLogger("sluice.gateway")
 log.addFilter(FewLines())
@@ -66,7 +67,7 @@ class Options:
 
 
 class Follow:
-    """The rows of replicad, and what it is told."""
+    """The rows of replicad, and what is reported to it."""
 
     def __init__(self, path: Path, changed: Callable[[dict[str, Any]], None]) -> None:
         self.path = path
@@ -176,7 +177,7 @@ class Parent:
         self._shape = shape
         self._region = _memory("sluice-gate", shape.size())
         self._repeated = _memory("sluice-repeated", repeated.SIZE)
-        self._table = repeated.Repeated(mmap.mmap(self._repeated, 0))
+        self._table = repeated.Repeated.create(mmap.mmap(self._repeated, 0))
         self.gate = Gate.create(mmap.mmap(self._region, 0), shape)
         self._wakes = tuple(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(shape.workers))
         self._sockets = _listen(options)
@@ -187,6 +188,7 @@ class Parent:
         self._records = RequestLog(Path(options.settings.records))
         self._store = TokenStore(Path(options.settings.tokens))
         self._sent: dict[str, Any] = {}
+        self._late: deque[RequestRecord] = deque()
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reloading = asyncio.Lock()
@@ -207,6 +209,7 @@ class Parent:
         loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self.reload()))
         following = loop.create_task(self._follow.run())
         pruning = loop.create_task(self._prune())
+        writing = loop.create_task(self._keep_writing())
         await asyncio.gather(*(self._replace(place) for place in range(len(self._sockets))))
         notify("READY=1")
         log.info("listening on port %d with %d workers", self.port, len(self._sockets))
@@ -220,6 +223,10 @@ class Parent:
         for child in list(self._children):
             child.tell({"do": "drain"})
         await asyncio.gather(*(child.process.wait() for child in self._children))
+        writing.cancel()
+        self._write_late()
+        if self._late:
+            log.error("%d usage records of workers that were killed are lost", len(self._late))
 
     async def _prune(self) -> None:
         """Remove old usage records, once a day."""
@@ -365,8 +372,22 @@ class Parent:
         self._table.bill(record.id)
         try:
             self._records.write(record)
-        except (OSError, SluiceError) as error:
+        except OSError as error:
+            self._late.append(record)
+            log.error("a usage record could not be written, and is tried again: %s", error)
+        except (SluiceError, ValueError) as error:
             log.error("the usage record of request %s is lost: %s", record.id, error)
+
+    async def _keep_writing(self) -> None:
+        while True:
+            await asyncio.sleep(_LATE_S)
+            self._write_late()
+
+    def _write_late(self) -> None:
+        with suppress(OSError):
+            while self._late:
+                self._records.write(self._late[0])
+                self._late.popleft()
 
     def _names(self) -> dict[int, str]:
         """Keys, users, tenants and services by the gate's numbers."""

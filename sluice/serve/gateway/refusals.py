@@ -50,3 +50,8 @@ class RefusalError(SluiceError):
     def event(self, request_id: str) -> bytes:
         """As an event of a stream that has begun. No `data: [DONE]` follows it, nor the end of the HTTP message."""
         return b"data: " + self.document(request_id) + b"\n\n"
+
+
+def failed_request() -> RefusalError:
+    """Where something unexpected happened, which the log has."""
+    return RefusalError(500, "this request failed", remedy="see the log of sluice-gateway", close=True)

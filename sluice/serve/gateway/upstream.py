@@ -272,7 +272,7 @@ class Pool:
             self.idle.remove(one)
 
     def connect(self, call: Connecting) -> None:
-        """Make a connection for a call, which is told."""
+        """Make a connection for a call, to which it is reported."""
         task = asyncio.get_running_loop().create_task(self._connect(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -338,7 +338,7 @@ class Pool:
 
 
 class Connecting(Protocol):
-    """What is told when a connection was made."""
+    """To what it is reported that a connection was made."""
 
     def connected(self, upstream: Upstream) -> None:
         """It is there."""

@@ -28,12 +28,14 @@ import uvloop
 
 from sluice.base.errors import SluiceError
 from sluice.base.log import start_logging
+from sluice.base.networks import Network, network_of, parse_networks, within
 from sluice.base.oidc import Provider, load_settings
 from sluice.base.rates import Budgets, FewLines, Rate
 from sluice.base.tokens import TokenStore
+from sluice.core.errors import UNKNOWN, CoreError
 from sluice.core.gate import Gate, Limit, Use
 from sluice.core.gate import Kind as SubjectKind
-from sluice.exchange.requests import RequestLog, RequestRecord
+from sluice.exchange.requests import RequestLog, RequestRecord, render
 from sluice.exchange.serving import Demand, State
 from sluice.serve.gateway import bounds
 from sluice.serve.gateway.call import Call
@@ -41,14 +43,14 @@ from sluice.serve.gateway.client import Client, Request
 from sluice.serve.gateway.directory import Directory, subject
 from sluice.serve.gateway.figures import Delays, Figures
 from sluice.serve.gateway.keys import Caller, Keys
-from sluice.serve.gateway.network import Network, network_of, parse_networks, within
-from sluice.serve.gateway.refusals import RefusalError
+from sluice.serve.gateway.refusals import RefusalError, failed_request
 from sluice.serve.gateway.repeated import Repeated
 from sluice.serve.gateway.upstream import Pool, tls_context
 
 _JSON: Final = "application/json"
 _LOOK_S: Final = 1.0
-_MOST_LATE_RECORDS: Final = 10_000
+MOST_LATE_RECORDS: Final = 10_000
+"""Usage records that wait for the disk, those of requests that run included; then nothing more is taken."""
 _MOST_SUBJECTS: Final = 100_000
 _REFUSED_RECORDS: Final = (Rate(100, 10), Rate(20, 1))
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -120,7 +122,7 @@ class Worker:
         self._open: Counter[str] = Counter()
         self._context = tls_context()
         self._records = records
-        self._late: deque[RequestRecord] = deque(maxlen=_MOST_LATE_RECORDS)
+        self._late: deque[RequestRecord] = deque()
         self._subjects: dict[tuple[SubjectKind, str], int] = {}
         self._salts: dict[str, bytes] = {}
         self._turning = False
@@ -186,6 +188,11 @@ class Worker:
         except RefusalError as refusal:
             if client.request is request:
                 self.refuse(client, request, refusal)
+            return
+        except Exception:  # nobody else would answer
+            log.exception("request %s: unexpected", request.id)
+            if client.request is request:
+                self.refuse(client, request, failed_request())
             return
         if client.request is request:
             self._begin(client, request, caller)
@@ -259,7 +266,7 @@ class Worker:
     def _record_refused(self, call: Call, refusal: RefusalError) -> None:
         """Few of them: who is over a limit may ask as often as he likes, and must not fill the disk."""
         now, wall = time.monotonic(), time.time()
-        if self._refused.wait((call.tenant,), now) > 0 or call.caller is None or call.service is None:
+        if self._late or self._refused.wait((call.tenant,), now) > 0 or call.caller is None or call.service is None:
             return
         self._refused.take((call.tenant,), now)
         begun = wall - (now - call.request.begun)
@@ -289,7 +296,8 @@ class Worker:
     # ---- the gate ----
 
     def subject(self, kind: SubjectKind, name: str) -> int:
-        """The gate's number of a key, user, tenant or service; its limits are in the gate from now on."""
+        """The gate's number of a key, user, tenant or service; its limits are in the gate from now on. Raises
+        RefusalError where the gate has no room for them."""
         known = self._subjects.get((kind, name))
         if known is not None:
             return known
@@ -297,11 +305,16 @@ class Worker:
         row = self.directory.limit(_KIND_NAMES[kind], name)
         if row is not None:
             limit = row.limit
-            self.gate.set_limit(
-                kind, number, Limit(limit.requests_per_minute, limit.tokens_per_minute, limit.concurrent, limit.queued)
-            )
-            if kind is SubjectKind.TENANT:
-                self.gate.set_weight(number, row.weight)
+            amounts = Limit(limit.requests_per_minute, limit.tokens_per_minute, limit.concurrent, limit.queued)
+            try:
+                self.gate.set_limit(kind, number, amounts)
+                if kind is SubjectKind.TENANT:
+                    self.gate.set_weight(number, row.weight)
+            except CoreError as error:
+                raise RefusalError(
+                    503, f"{_KIND_NAMES[kind]} {name}: this gateway has met too many that have limits",
+                    remedy="tell an admin to restart it", code="busy",
+                ) from error  # fmt: skip
         else:
             self.gate.set_limit(kind, number, Limit())
         if len(self._subjects) >= _MOST_SUBJECTS:
@@ -396,6 +409,13 @@ class Worker:
             use = Use.LAST if row.suspect else Use.USABLE
         self.gate.set_replica(launch, subject("service", row.service), row.slots, use)
 
+    def _remove_replica(self, launch: int) -> None:
+        try:
+            self.gate.remove_replica(launch)
+        except CoreError as error:
+            if error.code != UNKNOWN:  # another worker was told first
+                raise
+
     # ---- what the parent says ----
 
     def told(self, message: dict[str, Any]) -> None:
@@ -419,7 +439,7 @@ class Worker:
         replicas = self.directory.replicas
         for launch in [launch for launch in self.pools if launch not in replicas]:
             self.pools.pop(launch).end()
-            self.gate.remove_replica(launch)
+            self._remove_replica(launch)
         for launch, row in replicas.items():
             pool = self.pools.get(launch)
             if pool is None:
@@ -437,7 +457,7 @@ class Worker:
 
     # ---- records and logs ----
 
-    def write(self, record: RequestRecord, *, repeated: bool) -> None:
+    def write(self, record: RequestRecord, *, request_id: str, repeated: bool) -> None:
         """A request has ended."""
         if repeated:
             self.repeated.bill(record.id)
@@ -450,8 +470,9 @@ class Worker:
             self.metrics.time("first_token_seconds", service, record.first_token_s)
         self._append(record)
         if self.settings.access_log:
+            named = "" if record.id == request_id else f" record={record.id}"
             self._lines.append(
-                f"request={record.id} user={record.user} tenant={record.tenant} service={record.service}"
+                f"request={request_id}{named} user={record.user} tenant={record.tenant} service={record.service}"
                 f" path={record.endpoint} status={record.status} outcome={record.outcome} seconds={record.total_s:.3f}"
                 f" tokens={record.prompt_tokens}+{record.completion_tokens} resumed={record.resumed}\n"
             )
@@ -459,10 +480,29 @@ class Worker:
     def _append(self, record: RequestRecord) -> None:
         try:
             self._records.write(record)
-        except (OSError, SluiceError) as error:
+        except OSError as error:
             self.metrics.add("records_failed")
             self._late.append(record)
             log.error("a usage record could not be written, and is tried again: %s", error)
+        except (SluiceError, ValueError) as error:  # it never will be, and must not be in the way of others
+            self.metrics.add("records_failed")
+            log.error("the usage record of request %s is lost: %s", record.id, error)
+
+    def check_records(self) -> None:
+        """Raises RefusalError where so many usage records wait for the disk that another one has no room."""
+        if self._late and len(self._late) + len(self.calls) >= MOST_LATE_RECORDS:
+            raise RefusalError(
+                503, "this gateway cannot write usage records", remedy="tell an admin that its disk is full",
+                code="busy", retry_after=1.0,
+            )  # fmt: skip
+
+    def _write_late(self) -> None:
+        while self._late:
+            try:
+                self._records.write(self._late[0])
+            except OSError:
+                break
+            self._late.popleft()
 
     def log(
         self, request: Request, status: int, *, call: Call | None = None, caller: Caller | None = None, tenant: str = ""
@@ -498,6 +538,8 @@ class Worker:
                 self.sweep(time.monotonic(), full=not round_ % 4)
             except Exception:
                 log.exception("sweep: unexpected")
+        self._write_late()
+        self._lines += [f"usage record that cannot be written: {render(one).decode()}" for one in self._late]
         self.flush()
         self._tell_counts()
 
@@ -522,12 +564,7 @@ class Worker:
             for pool in self.pools.values():
                 pool.sweep(now)
             self._refused.forget(now)
-            while self._late:
-                try:
-                    self._records.write(self._late[0])
-                except (OSError, SluiceError):
-                    break
-                self._late.popleft()
+            self._write_late()
             self._tell_counts()
         self._tell_demand(now)
         self.turn()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from math import floor
 from typing import Any
 
 import grpc
@@ -50,7 +51,7 @@ class Gateway:
             content = await _read(answer, _MOST_ANSWER)
         try:
             return json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CallError(
                 grpc.StatusCode.INTERNAL, f"{path}: the answer is no JSON; see the log of the model's engine"
             ) from error
@@ -69,7 +70,7 @@ class Gateway:
                         raise of_event(event["error"], request_id)
                     if isinstance(event, dict):
                         yield event
-            except (httpx.HTTPError, ValueError) as error:
+            except (httpx.HTTPError, ValueError, RecursionError) as error:
                 raise _cut(str(error) or type(error).__name__, request_id) from error
             raise _cut("no [DONE]", request_id)
 
@@ -114,7 +115,7 @@ def _headers(context: Context, left: float | None) -> dict[str, str]:
             "metadata authorization: missing; send `Bearer` and a token of: sluice token create --scope serve",
         )
     if left is not None:
-        headers["sluice-deadline"] = f"{max(left, 0.001):.3f}"
+        headers["sluice-deadline"] = f"{max(floor(left * 1000), 1) / 1000:.3f}"
     return headers
 
 

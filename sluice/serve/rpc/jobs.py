@@ -14,12 +14,12 @@ import httpx
 from sluice.base.errors import UsageError
 from sluice.client import ApiError, AsyncClient, models
 from sluice.client.transport import import_httpx
+from sluice.serve.batch.orders import ENGINES
 from sluice.serve.rpc import serve_pb2 as pb
 from sluice.serve.rpc.inference import answers, sampling_of, streams
 from sluice.serve.rpc.status import CallError, Context, of_api
 from sluice.slurm.job import ENDED
 
-ENGINES = ("llama.cpp", "vllm", "sglang", "tei")
 _MOST_INLINE = 3 << 20
 _MOST_PATH = 4096
 _END = "SLUICE_BATCH"

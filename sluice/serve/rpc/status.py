@@ -43,6 +43,10 @@ _BY_TYPE = {
     "timeout_error": 504,
     "service_unavailable": 503,
     "service_unavailable_error": 503,
+    "stream_broken": 502,
+    "replica_failed": 502,
+    "deadline_exceeded": 503,
+    "busy": 503,
 }
 """What an error within a stream says, which has no status of HTTP any more."""
 
@@ -91,7 +95,7 @@ def of_event(found: Mapping[str, Any], request_id: str) -> CallError:
 def _error_object(body: bytes) -> Mapping[str, Any]:
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     found = document.get("error") if isinstance(document, dict) else None
     return found if isinstance(found, dict) else {}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
+import threading
 import time
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +148,16 @@ def test_other_files_and_links_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "h-2024-99-04.jsonl").write_bytes(render(a_request()))
     (tmp_path / "notes.txt").write_bytes(render(a_request()))
     (tmp_path / f"ctl-1-{time.strftime('%Y-%m-%d', time.gmtime(NOON))}.jsonl").symlink_to(tmp_path / "secret")
-    assert read(tmp_path) == []
+    os.mkfifo(tmp_path / f"ctl-2-{time.strftime('%Y-%m-%d', time.gmtime(NOON))}.jsonl")
+    done: list[object] = []
+
+    def look() -> None:
+        done.extend((read(tmp_path), requests.recent_requests(tmp_path, 0, 1e11), Spent(tmp_path).by_tenant(0)))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert done == [[], [], {}]
     with pytest.raises(OSError, match="symbolic"):
         RequestLog(tmp_path, "ctl-1").write(a_request())
     assert (tmp_path / "secret").read_text() == "x"
@@ -246,6 +258,18 @@ def test_spent_follows_without_reading_again(tmp_path: Path, monkeypatch: pytest
     assert spent.by_tenant(0) == {"nlp": 360, "robotics": 120}
     assert parsed == 5
     assert spent.by_tenant(NOON + 3) == {"nlp": 240}  # another period
+
+
+def test_a_year_of_days_is_not_open_at_once(tmp_path: Path) -> None:
+    for number in range(120):
+        with closing(RequestLog(tmp_path, "h")) as log:
+            log.write(a_request(number, ended=NOON + number * DAY))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        assert Spent(tmp_path).by_tenant(0) == {"nlp": 120 * 120}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_periods() -> None:

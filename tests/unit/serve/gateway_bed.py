@@ -168,6 +168,7 @@ class Bed:
     store: TokenStore
     records_folder: Path
     told: list[dict[str, Any]]
+    sweeping: asyncio.Task[None]
     replicas: list[Replica] = field(default_factory=list)
     services: dict[str, ServiceRow] = field(default_factory=dict)
     limits: list[LimitRow] = field(default_factory=list)
@@ -313,7 +314,7 @@ async def bed(
     worker.server = await loop.create_server(lambda: Client(worker), "127.0.0.1", 0)
     sweeping = loop.create_task(worker.run())
     context, fingerprint = certificate(folder)
-    one = Bed(worker, worker.server.sockets[0].getsockname()[1], key, store, records, told)
+    one = Bed(worker, worker.server.sockets[0].getsockname()[1], key, store, records, told, sweeping)
     one.services = services if services is not None else {"m": service_row()}
     one.limits = limits or []
     one.accounts = [AccountRow("alice", ("physics", "biology"))]

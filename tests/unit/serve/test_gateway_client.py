@@ -111,6 +111,25 @@ def test_a_stream_that_was_billed_in_part_is_billed_for_the_rest(tmp_path: Path)
     run(work())
 
 
+def test_a_stream_is_resumed_once_without_its_prompt(tmp_path: Path) -> None:
+    resume = {"id": "x", "created": 1, "model": "m", "text": "It", "tokens": 1}
+
+    async def work() -> None:
+        async with bed(tmp_path, goes_on) as one:
+            await one.ask(ASK, idempotency_key="k")
+            for _ in range(3):
+                answer = await one.ask(ASK | {"sluice_resume": resume}, idempotency_key="k")
+                assert answer.text == TEXT.removeprefix("It")
+            # an end that is all that is missing needs no replica, and no bill
+            await one.ask(ASK | {"sluice_resume": resume | {"finish_reason": "stop"}}, idempotency_key="k")
+            found = [(record.prompt_tokens, record.completion_tokens) for record in one.records()]
+            rest = len(WORDS) - 1
+            assert found == [(5, rest + 1), (0, rest), (6, rest), (6, rest), (0, 0)]
+            assert len({record.id for record in one.records()}) == 5
+
+    run(work())
+
+
 def test_a_request_that_does_not_stream_may_be_sent_twice(tmp_path: Path) -> None:
     calls: list[Heard] = []
 

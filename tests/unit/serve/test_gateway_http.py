@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ from joserfc.jwk import RSAKey
 
 from sluice.base.oidc import Provider, Settings
 from sluice.base.tokens import TokenStore
+from sluice.core.gate import Kind as SubjectKind
+from sluice.core.gate import Limit as CoreLimit
+from sluice.exchange.requests import RequestRecord
 from sluice.exchange.serving import AccountRow, Limit, LimitRow
 from sluice.serve.gateway import bounds
+from sluice.serve.gateway import worker as worker_module
 from sluice.serve.gateway.keys import Keys
 from tests.unit.serve.gateway_bed import (
     CHAT,
@@ -484,6 +489,84 @@ def test_logs_have_neither_keys_nor_prompts(
             assert "user=alice tenant=physics service=m path=/v1/chat/completions status=200 outcome=ok" in written
             assert secret not in written and one.key not in written and one.key.split("_")[2] not in written
             assert "zanzibar" not in written
+
+    run(work())
+
+
+def test_where_the_gate_has_no_room_for_a_limit_the_request_is_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain, limits=[LimitRow("key", "*", Limit(requests_per_minute=5))]) as one:
+            for number in range(one.worker.gate.shape.subjects):
+                one.worker.gate.set_limit(SubjectKind.KEY, 1 << 40 | number, CoreLimit(requests=1))
+            answer = await one.ask(ASK)
+            assert answer.status == 503 and "too many that have limits" in answer.document["error"]["message"]
+            assert one.worker.calls == {}
+
+    run(work())
+
+
+def test_the_log_has_a_request_by_the_id_that_its_client_got(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain, access_log=True) as one:
+            got = [(await one.ask(ASK, **more)).headers["x-request-id"] for more in ({}, {"idempotency_key": "k"})]
+            one.worker.flush()
+            first, second = (line for line in capfd.readouterr().err.splitlines() if "service=m" in line)
+            assert f" request={got[0]} user=alice" in first
+            assert f" request={got[1]} record={one.records()[1].id} user=alice" in second
+
+    run(work())
+
+
+def test_a_check_of_an_identity_token_that_crashes_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def crashes(text: str, address: str) -> None:
+        raise RecursionError
+
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            monkeypatch.setattr(one.worker.keys, "check", lambda *_: "a.b.c")
+            monkeypatch.setattr(one.worker.keys, "check_later", crashes)
+            answer = await asyncio.wait_for(one.ask(ASK), 10)
+            assert answer.status == 500 and "see the log" in answer.document["error"]["message"]
+
+    run(work())
+
+
+def test_no_bill_is_lost_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker_module, "MOST_LATE_RECORDS", 3)
+    asked = {"model": "m", "messages": []}
+
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            write, full = one.worker._records.write, [True]
+
+            def written(record: RequestRecord) -> None:
+                if full[0]:
+                    raise OSError(28, "No space left on device")
+                write(record)
+
+            monkeypatch.setattr(one.worker._records, "write", written)
+            assert [(await one.ask(asked)).status for _ in range(5)] == [200, 200, 200, 503, 503]
+            assert one.records() == []
+            full[0] = False
+            await until(lambda: len(one.records()) == 3)
+            assert (await one.ask(asked)).status == 200
+            # a record that can never be written is in nobody's way
+            one.worker._append(replace(one.records()[0], endpoint="/" * 5000))
+            one.worker._append(replace(one.records()[0], user="\ud800"))
+            full[0] = True
+            assert (await one.ask(asked)).status == 200
+            full[0] = False
+            await until(lambda: len(one.records()) == 5)
+            # what is left when the worker ends is tried once more, or logged
+            full[0] = True
+            last = [(await one.ask(asked)).headers["x-request-id"] for _ in range(2)]
+            one.worker.drain()
+            await until(lambda: one.worker._clients == set())
+            await asyncio.wait_for(one.sweeping, 10)
+            written_out = capfd.readouterr().err
+            assert all(f'"id":"{name}"' in written_out for name in last)
 
     run(work())
 

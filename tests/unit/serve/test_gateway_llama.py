@@ -175,19 +175,25 @@ def test_streams_are_exact_while_their_replicas_are_killed(tmp_path: Path, model
     run(work())
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+# llama.cpp's logits depend a little on what else is in a batch: asked directly, it gives other texts where the two best
+# tokens are within 0.05. For these beginnings none are within 0.18.
+_FAR_FROM_TIES = {"/v1/chat/completions": (582, 239, 610, 1450), "/v1/completions": (1268, 393, 1002, 981)}
+
+
+@pytest.mark.parametrize("path", _FAR_FROM_TIES)
 def test_a_text_that_depends_on_all_of_its_prompt_is_the_uninterrupted_one(
     tmp_path: Path, models: Path, path: str
 ) -> None:
     async def work() -> None:
         async with llama(tmp_path, models / "random.gguf") as (one, replicas):
-            requests = [asked(path, at, 100, temperature=0, seed=1) for at in (3, 77, 500, 1999)]
+            requests = [asked(path, at, 100, temperature=0, seed=1) for at in _FAR_FROM_TIES[path]]
             wanted = [(await one.ask(each, path)).text for each in requests]
             assert len(set(wanted)) == 4 and all(len(text.split()) == 100 for text in wanted)
+            assert all(len(set(text.split())) > 30 for text in wanted), "in a circle a lost word does not show"
             resumed = 0
-            for turn in range(10 if FULL else 3):
+            for turn in range(20 if FULL else 6):
                 tasks = [asyncio.create_task(one.ask(each, path)) for each in requests]
-                await asyncio.sleep(0.05 + 0.05 * (turn % 4))
+                await asyncio.sleep(0.02 + 0.02 * (turn % 6))
                 replicas[turn % 2].kill_engine()
                 replicas[turn % 2].engine(models / "random.gguf")
                 assert [answer.text for answer in await asyncio.gather(*tasks)] == wanted

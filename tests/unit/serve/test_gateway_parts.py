@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from typing import Any
 
 import pytest
 
+from sluice.core.gate import MAX_AMOUNT
 from sluice.serve.gateway import body, continuation, figures, heads
 from sluice.serve.gateway.body import Asked
 from sluice.serve.gateway.continuation import Rewriter, Story
@@ -90,6 +92,17 @@ def test_what_is_reserved() -> None:
     assert asked(CHAT).reserved(500) > 500
     listed = asked({"model": "m", "prompt": ["a", "b"], "max_tokens": 7}, "completions")
     assert listed.choices == 2 and listed.reserved(0) >= 14
+    # llama.cpp's own name of the bound, which it prefers, and of n; below 0 it is as if nothing bounded the answer
+    assert asked(CHAT | {"max_tokens": 10, "n_predict": 900}).most_tokens == 900
+    assert asked({"model": "m", "prompt": "a", "n_predict": 900}, "completions").reserved(1) > 900
+    assert asked({"model": "m", "input": "a", "n_predict": 900}, "responses").reserved(1) > 900
+    assert asked(CHAT | {"max_tokens": 10, "n_predict": -1}).reserved(500) > 500
+    assert asked(CHAT | {"n_cmpl": 4}).choices == 4
+    for wrong in (1e6, "900", True):
+        with pytest.raises(RefusalError, match="n_predict"):
+            asked(CHAT | {"n_predict": wrong})
+    # the gate refuses what is more as a mistake of its caller
+    assert asked(CHAT | {"max_tokens": 1 << 30, "n": 128}).reserved(1) == MAX_AMOUNT
     image = {
         "role": "user",
         "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4_000_000}}],
@@ -172,20 +185,33 @@ def test_token_ids_of_vllm_are_asked_for_kept_and_hidden() -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (3, 6, 9)
 
 
-def test_what_llama_cpp_says_beside_its_text_is_hidden() -> None:
+def test_what_llama_cpp_says_next_to_its_text_is_hidden() -> None:
     shown = b'data: {"choices":[{"text":" a","index":0,"logprobs":null,"finish_reason":null}],"id":"c"'
-    beside = (
+    more = (
         b',"__verbose":{"content":" }\\"{ a","tokens":[270],"tokens_predicted":1,"tokens_evaluated":2,"x":{"y":[{}]}}'
     )
     timings = b',"timings":{"n":1}}\n\n'
-    assert continuation.without_ids(shown + beside + timings) == shown + timings
+    assert continuation.without_ids(shown + more + timings) == shown + timings
     assert continuation.without_ids(shown + timings) == shown + timings
-    kept = story(shown + beside + timings)
+    kept = story(shown + more + timings)
     assert (kept.text, kept.ids, kept.tokens, kept.prompt_tokens) == (" a", [270], 1, 2)
     plan = continuation.plan(
         asked({"model": "m", "stream": True, "prompt": "six"}, "completions"), kept, "llama.cpp", "tokens"
     )
     assert plan is not None and json.loads(plan.body)["prompt"] == ["six", 270]
+
+
+def test_a_stream_that_goes_on_gets_no_more_tokens_by_llama_cpps_name() -> None:
+    kept = story(chunk("It"), chunk(" is"))
+    one = asked({"model": "m", "stream": True, "prompt": "six", "n_predict": 9}, "completions")
+    plan = continuation.plan(one, kept, "llama.cpp", "text")
+    assert plan is not None and json.loads(plan.body)["n_predict"] == 7
+    made = continuation.plan_of_template(asked(CHAT | {"n_predict": 9}), kept, b'{"prompt": "x"}', "text")
+    assert made is not None and json.loads(made.body)["n_predict"] == 7
+    loud = continuation.plan_of_template(asked(CHAT | {"verbose": True}), kept, b'{"prompt": "x"}', "text")
+    assert loud is not None and "verbose" not in json.loads(loud.body), "its numbers would be taken for the bill's"
+    endless = continuation.plan_of_template(asked(CHAT | {"n_predict": -1}), kept, b'{"prompt": "x"}', "text")
+    assert endless is not None and json.loads(endless.body)["n_predict"] == -1
 
 
 def test_a_chat_goes_on_by_its_last_message() -> None:
@@ -212,6 +238,19 @@ def test_a_repeated_request_has_the_id_of_the_first_until_that_was_answered() ->
     table.bill(first)
     again = {table.name("key", b"k", {"a": 1, "b": 2}) for _ in range(5)}
     assert len(again) == 5 and all(billed and name != first for name, billed in again)
+
+
+def test_nobody_chooses_keys_that_make_a_table_forget_a_bill() -> None:
+    table = Repeated(bytearray(os.urandom(SIZE)))
+    names = [f"{number << 20:016x}{number:016x}" for number in range(1, 101)]  # all were of one place
+    for name in names:
+        table.bill(name)
+    assert sum(table.billed(name) for name in names) > 90
+    made = [bytearray(SIZE), bytearray(SIZE)]
+    for region in made:
+        Repeated.create(region).bill(names[0])
+        assert Repeated(region).billed(names[0]), "of another worker"
+    assert made[0][-32:] != made[1][-32:]
 
 
 def test_framing_that_two_could_read_in_two_ways_is_refused() -> None:

@@ -21,10 +21,13 @@ from typing import Any
 from sluice.base.line_server import Kind
 from sluice.base.local_server import serve_local
 from sluice.base.tokens import TokenStore
+from sluice.core.gate import Settled
 from sluice.exchange.requests import RequestRecord, parse
 from sluice.exchange.serving import AccountRow, Limit, LimitRow, as_row
 from sluice.exchange.snapshot import Snapshot, render_answer
 from sluice.serve.client import AsyncResumingStream
+from sluice.serve.gateway.parent import Options, Parent
+from sluice.serve.gateway.worker import Settings
 from tests.unit.serve.gateway_bed import (
     DONE,
     STREAM_HEAD,
@@ -304,6 +307,23 @@ def test_a_worker_that_dies_is_replaced_and_what_it_did_is_billed(tmp_path: Path
             assert (await sure(one)).text == "hello world"
 
     run(work())
+
+
+def test_the_bill_of_a_killed_worker_waits_for_the_disk(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    settings = Settings(-1, -1, -1, (), str(tmp_path / "tokens.json"), "", str(records), (), ())
+    parent = Parent(Options("127.0.0.1", 0, 1, tmp_path / "replicad", 1e9, settings))
+    parent._write(Settled(1, 0xABC, 1, 2, 3, 4, 5, 90, 10, 20, 1, 2, 3), {})
+    parent._write_late()
+    records.mkdir()
+    parent._write_late()
+    parent._write_late()
+    for one in parent._sockets:
+        one.close()
+    (line,) = next(records.iterdir()).read_bytes().splitlines()
+    record = parse(line)
+    assert record is not None
+    assert (record.id, record.prompt_tokens, record.completion_tokens) == (f"{0xABC:032x}", 10, 20)
 
 
 def test_rows_stay_while_replicad_is_away(tmp_path: Path) -> None:

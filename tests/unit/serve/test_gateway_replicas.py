@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sluice.core.gate import MAX_AMOUNT
 from sluice.exchange.serving import State
 from sluice.serve.gateway import bounds
 from tests.unit.serve.gateway_bed import (
@@ -250,6 +251,20 @@ def test_what_a_replica_may_not_say_is_another_replicas_turn(tmp_path: Path, wha
     run(work())
 
 
+def test_a_replica_that_another_worker_has_removed_hinders_no_news(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain, plain, plain) as one:
+            last = one.replicas.pop()
+            one.publish()
+            one.worker.gate.remove_replica(0xA1)  # by another worker, which was told first
+            one.replicas = [last]
+            one.publish()
+            assert [replica.name for replica in one.worker.gate.replicas()] == [0xA3]
+            assert (await one.ask(ASK)).status == 200 and len(last.heard) == 1
+
+    run(work())
+
+
 def test_what_ends_every_replica_is_not_sent_to_all_of_them(tmp_path: Path) -> None:
     async def work() -> None:
         async with bed(tmp_path, *[dies_after(b"", 0)] * 6) as one:
@@ -272,6 +287,26 @@ def test_an_answer_of_the_engine_goes_through_as_it_is(tmp_path: Path) -> None:
                 answer = await one.ask(asked)
                 assert (answer.status, answer.document) == (400, wrong)
             assert {(record.outcome, record.prompt_tokens) for record in one.records()} == {("failed", 0)}
+
+    run(work())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_counts_more_than_there_can_be_is_answered_and_billed(tmp_path: Path, stream: bool) -> None:
+    async def boasts(heard: Heard) -> None:
+        usage = {"prompt_tokens": 1 << 50, "completion_tokens": 1 << 31, "total_tokens": 1}
+        whole = STREAM_HEAD + in_chunk(chunk("a")) + in_chunk(usage_chunk(1 << 50, 1 << 31)) + in_chunk(DONE)
+        heard.writer.write(whole + b"0\r\n\r\n" if stream else answer_of({**CHAT, "usage": usage}))
+
+    async def work() -> None:
+        async with bed(tmp_path, boasts) as one:
+            asked = ASK if stream else {"model": "m", "messages": []}
+            answer = await asyncio.wait_for(one.ask(asked), 20)
+            assert answer.status == 200 and answer.whole
+            (record,) = one.records()
+            assert (record.outcome, record.prompt_tokens) == ("ok", MAX_AMOUNT) and one.worker.calls == {}
+            # nor does a client's bound surprise the gate
+            assert (await one.ask({**asked, "max_tokens": 1 << 30, "n": 2})).status == 200
 
     run(work())
 

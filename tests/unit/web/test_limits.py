@@ -19,12 +19,13 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
+from sluice.base.networks import network_of
 from sluice.exchange.snapshot import parse_answer
 from sluice.web import limits, serve
 from sluice.web.api import ENDPOINTS
 from sluice.web.app import make_app
 from sluice.web.endpoint import PREFIX
-from sluice.web.limits import BoundedProtocol, network_of
+from sluice.web.limits import BoundedProtocol
 from sluice.web.login import Proxy
 from sluice.web.serve import make_site
 from sluice.web.stream import MOST_OF_USER

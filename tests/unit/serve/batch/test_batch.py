@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from sluice.base.errors import SluiceError, UsageError
+from sluice.serve.batch.main import _Port
 from sluice.serve.batch.orders import Output, Request, engine_of_model, parse_orders, requests
 from sluice.serve.rpc import serve_pb2 as pb
 from sluice.serve.rpc.jobs import batch_script
@@ -135,6 +137,35 @@ def test_orders_and_inputs_that_are_wrong_name_the_place(tmp_path: Path) -> None
             list(requests(parse_orders(orders(model=str(gguf), input=str(source)), "1")))
     with pytest.raises(UsageError, match="No such file"):
         list(requests(parse_orders(orders(model=str(gguf), input=str(tmp_path / "none")), "1")))
+
+
+def test_a_full_disk_leaves_whole_lines_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, write, room = Output(tmp_path / "out"), os.write, [1 << 20]
+    made.write(Request("a", "/v1/completions", {}), 200, {"x": 1})
+
+    def limited(descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        done = write(descriptor, data[: room[0]])
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "write", limited)
+    room[0] = 150
+    with pytest.raises(SluiceError, match="No space left.*make room"):
+        made.write(Request("b", "/v1/completions", {}), 200, {"x": "y" * 1000})
+    room[0] = 1 << 20
+    made.write(Request("c", "/v1/completions", {}), 200, {"x": 1})  # of another thread, when there is room again
+    assert Output(tmp_path / "out").done == {"a", "c"}
+
+
+def test_a_port_that_somebody_else_has_taken_gets_neither_key_nor_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        _Port("127.0.0.1", port).connect()
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+        with pytest.raises(ConnectionRefusedError):
+            _Port("127.0.0.1", port).request("POST", "/", "prompt")
 
 
 def test_engines_by_the_models_files(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from sluice.base.errors import UsageError
+from sluice.serve.gateway.refusals import RefusalError
 from sluice.serve.rpc import serve_pb2 as pb
 from sluice.serve.rpc.client import CallFailed, ClusterClient
 from sluice.serve.rpc.jobs import Jobs, batch_script
@@ -234,6 +235,9 @@ def test_a_stream_that_fails_says_so(gateway: Gateway, client: ClusterClient) ->
     gateway.events(ends="data: {no json\n\n")
     with pytest.raises(CallFailed, match="was cut"):
         list(client.chat_stream("m", "a"))
+    gateway.events(ends=f"data: {'[' * 100_000}\n\n", pieces=1 << 20)
+    with pytest.raises(CallFailed, match="was cut"):
+        list(client.chat_stream("m", "a"))
     gateway.events(chunk("\ud800"))
     with pytest.raises(CallFailed, match="cannot be sent"):
         list(client.chat_stream("m", "a"))
@@ -243,6 +247,9 @@ def test_events_of_errors_have_codes() -> None:
     for found, code in (
         ({"code": 429}, "RESOURCE_EXHAUSTED"), ({"type": "timeout"}, "DEADLINE_EXCEEDED"), ({}, "INTERNAL"),
         ({"type": "server_error", "code": "insufficient_quota"}, "RESOURCE_EXHAUSTED"),
+        # what the gateway says of a stream that it cannot bring to its end, or for which there was no replica
+        *((json.loads(RefusalError(502, "", code=one).document(""))["error"], "UNAVAILABLE") for one in
+          ("stream_broken", "replica_failed", "deadline_exceeded", "busy")),
     ):  # fmt: skip
         assert of_event(found, "").code == getattr(grpc.StatusCode, code)
 

@@ -1,4 +1,4 @@
-"""Addresses of clients."""
+"""Addresses of clients, the networks that they are of, and who is behind a proxy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def network_of(address: str) -> tuple[str, str]:
     except ValueError:
         return address, address
     if found.version == 6 and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
+        found = found.ipv4_mapped  # else all of IPv4 were one network
     packed = found.packed[:8] if found.version == 6 else found.packed[:3]
     return packed.hex(), str(found)
 
@@ -31,13 +31,13 @@ def within(address: str, networks: Sequence[Network]) -> bool:
     return any(found in network for network in networks)
 
 
-def client_of(peer: str, forwarded: bytes | None, proxies: Sequence[Network]) -> str:
+def client_of(peer: str, forwarded: str, proxies: Sequence[Network]) -> str:
     """The address of who calls: the last that a proxy added, where the connection is a proxy's."""
-    last = b"" if forwarded is None else forwarded.rpartition(b",")[2].strip()
+    last = forwarded.rpartition(",")[2].strip()
     if not last or not within(peer, proxies):
         return peer
     try:
-        return str(ipaddress.ip_address(last.decode("latin-1")))
+        return str(ipaddress.ip_address(last))
     except ValueError:
         return peer
 
