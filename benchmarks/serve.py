@@ -231,7 +231,7 @@ def _one_tenant(at: Fast, clients: int, **words: int) -> list[str]:
 def tenants(bench: Bench) -> None:
     """First tokens of a tenant while another one sends ten times its limit."""
     alone: list[float] = []
-    beside: list[float] = []
+    together: list[float] = []
     refused = 0
     with Fast(delay_us=20_000, gap_us=2000, slots=8) as at:
         at.site.publish(
@@ -251,12 +251,12 @@ def tenants(bench: Bench) -> None:
             alone += [row[2] / 1000 for row in answers.good]
             other = at.load(port, [loud], 32, bench.seconds, rate=100, **body)
             answers = at.load(port, [quiet], 2, bench.seconds, rate=20, **body).wait()
-            beside += [row[2] / 1000 for row in answers.good]
+            together += [row[2] / 1000 for row in answers.good]
             refused += sum(row[1] == 429 for row in other.wait().rows)
     bench.figures["alone_first_token_p99_ms"] = quantile(alone, 0.99)
-    bench.figures["neighbour_first_token_p99_ms"] = quantile(beside, 0.99)
-    bench.figures["neighbour_first_token_p99_percent"] = 100 * quantile(beside, 0.99) / quantile(alone, 0.99)
-    bench.figures["neighbour_first_token_p50_percent"] = 100 * median(beside) / median(alone)
+    bench.figures["neighbour_first_token_p99_ms"] = quantile(together, 0.99)
+    bench.figures["neighbour_first_token_p99_percent"] = 100 * quantile(together, 0.99) / quantile(alone, 0.99)
+    bench.figures["neighbour_first_token_p50_percent"] = 100 * median(together) / median(alone)
     bench.figures["loud_refused"] = refused
 
 

@@ -31,7 +31,7 @@ async def main(model: Path, slots: int, options: tuple[str, ...]) -> None:
         )
         engine = engine_of("llama.cpp")
         process = EngineProcess(engine.start(spec, Place(folder, 0, secret, model)), folder)
-        context, fingerprint = make_context(folder, "replica")
+        context, fingerprint = make_context("replica")
         relay = Relay(context, secret, process.address)
         while (answer := await get(process.address, "/health", secret, 5.0)) is None or answer[0] != 200:
             if (why := process.ended()) is not None:
