@@ -259,8 +259,13 @@ def _fits_its_tenant(policy: Policy, place: Place, service: Service) -> Iterator
         )
     for name in names:
         tenant = policy.tenants[name]
-        sizes = [("per_job", tenant.per_job, 1), ("limit", tenant.limit, service.replicas.most)]
-        for part, bound, times_ in sizes:
+        own = tenant.guarantee if service.borrow and name == service.tenant else None
+        sizes = [
+            ("per_job", tenant.per_job, 1, "most"),
+            ("limit", tenant.limit, service.replicas.most, "most"),
+            ("guarantee", own, service.replicas.least, "least"),
+        ]
+        for part, bound, times_, count in sizes:
             for what, asked in (("gpus", service.gpus), ("gpu_memory", service.gpu_memory)):
                 most = getattr(bound, what) if bound is not None else None
                 total = (asked or 0) * service.nodes * times_
@@ -269,7 +274,7 @@ def _fits_its_tenant(policy: Policy, place: Place, service: Service) -> Iterator
                         (*place, what),
                         f"{total} for {times_} replica{'s' if times_ > 1 else ''} is more than {part}.{what} {most} of "
                         f"tenant {name!r}",
-                        f"lower {what} or replicas.most, or raise the tenant's {part}",
+                        f"lower {what} or replicas.{count}, or raise the tenant's {part}",
                     )
 
 

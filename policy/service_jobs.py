@@ -35,7 +35,7 @@ from sluice.exchange.serving import (
 )
 
 if TYPE_CHECKING:
-    from policy.model import Policy
+    from policy.model import Policy, Tenant
 
 FILE_NAME = "sluice.services.json"
 """Its name next to slurm.conf."""
@@ -73,7 +73,8 @@ class ServicePolicy(_Compiled):
     memory: int | None = None
     nodes: int = 1
     partition: str = ""
-    borrow: bool = False
+    guaranteed: int | None = None
+    """So many of its replicas are the tenant's own work, and all others over-quota work; None: all are its own."""
     callers: tuple[str, ...] = ()
     least: int = 0
     most: int = 1
@@ -164,6 +165,7 @@ def _service(policy: Policy, name: str, one: Service) -> ServicePolicy:
         constraint=(gpu_class.feature or gpu_class.types[0]) if gpu_class is not None and by_feature else "",
         gpus=(one.gpus or 0) * one.nodes,
         partition=one.partition or "",
+        guaranteed=_guaranteed(policy.tenants[one.tenant], one),
         callers=one.whose,
         health=one.health or HEALTH[one.engine],
         least=one.replicas.least,
@@ -182,7 +184,14 @@ def _service(policy: Policy, name: str, one: Service) -> ServicePolicy:
     )
 
 
-_SAME = ("tenant", "user", "engine", "model", "sha256", "stage", "cpus", "memory", "nodes", "borrow", "priority",
+def _guaranteed(tenant: Tenant, one: Service) -> int | None:
+    """A tenant that borrows and has no guarantee has over-quota work alone."""
+    if not one.borrow:
+        return None
+    return one.replicas.least if tenant.guarantee is not None else 0
+
+
+_SAME = ("tenant", "user", "engine", "model", "sha256", "stage", "cpus", "memory", "nodes", "priority",
          "default_tokens", "ahead", "log_prompts", "logs", "paused")  # fmt: skip
 
 
@@ -372,8 +381,10 @@ def replica_job(
     registry_uid: int,
     program: Path,
     registries: Sequence[str] = (),
+    lent: bool = False,
 ) -> ReplicaJob:
-    """The job of a replica: who runs it, sbatch's options, and its script. `program`: sluice-replica on the nodes.
+    """The job of a replica: who runs it, sbatch's options, and its script. `program`: sluice-replica on the nodes;
+    `lent`: as over-quota work, where the service borrows.
 
     Raises UsageError for a service that is not in the policy, or is paused, and for what is no launch.
     """
@@ -384,7 +395,7 @@ def replica_job(
     options: dict[str, str] = {
         "job-name": job_name(service, launch),
         "account": one.tenant,
-        "qos": OVER_QOS if one.borrow else "",
+        "qos": OVER_QOS if lent and one.guaranteed is not None else "",
         "partition": one.partition,
         "nodes": str(one.nodes),
         "ntasks-per-node": "1",

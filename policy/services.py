@@ -186,8 +186,8 @@ class Service(_Section):
     partition: Name | None = None
     """Partition of the jobs; default: as other jobs of the tenant. Example: `gpu`."""
     borrow: bool = False
-    """The replicas are over-quota work: they use idle GPUs, which are taken back for guaranteed work. The tenant must
-    `borrow`, too."""
+    """The replicas above `least` (all, where the tenant has no guarantee) are over-quota work: they use idle GPUs,
+    which are taken back for guaranteed work. The tenant must `borrow`, too."""
     callers: Literal["*"] | list[TenantName] | None = None
     """Tenants whose members may call it; `*`: all. Default: the service's own. Example: `[nlp, robotics]`."""
     replicas: Replicas = Replicas()

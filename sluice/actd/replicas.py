@@ -1,7 +1,8 @@
 """Replicas of services: jobs that `sluice replicad` asks for by the names of a service and of a launch.
 
-That daemon's user may have been taken over, so it says no more than these names. All else of a job comes from the
-policy that root applied; of a service there are never more living jobs than the policy's `most` and one successor; and
+That daemon's user may have been taken over, so it says no more than these names, and whether a replica is over-quota
+work. All else of a job comes from the policy that root applied; of a service there are never more living jobs than the
+policy's `most` and one successor, nor more outside of over-quota work than are guaranteed and a successor of each; and
 only a job is ended that has the name of that launch and the user of that service. The same launch asked twice is one
 job.
 """
@@ -17,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from policy.names import OVER_QOS
 from policy.service_jobs import (
     FILE_NAME,
     ReplicaJob,
+    ServicePolicy,
     ServicesFile,
     job_name,
     parse_job_name,
@@ -55,6 +58,7 @@ class LivingJob:
     user: str
     service: str
     launch: str
+    lent: bool
 
 
 class Replicas:
@@ -87,17 +91,18 @@ class Replicas:
     def do(self, request: LaunchRequest) -> tuple[dict[str, Any], dict[str, Any]]:
         """What was done, and what the audit log says of it. Raises ActError, SluiceError, OSError."""
         if request.do == "launch_replica":
-            return self._launch(request.service, request.launch)
+            return self._launch(request.service, request.launch, lent=request.lent)
         return self._end(request.service, request.launch)
 
     # ---- launching ----
 
-    def _launch(self, service: str, launch: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _launch(self, service: str, launch: str, *, lent: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         policy = self._file().current()
         try:
             job = replica_job(
-                policy, service, launch, registry_uid=self._uid(), program=self._program, registries=self._registries()
-            )
+                policy, service, launch, registry_uid=self._uid(), program=self._program, registries=self._registries(),
+                lent=lent,
+            )  # fmt: skip
         except SluiceError as error:
             raise ActError(404 if service not in policy.services else 422, error.what, remedy=error.remedy) from error
         who = self._account(job.user)
@@ -108,7 +113,7 @@ class Replicas:
             try:
                 if entry.answer is not None:
                     return entry.answer, {**detail, "again": True}
-                found = self._submit(entry, service, launch, job, who, policy.services[service].most)
+                found = self._submit(entry, policy.services[service], launch, job, who, lent=lent)
                 self._keys.end(entry, found)
                 self._uncertain.get(service, {}).pop(launch, None)
                 return found, detail
@@ -116,9 +121,9 @@ class Replicas:
                 self._keys.leave(entry)
 
     def _submit(
-        self, entry: Entry, service: str, launch: str, job: ReplicaJob, who: Account, most: int
+        self, entry: Entry, policy: ServicePolicy, launch: str, job: ReplicaJob, who: Account, *, lent: bool
     ) -> dict[str, Any]:
-        now = time.time()
+        service, now = policy.name, time.time()
         mine = [one for one in self._living(job.user) if one.service == service]
         for one in mine:
             if one.launch == launch:
@@ -134,11 +139,18 @@ class Replicas:
             self._keys.renew(entry)
         known = {launch, entry.mark, *(one.launch for one in mine)}
         living = sum(one.living for one in mine) + self._unsettled(service, known, now)
-        if living > most:
+        if living > policy.most:
             self._keys.undo(entry)
             raise ActError(
-                409, f"service {service!r}: {living} jobs live, of at most {most} and one successor",
+                409, f"service {service!r}: {living} jobs live, of at most {policy.most} and one successor",
                 remedy=f"end some, or: sluice serve scale {service}",
+            )  # fmt: skip
+        own = sum(one.living and not one.lent for one in mine)
+        if not lent and policy.guaranteed is not None and own >= 2 * policy.guaranteed:
+            self._keys.undo(entry)
+            raise ActError(
+                409, f"service {service!r}: {own} jobs live outside of over-quota work, which has {policy.guaranteed} "
+                "and a successor of each", remedy=f"end some, or: sluice serve scale {service}",
             )  # fmt: skip
         try:
             number = self._jobs.queue(who, job.arguments, job.script, entry.lock)
@@ -186,13 +198,11 @@ class Replicas:
         """A user's jobs whose names are replicas'. Raises SluiceError."""
         shape = ["--noheader", "--all", "--states=all", f"--user={user}", *([f"--name={name}"] if name else [])]
         found = []
-        for line in self._commands.output("squeue", *shape, "--format=%i %T %u %j").splitlines():
-            number, _, rest = line.strip().partition(" ")
-            state, _, rest = rest.partition(" ")
-            owner, _, text = rest.partition(" ")
+        for line in self._commands.output("squeue", *shape, "--format=%i %T %u %q %j").splitlines():
+            number, state, owner, qos, text = [*line.strip().split(" ", 4), *[""] * 4][:5]
             parsed = parse_job_name(text.strip())
             if number.isdecimal() and parsed is not None and owner == user:
-                found.append(LivingJob(int(number), state not in _ENDED, owner, *parsed))
+                found.append(LivingJob(int(number), state not in _ENDED, owner, *parsed, lent=qos == OVER_QOS))
         return found
 
     def _file(self) -> ServicesFile:

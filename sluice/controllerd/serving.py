@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from policy.names import OVER_QOS
 from policy.service_jobs import parse_job_name
 from sluice.base.errors import SluiceError
 from sluice.base.hostlist import expand, fold
@@ -24,7 +25,7 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}\$?\Z")
 _ALONE = 8  # users whose jobs are asked for one after the other: more are read with all jobs
 _MOST_USERS = 2000
 _NODES_S = 2.0
-_RESERVATIONS_S = 20.0
+_RESERVATIONS_S = 5.0
 _MOST_TEXT = 256
 
 
@@ -113,6 +114,7 @@ def row(job: Job) -> dict[str, Any]:
         "submitted": job.submit_time,
         "started": job.start_time,
         "ends": job.end_time,
+        "lent": job.qos == OVER_QOS,
     }
 
 

@@ -132,7 +132,7 @@ class Heartbeat:
     slots: int
     load: Load
     ends: float | None  # when its job's time is over
-    why: str = ""  # of failed and draining
+    why: str = ""  # of failed and draining; of ready: why it must be replaced
     version: int = VERSION
 
 

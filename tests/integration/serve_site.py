@@ -7,7 +7,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,22 +37,25 @@ _SERVICE = {
     "drain_within": "5s",
     "target": {"queue_delay": "500ms"},
 }
+ENGINE = "small_engine.py"
 SERVICES: dict[str, dict[str, Any]] = {
     "words": {},
     "short": {"walltime": "60s", "replicas": {"least": 1, "most": 1, "slots": 4}, "drain_within": "1s"},
     "broken": {"partition": "nowhere"},
-    REAL: {"command": ["/usr/bin/python3", "{engine}", "{socket}", "{service}"], "replicas": {"least": 0, "most": 1}},
+    REAL: {"command": ["/usr/bin/python3", ENGINE, "{socket}", "{service}"], "replicas": {"least": 0, "most": 1}},
 }
 
 
-def policy(*, in_tree: bool) -> dict[str, Any]:
+def policy(services: Mapping[str, dict[str, Any]], *, in_tree: bool = False) -> dict[str, Any]:
     """The policy file. `in_tree`: of a cluster of another system's tree."""
     engine = f"{THIS_SYSTEM if in_tree else ''}{Path(__file__).with_name('small_engine.py')}"
-    SERVICES[REAL]["command"][1] = engine
+    found = {name: _SERVICE | own for name, own in services.items()}
+    for one in found.values():
+        one["command"] = [engine if word == ENGINE else word for word in one["command"]]
     return {
         "version": 1,
         "tenants": {"physics": {"members": ["alice"]}, "chemistry": {"members": ["mallory"]}},
-        "services": {name: _SERVICE | own for name, own in SERVICES.items()},
+        "services": found,
     }
 
 
@@ -78,7 +81,8 @@ class ServeSite:
     gateways: str = "ctl1"
     """Where they are."""
     short: list[set[str]] = field(default_factory=list)
-    """Launches of the service `short` that were ready, at each look; its replicas are replaced again and again."""
+    """Launches of the service `watched` that were ready, at each look."""
+    watched: str = "short"  # whose replicas are replaced again and again
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def socket(self, host: str = "ctl1") -> Path:
@@ -118,7 +122,7 @@ class ServeSite:
             with suppress(SluiceError, OSError, ValueError):
                 said = [one.message() for one in list(self.needs.values())]
                 found = self.ask("changes", self.gateways, epoch="", last=0, demand=said)["rows"]
-                rows = [row for section, _, row in found if section == "replicas" and row["service"] == "short"]
+                rows = [row for section, _, row in found if section == "replicas" and row["service"] == self.watched]
                 self.short.append({row["launch"] for row in rows if row["state"] == "ready"})
 
     def jobs(self, service: str = "words", *states: str) -> list[tuple[int, str, str]]:
@@ -186,27 +190,43 @@ def stand_in(cluster: DevCluster) -> None:
     program.write_text(f"#!/bin/sh\nexec {shlex.join(words)}\n")
 
 
-def serve_site(make_cluster: Callable[..., DevCluster], *, controllers: int = 1, **options: Any) -> Iterator[ServeSite]:
-    """For a fixture."""
+def serve_site(
+    make_cluster: Callable[..., DevCluster],
+    *,
+    controllers: int = 1,
+    services: Mapping[str, dict[str, Any]] = SERVICES,
+    prepare: Callable[[DevCluster], None] = stand_in,
+    platform: str = "none",
+    tenants: Mapping[str, dict[str, Any]] | None = None,
+    **options: Any,
+) -> Iterator[ServeSite]:
+    """For a fixture. `prepare`: before replicas come; `tenants`: more of the policy's fields."""
+    document = policy(services, in_tree=bool(options.get("root")))
+    for name, words in (tenants or {}).items():
+        document["tenants"][name] = document["tenants"].get(name, {}) | words
     cluster = make_cluster(
         {
-            "nodes": [{"names": "n[1-2]", "platform": "none"}],
+            "nodes": [{"names": "n[1-2]", "platform": platform}],
             "controllers": controllers,
             "controllerd": True,
             "serve": True,
-            "accounts": [{"name": "physics"}, {"name": "chemistry"}],
-            "users": [{"name": "alice", "accounts": ["physics"]}, {"name": "mallory", "accounts": ["chemistry"]}],
+            "accounts": [{"name": name} for name in document["tenants"]],
+            "users": [
+                {"name": user, "accounts": [name]}
+                for name, tenant in document["tenants"].items()
+                for user in tenant["members"]
+            ],
             "slurm_conf": "PrivateData=jobs,usage,users,accounts\n"
             "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1\n",
-            "policy": json.dumps(policy(in_tree=bool(options.get("root"))), indent=1),
+            "policy": json.dumps(document, indent=1),
         },
         **options,
     )
     site = ServeSite(cluster)
-    stand_in(cluster)
+    prepare(cluster)
     thread = threading.Thread(target=site.say, daemon=True)
     thread.start()
-    site.until(lambda: site.rows("services"), lambda rows: set(rows) == set(SERVICES))
+    site.until(lambda: site.rows("services"), lambda rows: set(rows) == set(services))
     yield site
     site.stopping.set()
     thread.join()

@@ -1,10 +1,12 @@
-"""sluice-replica in jobs that replicad launches: munge, signals and users of a node, and llama.cpp's own server."""
+"""Replicas with llama.cpp's own server in jobs that replicad launches: signals and users of a node, what is handed over
+while clients ask all the time, and GPUs that are lent."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from tests.integration import serve_site
+from tests.integration.jobs import state, submit
 from tests.integration.serve_site import ServeSite
+from tests.integration.serve_traffic import Traffic
 from tests.serve_models import counted, make_model
 from tests.unit.serve.replica_bed import connect, read_all, request
 from tests.unit.serve.test_replica_life import words_of
@@ -32,6 +36,28 @@ MODEL = {
     "walltime": "10m",
     "idle": "3s",
 }
+SLOW = MODEL | {
+    "model": str(INSIDE / "models/slow.gguf"),
+    "gpus": 2,
+    "borrow": True,
+    "drain_within": "20s",
+    "idle": "8s",
+}
+SERVICES = {
+    "words": MODEL,
+    "steady": SLOW
+    | {"tenant": "biology", "user": "carol", "replicas": {"least": 1, "most": 1, "slots": 4}}
+    | {"paused": True},
+    "grows": SLOW | {"replicas": {"least": 1, "most": 3, "slots": 2}, "callers": "*", "paused": True},
+}
+"""`steady` has lent replicas alone, as its tenant has no guarantee; of `grows` only those above `least` are."""
+TENANTS = {
+    "physics": {"borrow": True, "guarantee": {"gpus": 2}},
+    "chemistry": {"guarantee": {"gpus": 6}},
+    "biology": {"members": ["carol"], "borrow": True},
+}
+GRACE_S = 30
+"""The policy's usual one: guaranteed work waits so long at most."""
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +68,13 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[ServeSite]:
         folder = cluster.layout.folder / "models"
         folder.mkdir(mode=0o755)
         make_model(folder / "counting.gguf", "counting").chmod(0o644)
+        make_model(folder / "slow.gguf", "counting", layers=6, feed=4096).chmod(0o644)
         (folder / "stage").mkdir()
         (folder / "stage").chmod(0o1777)
 
-    patch = pytest.MonkeyPatch()
-    patch.setattr(serve_site, "stand_in", real)
-    patch.setattr(serve_site, "SERVICES", {"words": MODEL, serve_site.REAL: {"command": ["/bin/true", ""]}})
-    yield from serve_site.serve_site(make_shared_cluster)
-    patch.undo()
+    yield from serve_site.serve_site(
+        make_shared_cluster, services=SERVICES, prepare=real, platform="l40s-x4", tenants=TENANTS
+    )
 
 
 def stream(row: dict[str, Any], number: int) -> bytes:
@@ -135,3 +160,130 @@ def test_nothing_is_left_of_a_killed_replica(site: ServeSite) -> None:
     site.empty()
     left = site.cluster.run(["sh", "-c", "ps -eo user,args | grep -c '[x]llamacpp_server' || true"], node=row["host"])
     assert left.stdout.strip() == "0"
+
+
+# ---- while clients ask all the time: GPUs are lent, and replicas handed over ----
+
+
+@pytest.fixture(scope="module")
+def gateway(site: ServeSite) -> tuple[str, str]:
+    """Its address, and a key."""
+    words = ["sluice", "token", "create", "carol", "--for", "1h", "--scope", "serve"]
+    key = site.cluster.run(words, node="ctl1", cwd="/").stdout.strip()
+    site.cluster.run(["chgrp", "sluice-gateway", "/etc/sluice/tokens.json"], node="ctl1", cwd="/")
+    return f"http://127.0.1.1:{site.cluster.facts['environment']['SLUICE_GATEWAY_PORT']}/v1", key
+
+
+def qos(site: ServeSite) -> dict[str, str]:
+    """Of the jobs of the service `grows` that run, by launch."""
+    lines = site.cluster.run(["squeue", "--noheader", "--all", "--states=RUNNING", "--format=%j %q"]).stdout.split("\n")
+    named = [line.rpartition(".")[2].split() for line in lines if line.startswith("sluice-serve.grows.")]
+    return dict(named)
+
+
+def test_gpus_are_lent_and_taken_back_and_lent_again(site: ServeSite, gateway: tuple[str, str]) -> None:
+    """Three replicas have six of eight GPUs; guaranteed work comes for six."""
+    site.pause("grows", paused=False)
+    with Traffic(*gateway, "grows", clients=6) as asking:
+        site.until(lambda: site.replicas("grows"), lambda rows: len(rows) == 3)
+        before = qos(site)
+        assert sorted(before.values()) == ["physics", "sluice_over", "sluice_over"]
+        began = time.monotonic()
+        words = ("-Achemistry", "--gres=gpu:2", "--mem=10M")
+        batch = [submit(site.cluster, *words, user="mallory", cwd="/") for _ in range(3)]
+        site.until(lambda: {state(site.cluster, job) for job in batch}, lambda states: states == {"RUNNING"})
+        took = time.monotonic() - began
+        site.until(lambda: site.replicas("grows"), lambda rows: len(rows) == 1)
+        (own,) = site.replicas("grows")
+        assert before[own] == "physics"
+        asked = asking.asked
+        site.until(lambda: asking.asked > asked + 4)
+        site.cluster.run(["scancel", *batch])
+        began = time.monotonic()
+        site.until(lambda: site.replicas("grows"), lambda rows: len(rows) == 3)
+        print(f"taken back in {took:.1f} s, lent again in {time.monotonic() - began:.1f} s")
+        assert took < GRACE_S + 10 and own in site.replicas("grows")
+        asking.clients = 0
+        site.until(lambda: qos(site), lambda found: found == {own: "physics"})
+    assert asking.asked > asked and not asking.failed
+    site.pause("grows", paused=True)
+
+
+@pytest.fixture(scope="module")
+def asking(site: ServeSite, gateway: tuple[str, str]) -> Iterator[Traffic]:
+    """Clients of the service `steady`, during all tests that follow."""
+    site.pause("steady", paused=False)
+    site.watched = "steady"
+    site.until(lambda: site.replicas("steady"))
+    with Traffic(*gateway, "steady") as traffic:
+        yield traffic
+
+
+@contextmanager
+def replaced(site: ServeSite, asking: Traffic, *, notice: bool = True) -> Iterator[dict[str, Any]]:
+    """What happens in it to the replica that is given brings another one, and no client sees it. `notice`: one is ready
+    at each moment."""
+    (old,) = site.until(lambda: list(site.replicas("steady").values()), lambda rows: len(rows) == 1)
+    site.until(lambda: len(site.jobs("steady")) == 1)
+    asked, looks = asking.asked, len(site.short)
+    began = time.monotonic()
+    yield old
+    site.until(lambda: set(site.replicas("steady")), lambda now: len(now) == 1 and old["launch"] not in now)
+    site.until(lambda: site.jobs("steady"), lambda jobs: len(jobs) == 1 and jobs[0][0] != old["job"])
+    print(f"handed over in {time.monotonic() - began:.1f} s")
+    assert not notice or all(site.short[looks:]), "one was ready at each moment"
+    site.until(lambda: asking.asked >= asked + 4)
+    assert not asking.failed
+
+
+def test_a_drained_node(site: ServeSite, asking: Traffic) -> None:
+    with replaced(site, asking) as old:
+        site.cluster.run(["scontrol", "update", f"NodeName={old['host']}", "State=DRAIN", "Reason=fan"])
+    site.cluster.run(["scontrol", "update", f"NodeName={old['host']}", "State=RESUME"])
+
+
+def test_maintenance_of_the_cluster(site: ServeSite, asking: Traffic) -> None:
+    with replaced(site, asking) as old:
+        words = ["ReservationName=m", "StartTime=now+75", "Duration=60", "Users=root", "Flags=MAINT,IGNORE_JOBS"]
+        site.cluster.run(["scontrol", "create", "reservation", *words, f"Nodes={old['host']}"])
+    site.cluster.run(["scontrol", "delete", "ReservationName=m"])
+
+
+@pytest.mark.parametrize("mode", ["requeue", "cancel"])
+def test_preemption(site: ServeSite, asking: Traffic, mode: str) -> None:
+    """Guaranteed work takes the whole node, after its successor is ready on the other one."""
+    site.cluster.run(["sacctmgr", "--immediate", "modify", "qos", "sluice_over", "set", f"PreemptMode={mode}"])
+    with replaced(site, asking) as old:
+        batch = submit(
+            site.cluster, "-Achemistry", "--gres=gpu:4", f"-w{old['host']}", "--mem=10M", user="mallory", cwd="/"
+        )
+    site.until(lambda: state(site.cluster, batch), lambda now: now == "RUNNING")
+    site.cluster.run(["scancel", batch])
+
+
+def test_an_end_that_is_brought_forward(site: ServeSite, asking: Traffic) -> None:
+    """As preemption does at sites whose Slurm signals job steps alone."""
+    with replaced(site, asking) as old:
+        site.cluster.run(["scontrol", "update", f"JobId={old['job']}", "TimeLimit=1"])
+
+
+def test_requeue(site: ServeSite, asking: Traffic) -> None:
+    """Slurm refuses it; where somebody has allowed it, there is no notice, and the job is not waited for."""
+    with replaced(site, asking, notice=False) as old:
+        refused = site.cluster.run(["scontrol", "requeue", str(old["job"])], check=False)
+        assert refused.returncode != 0
+        site.cluster.run(["scontrol", "update", f"JobId={old['job']}", "Requeue=1"])
+        site.cluster.run(["scontrol", "requeue", str(old["job"])])
+
+
+def test_a_node_fails(site: ServeSite, asking: Traffic) -> None:
+    with replaced(site, asking, notice=False) as old:
+        node, job = str(old["host"]), str(old["job"])
+        pids = site.cluster.run(["scontrol", "listpids", job], node=node).stdout.split("\n")[1:]
+        site.cluster.stop_daemon(f"slurmd@{node}", number=9)
+        site.cluster.run(["sh", "-c", f"pkill -KILL -f 'slurmstepd: .{job}\\.'"], node=node, check=False)
+        site.cluster.run(["kill", "-KILL", *(line.split()[0] for line in pids if line)], node=node, check=False)
+        site.cluster.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power"])
+    site.cluster.start_daemon(f"slurmd@{node}")
+    site.cluster.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"])
+    site.until(site.cluster.node_states, lambda nodes: all(one.state in ("idle", "mixed") for one in nodes))

@@ -199,7 +199,7 @@ def test_root_ends_only_what_is_that_launchs(site: ServeSite) -> None:
         return site.cluster.run([*PYTHON, "-c", code, text], user=user, node="ctl1", cwd="/", check=False).stdout
 
     def words(do: str, service: str = "words", one: str = launch) -> str:
-        return f'{{"version":1,"do":"{do}","service":"{service}","launch":"{one}"}}'
+        return f'{{"version":2,"do":"{do}","service":"{service}","launch":"{one}","lent":false}}'
 
     assert '"living": false' in act(words("end_replica"))
     assert '"status": 404' in act(words("end_replica", "other")) and '"status": 400' in act(words("submit"))
@@ -238,7 +238,8 @@ def test_a_flood_of_launches_makes_no_more_than_the_most_and_one(site: ServeSite
         "import socket\n"
         "for n in range(8):\n"
         "    s = socket.socket(socket.AF_UNIX); s.connect('/run/sluice-act/socket')\n"
-        '    s.sendall(b\'{"version":1,"do":"launch_replica","service":"words","launch":"%016x"}\\n\' % (n // 2))\n'
+        '    s.sendall(b\'{"version":2,"do":"launch_replica","service":"words","launch":"%016x","lent":false}\\n\''
+        " % (n // 2))\n"
         "    print(s.makefile().readline())"
     )
     said = site.cluster.run([*PYTHON, "-c", code], user="sluice-serve", node="ctl1", cwd="/").stdout

@@ -32,7 +32,9 @@ _DEAF = 12  # looks without an answer, one after the other, until it has failed
 _HEALTH_S = 5.0
 _DRAIN_LOOK_S = 0.1
 _QUIET = 3  # looks without anything running until a drain is over
+_NO_ANSWER_S = 3.0
 _WHY = 900
+_NOTICE = "Slurm ends the job: preempted, its time is over, or cancelled"
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class Life:
         self._abilities = start.engine.abilities(start.spec)
         self._drain = asyncio.Event()
         self._stop = asyncio.Event()
+        self._answers = 0  # of replicads
         self._relay: Relay | None = None
         self._heartbeats: Heartbeats | None = None
         self._loop = asyncio.get_running_loop()
@@ -234,10 +237,18 @@ class Life:
             self._heartbeats.now()
 
     def _signalled(self) -> None:
-        self._why = self._why or "Slurm ends the job: preempted, its time is over, or cancelled"
-        self._drain.set()
+        """SIGTERM. The first one is a notice: what is ready works on until replicad has a successor and says so, or
+        until Slurm says it again; it drains at once where no replicad answers."""
+        noticed, self._why = bool(self._why), _NOTICE
+        if self._state is not State.READY or noticed:
+            self._drain.set()
+            return
+        self._change(State.READY, self._why)
+        heard = self._answers
+        self._loop.call_later(_NO_ANSWER_S, lambda: self._drain.set() if self._answers == heard else None)
 
     def _obey_soon(self, orders: Orders) -> None:
+        self._answers += 1
         if orders.do != "go on":
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._obey, orders)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from policy.service_jobs import FILE_NAME, ServicesFile, ServicesPolicy, has_budgets
 from sluice.base.errors import SluiceError
@@ -95,9 +95,9 @@ class Asking:
         self._path, self._done = path, done
         self._pool = ThreadPoolExecutor(_ACTS, thread_name_prefix="acts")
 
-    def ask(self, do: Literal["launch_replica", "end_replica"], service: str, launch: str) -> None:
+    def ask(self, request: LaunchRequest) -> None:
         """Ask; returns at once."""
-        self._pool.submit(self._ask, LaunchRequest(do, service, launch))
+        self._pool.submit(self._ask, request)
 
     def _ask(self, request: LaunchRequest) -> None:
         try:

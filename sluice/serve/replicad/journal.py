@@ -22,6 +22,7 @@ class Intent:
     user: str
     asked: float
     job: int | None = None
+    lent: bool = False
 
 
 class Journal:
@@ -38,8 +39,13 @@ class Journal:
                 raise ValueError("another version")
             return [
                 Intent(
-                    str(one["service"]), str(one["launch"]), str(one["user"]), float(one["asked"]), _number(one["job"])
-                )
+                    str(one["service"]),
+                    str(one["launch"]),
+                    str(one["user"]),
+                    float(one["asked"]),
+                    _number(one["job"]),
+                    one.get("lent") is True,
+                )  # fmt: skip
                 for one in document["launches"][:_MOST]
             ]
         except FileNotFoundError:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from policy.service_jobs import (
     ServicePolicy,
@@ -25,6 +25,7 @@ from policy.service_jobs import (
 )
 from sluice.base.rates import FewLines
 from sluice.exchange.acts import ActError
+from sluice.exchange.launches import Do, LaunchRequest
 from sluice.exchange.serve_status import ReplicaStatus, ServiceStatus, render_status, replica_status, service_status
 from sluice.exchange.serving import (
     ACCOUNTS,
@@ -72,7 +73,7 @@ log.addFilter(FewLines())
 class Acts(Protocol):
     """Root's helper, asked in the background; what became of it comes by `Keeper.result`."""
 
-    def ask(self, do: Literal["launch_replica", "end_replica"], service: str, launch: str) -> None:
+    def ask(self, request: LaunchRequest) -> None:
         """Ask; returns at once."""
 
 
@@ -80,7 +81,7 @@ class Acts(Protocol):
 class Result:
     """What became of an act: what was done, or why not."""
 
-    do: str
+    do: Do
     service: str
     launch: str
     done: Mapping[str, Any] | None
@@ -96,6 +97,7 @@ class _Known:
     user: str
     asked: float
     job: int | None = None
+    lent: bool = False
     fresh: bool = False  # asked for by this process
     asking: bool = False
     answered: float = 0.0
@@ -106,6 +108,7 @@ class _Known:
     heard_at: float = 0.0
     drained: float | None = None
     told: bool = False  # to drain
+    requeued: bool = False  # its job, and its process is no more
     ready_at: float | None = None
     learnt: bool = False
     failed: bool = False
@@ -161,7 +164,7 @@ class Keeper:
         self._rows: dict[str, bytes] = {}
         self._touched: set[str] = set()
         for one in journal.load():
-            self._known[one.launch] = _Known(one.service, one.launch, one.user, one.asked, one.job)
+            self._known[one.launch] = _Known(one.service, one.launch, one.user, one.asked, one.job, one.lent)
 
     # ---- what comes in ----
 
@@ -205,13 +208,13 @@ class Keeper:
                 if policy is None:
                     return Orders()
                 one = self._known[beat.launch] = _Known(beat.service, beat.launch, policy.user, now, beat.job)
-            before = one.heard.state if one.heard is not None else None
+            before = (one.heard.state, one.heard.why) if one.heard is not None else None
             one.heard, one.heard_at = beat, now
             one.job = beat.job if one.job is None else one.job
             self._touched.add(beat.launch)
             if beat.state in (State.DRAINING, State.GONE) and one.drained is None:
                 one.drained = now
-            if before is not beat.state:
+            if before != (beat.state, beat.why):
                 log.info("%s.%s: %s %s", beat.service, beat.launch, beat.state, beat.why)
                 self._wake()
             if one.ending is not None:
@@ -374,7 +377,8 @@ class Keeper:
         for one in list(self._known.values()):
             found = view.jobs.get(one.launch)
             if found is not None and found.service == one.service and found.user == one.user:
-                one.seen, one.job, one.answered = found, found.id, one.answered or now
+                one.requeued |= one.seen is not None and one.seen.state == "RUNNING" and found.state == "PENDING"
+                one.seen, one.job, one.lent, one.answered = found, found.id, found.lent, one.answered or now
                 self._touched.add(one.launch)
             over = found.over if found is not None else self._is_absent(one, view)
             if over and now - one.heard_at > SUSPECT_S:
@@ -399,7 +403,9 @@ class Keeper:
         log.info("%s.%s: gone: %s", one.service, one.launch, one.end_why or why)
         service = self._services.get(one.service)
         wanted_it = one.ending is None and one.drained is None and not one.failed
-        young = one.ready_at is None or (now < one.ready_at + _WELL_S and state not in _BLAMELESS)
+        young = state != "PREEMPTED" and (
+            one.ready_at is None or (now < one.ready_at + _WELL_S and state not in _BLAMELESS)
+        )
         if service is not None and wanted_it and young:
             service.memory = service.memory.with_failure(now, why)
 
@@ -447,19 +453,20 @@ class Keeper:
                 self._end(one, one.end_why, now)
             elif one.job is None and not one.asking and one.ending is None and one.answered == 0.0:
                 self._ask_again(one, service, decision, now)
-        for _ in range(decision.launch if service.policy is not None else 0):
-            self._launch(name, service.policy.user if service.policy is not None else "", now)
+        for number in range(decision.launch if service.policy is not None else 0):
+            user = service.policy.user if service.policy is not None else ""
+            self._launch(name, user, now, lent=number < decision.lent)
 
-    def _launch(self, service: str, user: str, now: float) -> None:
-        one = _Known(service, secrets.token_hex(8), user, now, fresh=True, asking=True)
+    def _launch(self, service: str, user: str, now: float, *, lent: bool) -> None:
+        one = _Known(service, secrets.token_hex(8), user, now, lent=lent, fresh=True, asking=True)
         self._known[one.launch] = one
         try:
             self._save()
         except OSError:
             del self._known[one.launch]
             raise
-        log.info("%s.%s: launched", service, one.launch)
-        self._acts.ask("launch_replica", service, one.launch)
+        log.info("%s.%s: launched%s", service, one.launch, ", on lent resources" if lent else "")
+        self._acts.ask(LaunchRequest("launch_replica", service, one.launch, lent))
 
     def _ask_again(self, one: _Known, service: _Service, decision: Decision, now: float) -> None:
         """A launch of which it is not known what became: the same is asked again, while it is wanted, and not for long;
@@ -469,7 +476,7 @@ class Keeper:
         if wanted and now < one.asked + _SAME_LAUNCH_S:
             if now >= one.again:
                 one.asking = True
-                self._acts.ask("launch_replica", one.service, one.launch)
+                self._acts.ask(LaunchRequest("launch_replica", one.service, one.launch, one.lent))
         elif self._view is not None and self._view.at > one.asked + _END_AGAIN_S:
             if one.trouble and one.fresh:
                 service.memory = service.memory.with_failure(now, one.trouble)
@@ -481,7 +488,7 @@ class Keeper:
             log.info("%s.%s: ended: %s", one.service, one.launch, why)
         one.ending, one.end_why = now, why
         self._touched.add(one.launch)
-        self._acts.ask("end_replica", one.service, one.launch)
+        self._acts.ask(LaunchRequest("end_replica", one.service, one.launch))
 
     def _on_result(self, result: Result, now: float) -> None:
         one = self._known.get(result.launch)
@@ -514,7 +521,7 @@ class Keeper:
 
     def _save(self) -> None:
         self._journal.save(
-            [Intent(one.service, one.launch, one.user, one.asked, one.job) for one in self._known.values()]
+            [Intent(one.service, one.launch, one.user, one.asked, one.job, one.lent) for one in self._known.values()]
         )
 
     # ---- what is seen of a replica ----
@@ -528,9 +535,7 @@ class Keeper:
         started = job.started if job is not None and job.state == "RUNNING" else None
         if phase is Phase.READY:
             self._learn(one, service, started, now)
-        ends = job.ends if job is not None and job.state == "RUNNING" else None
-        if beat is not None and beat.ends is not None:
-            ends = beat.ends
+        ends = self._ends(one)
         late = phase in (Phase.READY, Phase.DRAINING) and now > one.heard_at + LOST_S
         lost = one.heard_at + LOST_S if late else None
         if started is not None and beat is None:  # not heard since this process began
@@ -539,6 +544,8 @@ class Keeper:
             one.launch,
             phase,
             one.asked,
+            lent=one.lent and service.spec.guaranteed is not None,
+            taken=one.lent and self._noticed(one) != "",
             started=started,
             ends=ends,
             expected=job.started if job is not None and job.state == "PENDING" else None,
@@ -555,7 +562,7 @@ class Keeper:
     def _phase(one: _Known) -> Phase:
         if one.ending is not None or one.failed:
             return Phase.ENDING
-        if one.heard is not None:
+        if one.heard is not None and not one.requeued:
             if one.heard.state is State.FAILED:
                 return Phase.FAILED
             if one.told or one.heard.state in (State.DRAINING, State.GONE):
@@ -578,9 +585,24 @@ class Keeper:
     def _leaves(self, one: _Known, service: _Service) -> str:
         if service.policy is not None and service.policy.user != one.user:
             return "the service has another user"
+        if one.requeued:
+            return "its job was requeued"
         if self._view is None or one.seen is None:
-            return ""
-        return next((self._view.leave[node] for node in one.seen.nodes if node in self._view.leave), "")
+            return self._noticed(one)
+        drained = (self._view.leave[node] for node in one.seen.nodes if node in self._view.leave)
+        return self._noticed(one) or next(drained, "")
+
+    @staticmethod
+    def _noticed(one: _Known) -> str:
+        """What a replica that is ready says of Slurm's signal; empty: it had none."""
+        return one.heard.why if one.heard is not None and one.heard.state is State.READY else ""
+
+    @staticmethod
+    def _ends(one: _Known) -> float | None:
+        """When its job ends at the latest: as Slurm has it now, which preemption brings forward; else as it began."""
+        if one.seen is not None and one.seen.state == "RUNNING" and one.seen.ends is not None:
+            return one.seen.ends
+        return one.heard.ends if one.heard is not None else None
 
     def _maintenance(self, one: _Known) -> float | None:
         if self._view is None or one.seen is None:
@@ -647,12 +669,10 @@ class Keeper:
         state = beat.state
         if one.told or over or (state is State.READY and now - one.heard_at > LOST_S):
             state = State.DRAINING
-        ends = beat.ends
-        if ends is None and one.seen is not None and one.seen.state == "RUNNING":
-            ends = one.seen.ends
         return ReplicaRow(
             one.service, one.launch, beat.job, beat.host, beat.port, beat.fingerprint, beat.secret, state,
-            beat.abilities, beat.slots, round(one.heard_at, 1), now - one.heard_at > SUSPECT_S, ends,
+            beat.abilities, beat.slots, round(one.heard_at, 1), now - one.heard_at > SUSPECT_S,
+            self._ends(one),
         )  # fmt: skip
 
     def status(self) -> dict[str, Any]:
@@ -676,7 +696,7 @@ def spec_of(policy: ServicePolicy) -> Spec:
     """What decisions need of a service."""
     return Spec(
         policy.name, policy.least, policy.most, policy.slots, policy.idle_s, policy.ready_s, policy.drain_s,
-        policy.queue_delay_s, policy.tokens_in_flight, policy.paused,
+        policy.queue_delay_s, policy.tokens_in_flight, policy.paused, policy.guaranteed,
     )  # fmt: skip
 
 

@@ -50,6 +50,8 @@ class Spec:
     queue_delay_s: float
     tokens_in_flight: int | None = None
     paused: bool = False
+    guaranteed: int | None = None
+    """So many replicas are not lent, and all others are; None: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Replica:
     launch: str
     phase: Phase
     asked: float
+    lent: bool = False  # its job is over-quota work
+    taken: bool = False  # and preempted: it goes as soon as any other one is ready
     started: float | None = None  # its job
     ends: float | None = None  # its job, at the latest
     expected: float | None = None  # start of its job, as Slurm plans it
@@ -125,11 +129,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done. `end`: launches, and why; `needed`: replicas, without what was needed before."""
+    """What is to be done. `launch`: so many, and `lent` of them on lent resources; `end`: launches, and why; `needed`:
+    replicas, without what was needed before."""
 
     wanted: int
     needed: int
     launch: int
+    lent: int
     drain: tuple[str, ...]
     end: Mapping[str, str]
     failed: frozenset[str]  # of those that end
@@ -154,14 +160,14 @@ def decide(
     leaving = _leaving(now, spec, alive, wanted, memory)
     gone = {one.launch for one in leaving}
     staying = [one for one in alive if one.phase is not Phase.DRAINING and one.launch not in gone]
-    launch = _launches(now, spec, wanted, len(staying), replicas, memory) if may_launch else 0
+    launch, lent = _launches(now, spec, wanted, staying, replicas, memory) if may_launch else (0, 0)
     drain, surplus = _goes(now, spec, wanted, staying, leaving)
     end |= surplus
     for one in alive:
         if one.phase is Phase.DRAINING and one.launch not in end and (why := _drained(now, spec, one)):
             end[one.launch] = why
     why, eta = ("", None) if ready else outlook(now, spec, alive, memory, wanted)
-    return Decision(wanted, needed, launch, tuple(drain), MappingProxyType(end), failed, why, eta, memory)
+    return Decision(wanted, needed, launch, lent, tuple(drain), MappingProxyType(end), failed, why, eta, memory)
 
 
 def needed_now(spec: Spec, need: Need, ready: int) -> int:
@@ -254,7 +260,7 @@ def _goes(
     """Who drains and who ends, of those that are too many and of those that are replaced."""
     drain: list[str] = []
     end: dict[str, str] = {}
-    for one in sorted(staying, key=_least_use)[: max(0, len(staying) - wanted)]:
+    for one in _surplus(spec, wanted, staying):
         if one.phase is Phase.READY:
             drain.append(one.launch)
         elif one.phase is not Phase.ASKED:  # it is not known yet what could be ended
@@ -264,7 +270,7 @@ def _goes(
     spare = max(0, usable + len(serving) - wanted)
     for place, one in enumerate(serving):
         over = _end(one)
-        if place < spare or (over is not None and now > over - min(_LAST_S, spec.drain_s)):
+        if place < spare or (one.taken and usable) or (over is not None and now > over - min(_LAST_S, spec.drain_s)):
             drain.append(one.launch)
     for one in leaving:
         if one.lost is not None and (now > one.lost + _LOST_ENDS_S or usable >= wanted):
@@ -272,6 +278,18 @@ def _goes(
         elif one.phase in (Phase.PENDING, Phase.STARTING) and one.lost is None:
             end[one.launch] = one.leaves
     return drain, end
+
+
+def _surplus(spec: Spec, wanted: int, staying: Sequence[Replica]) -> list[Replica]:
+    """Those that are too many: none that is guaranteed, and none that is ready while too few are."""
+    order = sorted(staying, key=_least_use)
+    own = [one for one in order if not one.lent]
+    kept = min(wanted, len(own), wanted if spec.guaranteed is None else spec.guaranteed)
+    others = [one for one in order if one not in own[len(own) - kept :]]
+    ready = sum(one.phase is Phase.READY for one in staying)
+    last = [one for one in others if one.phase is Phase.READY][: max(0, ready - wanted)]
+    first = [one for one in others if one.phase is not Phase.READY]
+    return [*first, *last][: max(0, len(staying) - wanted)]
 
 
 def _least_use(one: Replica) -> tuple[int, float, float]:
@@ -292,15 +310,22 @@ def _drained(now: float, spec: Spec, one: Replica) -> str:
 # ---- who comes ----
 
 
-def _launches(now: float, spec: Spec, wanted: int, staying: int, replicas: Sequence[Replica], memory: Memory) -> int:
-    missing = max(0, wanted - staying)
+def _launches(
+    now: float, spec: Spec, wanted: int, staying: Sequence[Replica], replicas: Sequence[Replica], memory: Memory
+) -> tuple[int, int]:
+    """How many, and how many of them on lent resources. Where a lent one does the work of a guaranteed one, that one is
+    launched, too, and the lent one goes when it is ready."""
+    guaranteed = wanted if spec.guaranteed is None else min(wanted, spec.guaranteed)
+    own = max(0, guaranteed - sum(not one.lent for one in staying))
+    missing = max(0, wanted - len(staying), own)
     room = max(0, spec.most + 1 - len(replicas))
     if now < memory.again:
-        return 0
+        return 0, 0
     if memory.failures:  # one at a time, until one is ready
         unproven = any(one.phase in (Phase.ASKED, Phase.PENDING, Phase.STARTING) for one in replicas)
         missing = 0 if unproven else min(missing, 1)
-    return min(missing, room)
+    count = min(missing, room)
+    return count, max(0, count - own)
 
 
 # ---- what gateways tell those who wait ----

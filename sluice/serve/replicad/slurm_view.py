@@ -35,6 +35,7 @@ class ReplicaJob:
     submitted: float | None
     started: float | None
     ends: float | None
+    lent: bool = False  # it is over-quota work
 
     @property
     def over(self) -> bool:
@@ -65,6 +66,7 @@ class _Row:
     submitted: float | None
     started: float | None
     ends: float | None
+    lent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def parse_view(answer: Mapping[str, Any]) -> View:
             continue
         job = ReplicaJob(
             row.id, *name, row.user, row.state, row.reason, tuple(expand(row.nodes)), row.submitted, row.started,
-            row.ends,
+            row.ends, row.lent,
         )  # fmt: skip
         before = jobs.get(job.launch)
         if before is None or (before.over and not job.over) or (before.over == job.over and before.id < job.id):

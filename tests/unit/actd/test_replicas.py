@@ -23,12 +23,12 @@ from tests.unit.actd.world import World
 SERVE = 990
 _SBATCH = """
 for word in "$@"; do case $word in
-    --job-name=*) name=${word#*=};; --export-file=*) cat /dev/fd/${word#*=} >SEEN/exported;;
+    --job-name=*) name=${word#*=};; --qos=*) qos=${word#*=};; --export-file=*) cat /dev/fd/${word#*=} >SEEN/exported;;
 esac; done
 [ -e SEEN/refuse ] && { cat SEEN/refuse >&2; exit 1; }
 number=$(cat SEEN/next 2>/dev/null || echo 100); echo $((number + 1)) >SEEN/next
 echo "$@" >>SEEN/calls; cat >SEEN/script
-echo "$number RUNNING alice $name" >>SEEN/jobs
+echo "$number RUNNING alice ${qos:-physics} $name" >>SEEN/jobs
 [ -e SEEN/lost ] && { echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1; }
 echo $number
 """
@@ -70,8 +70,9 @@ class Serve:
     def actd(self) -> Actd:
         return self.world.actd
 
-    def ask(self, do: str, service: str = "words", launch: str = "a" * 16) -> dict[str, Any]:
-        line = json.dumps({"version": 1, "do": do, "service": service, "launch": launch}).encode() + b"\n"
+    def ask(self, do: str, service: str = "words", launch: str = "a" * 16, *, lent: bool = False) -> dict[str, Any]:
+        words = {"version": 2, "do": do, "service": service, "launch": launch, "lent": lent}
+        line = json.dumps(words).encode() + b"\n"
         return parse_answer(self.actd.answer(line, SERVE))
 
     def launch(self, launch: str = "a" * 16, service: str = "words") -> int:
@@ -172,6 +173,18 @@ def test_never_more_living_jobs_than_the_most_and_one(serve: Serve) -> None:
     assert [serve.launch(one * 16, "pair") for one in "def"] == [103, 104, 105], "each service has its own"
 
 
+def test_guaranteed_replicas_are_bounded_and_all_others_are_over_quota_work(serve: Serve) -> None:
+    serve.write(words={"most": 5, "guaranteed": 1}, own={"most": 5})
+    assert [serve.launch(one * 16) for one in "ab"] == [100, 101], "one and its successor"
+    error = serve.refusal("launch_replica", "words", "c" * 16)
+    assert error.status == 409 and "over-quota work" in error.what
+    assert serve.ask("launch_replica", "words", "c" * 16, lent=True)["job_id"] == 102
+    serve.became(100, "COMPLETED")
+    assert serve.launch("d" * 16) == 103
+    assert serve.ask("launch_replica", "own", "e" * 16, lent=True)["job_id"] == 104, "it does not borrow"
+    assert [line.split()[3] for line in serve.jobs()] == ["physics", "physics", "sluice_over", "physics", "physics"]
+
+
 def test_nor_when_all_ask_at_once(serve: Serve) -> None:
     answers: list[bytes] = []
 
@@ -208,8 +221,8 @@ def test_no_other_service_and_no_other_user(serve: Serve) -> None:
 def test_it_ends_the_job_of_that_name_and_user_alone(serve: Serve) -> None:
     serve.launch()
     with (serve.world.seen / "jobs").open("a") as jobs:
-        jobs.write(f"7 RUNNING mallory sluice-serve.words.{'e' * 16}\n8 RUNNING alice train\n")
-        jobs.write(f"9 RUNNING alice sluice-serve.pair.{'d' * 16}\n")
+        jobs.write(f"7 RUNNING mallory physics sluice-serve.words.{'e' * 16}\n8 RUNNING alice physics train\n")
+        jobs.write(f"9 RUNNING alice physics sluice-serve.pair.{'d' * 16}\n")
     for launch in ("e" * 16, "d" * 16, "f" * 16):
         assert serve.ask("end_replica", "words", launch) == {"schema_version": 1, "job_id": None, "living": False}
     assert not [call for call in serve.world.calls() if call.startswith("scancel")]
@@ -247,17 +260,19 @@ def test_replicad_may_ask_nothing_else_and_nobody_else_this(serve: Serve) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "null", "[]", "[" * 400, '{"version":1}',
+        "", "{", "null", "[]", "[" * 400, '{"version":2}',
+        '{"version":1,"do":"launch_replica","service":"a","launch":"0123456789abcdef","lent":false}',
+        '{"version":2,"do":"submit","service":"a","launch":"0123456789abcdef","lent":false}',
+        '{"version":2,"do":["launch_replica"],"service":"a","launch":"0123456789abcdef","lent":false}',
+        '{"version":2,"do":"launch_replica","service":"../a","launch":"0123456789abcdef","lent":false}',
+        '{"version":2,"do":"launch_replica","service":"-a","launch":"0123456789abcdef","lent":false}',
+        '{"version":2,"do":"launch_replica","service":"a b","launch":"0123456789abcdef","lent":false}',
+        '{"version":2,"do":"launch_replica","service":"a","launch":"0123456789ABCDEF","lent":false}',
+        '{"version":2,"do":"launch_replica","service":"a","launch":"0123456789abcdef\\n","lent":false}',
+        '{"version":2,"do":"launch_replica","service":"a","launch":7,"lent":false}',
+        '{"version":2,"do":"launch_replica","service":"a","launch":"0123456789abcdef","user":"root","lent":false}',
         '{"version":2,"do":"launch_replica","service":"a","launch":"0123456789abcdef"}',
-        '{"version":1,"do":"submit","service":"a","launch":"0123456789abcdef"}',
-        '{"version":1,"do":["launch_replica"],"service":"a","launch":"0123456789abcdef"}',
-        '{"version":1,"do":"launch_replica","service":"../a","launch":"0123456789abcdef"}',
-        '{"version":1,"do":"launch_replica","service":"-a","launch":"0123456789abcdef"}',
-        '{"version":1,"do":"launch_replica","service":"a b","launch":"0123456789abcdef"}',
-        '{"version":1,"do":"launch_replica","service":"a","launch":"0123456789ABCDEF"}',
-        '{"version":1,"do":"launch_replica","service":"a","launch":"0123456789abcdef\\n"}',
-        '{"version":1,"do":"launch_replica","service":"a","launch":7}',
-        '{"version":1,"do":"launch_replica","service":"a","launch":"0123456789abcdef","user":"root"}',
+        '{"version":2,"do":"launch_replica","service":"a","launch":"0123456789abcdef","lent":1}',
     ],
 )  # fmt: skip
 def test_hostile_lines(text: str) -> None:

@@ -251,12 +251,36 @@ def test_gpus_of_a_replica(change: dict[str, Any], words: set[str]) -> None:
     )
 
 
-def test_over_quota_replicas_are_in_the_qos_that_is_taken_back() -> None:
-    document = policy_of({**VLLM, "borrow": True})
-    document["tenants"]["nlp"] |= {"borrow": True, "guarantee": {"gpus": 1}}
+@pytest.mark.parametrize(
+    ("borrow", "tenant", "guaranteed", "lent"),
+    [
+        (True, {"borrow": True, "guarantee": {"gpus": 2}}, 2, True),
+        (True, {"borrow": True}, 0, True),  # its default QOS is that of over-quota work
+        (False, {"borrow": True, "guarantee": {"gpus": 2}}, None, False),
+    ],
+)
+def test_lent_replicas_are_in_the_qos_that_is_taken_back(
+    borrow: bool, tenant: dict[str, Any], guaranteed: int | None, lent: bool
+) -> None:
+    document = policy_of({**VLLM, "borrow": borrow, "replicas": {"least": 2, "most": 4}})
+    document["tenants"]["nlp"] |= tenant
     policy = compile_services(Policy.model_validate(document))
-    job = replica_job(policy, "deepseek-7b", LAUNCH, registry_uid=1, program=Path("/x"), registries=["c:1"])
-    assert "--qos=sluice_over" in job.arguments
+    assert policy.services["deepseek-7b"].guaranteed == guaranteed
+
+    def qos(*, lent: bool) -> bool:
+        job = replica_job(
+            policy, "deepseek-7b", LAUNCH, registry_uid=1, program=Path("/x"), registries=["c:1"], lent=lent
+        )
+        return "--qos=sluice_over" in job.arguments
+
+    assert (qos(lent=False), qos(lent=True)) == (False, lent)
+
+
+def test_the_least_replicas_of_a_service_that_borrows_fit_the_guarantee() -> None:
+    document = policy_of({**VLLM, "borrow": True, "replicas": {"least": 3, "most": 4}})
+    document["tenants"]["nlp"] |= {"borrow": True, "guarantee": {"gpus": 2}}
+    (found,) = problems(document)
+    assert "3 for 3 replicas is more than guarantee.gpus 2 of tenant 'nlp'" in found and "replicas.least" in found
 
 
 def test_no_text_of_the_policy_leaves_its_place_in_the_script() -> None:

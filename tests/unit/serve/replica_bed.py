@@ -49,12 +49,13 @@ def spec_of(model: Path | str, **changes: Any) -> ReplicaSpec:
 
 
 class Registry:
-    """Hears heartbeats, as replicad does, and answers with `orders`."""
+    """Hears heartbeats, as replicad does, and answers with `orders`. `successor`: who must be replaced has one."""
 
     def __init__(self) -> None:
         self.beats: list[Heartbeat] = []
         self.times: list[float] = []
         self.orders = Orders()
+        self.successor = True
         self.uid = REGISTRY_UID
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.socket.getsockname()[1]}"
@@ -73,9 +74,12 @@ class Registry:
                     line += connection.recv(65536)
                 reader, _, payload = line.decode().strip().partition(":")
                 assert int(reader) == REGISTRY_UID
-                self.beats.append(parse(Heartbeat, bytes.fromhex(payload)))
+                beat = parse(Heartbeat, bytes.fromhex(payload))
+                self.beats.append(beat)
                 self.times.append(time.monotonic())
-                connection.sendall(f"{self.uid}:{render(self.orders).hex()}\n".encode())
+                replaced = self.successor and beat.state is State.READY and beat.why
+                orders = Orders("drain") if replaced else self.orders
+                connection.sendall(f"{self.uid}:{render(orders).hex()}\n".encode())
 
     @property
     def states(self) -> list[State]:

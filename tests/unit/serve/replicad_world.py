@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from policy.service_jobs import ServicePolicy, ServicesPolicy
 from sluice.exchange.acts import ActError
+from sluice.exchange.launches import LaunchRequest
 from sluice.exchange.serving import Abilities, Demand, Heartbeat, Load, Orders, State
 from sluice.exchange.snapshot import Snapshot
 from sluice.serve.replicad import keeper as keeper_module
@@ -38,6 +39,9 @@ class Job:
     node: str = ""
     started: float = 0.0
     over: float = 0.0
+    lent: bool = False
+    grace_s: float | None = None  # it is preempted: its time ends so long after its start
+    notice: bool = False  # Slurm has sent SIGTERM
     drains: bool = False
     load: int = 0
     orders: str = "go on"
@@ -81,7 +85,8 @@ class World:
 
     # ---- root's helper ----
 
-    def ask(self, do: Literal["launch_replica", "end_replica"], service: str, launch: str) -> None:
+    def ask(self, request: LaunchRequest) -> None:
+        do, service, launch = request.do, request.service, request.launch
         self.asked.append((do, launch))
         mine = next((job for job in self.jobs if job.launch == launch), None)
         if do == "end_replica":
@@ -95,7 +100,7 @@ class World:
         if mine is None:
             self._next += 1
             user = self.policy.services[service].user
-            mine = Job(self._next, service, launch, user, self.now, start_s=self.start_s)
+            mine = Job(self._next, service, launch, user, self.now, lent=request.lent, start_s=self.start_s)
             self.jobs.append(mine)
         if self.unsure:
             self.keeper.result(Result(do, service, launch, None, ActError(503, "no answer", retry_after=1)))
@@ -129,8 +134,17 @@ class World:
                 used = sum(one.state == "RUNNING" for one in self.jobs)
                 if used < self.free:
                     job.state, job.started, job.node = "RUNNING", self.now, f"n{job.id}"
-            elif job.state == "RUNNING" and policy is not None and self.now > job.started + policy.walltime_s:
-                self.over(job, "TIMEOUT")
+            elif job.state == "RUNNING" and policy is not None and self.now > job.started + self.lasts(job):
+                self.over(job, "TIMEOUT" if job.grace_s is None else "PREEMPTED")
+
+    def lasts(self, job: Job) -> float:
+        policy = self.policy.services.get(job.service)
+        return job.grace_s or (policy.walltime_s if policy is not None else 3600.0)
+
+    def preempt(self, job: Job, grace: float, *, notice: bool = True) -> None:
+        """For another job, after a grace time; `notice`: with a signal."""
+        job.grace_s, job.notice = self.now - job.started + grace, notice
+        self.free -= 1
 
     def _replicas(self) -> None:
         for job in self.jobs:
@@ -147,7 +161,7 @@ class World:
     def say(self, job: Job, state: State) -> Orders:
         beat = Heartbeat(
             job.service, job.launch, job.id, job.node, 4711, "ab" * 32, "cd" * 32, state, Abilities(), 4,
-            Load(running=job.load), None, why=self.fails,
+            Load(running=job.load), None, why=self.fails or ("Slurm ends the job" if job.notice else ""),
         )  # fmt: skip
         return self.keeper.hear(beat, self.now)
 
@@ -156,12 +170,11 @@ class World:
         for job in self.jobs:
             if job.over and self.now > job.over + 300:
                 continue
-            policy = self.policy.services.get(job.service)
-            walltime = policy.walltime_s if policy is not None else 3600
             running = job.state == "RUNNING"
             rows[job.launch] = ReplicaJob(
                 job.id, job.service, job.launch, job.user, job.state, job.reason, (job.node,) if job.node else (),
-                job.submitted, job.started if running else None, job.started + walltime if running else None,
+                job.submitted, job.started if running else None, job.started + self.lasts(job) if running else None,
+                job.lent,
             )  # fmt: skip
         return View(self.now, "ctl1", self.leads, rows, dict(self.leave), dict(self.maintenance))
 

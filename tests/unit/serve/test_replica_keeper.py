@@ -159,9 +159,38 @@ def test_maintenance_is_a_time_that_ends_sooner(make_world: Make) -> None:
     assert world.least_ready == 1 and job.state == "CANCELLED" and world.ready()[0] is not job
 
 
-def test_preemption_brings_a_successor_at_once(make_world: Make) -> None:
+@pytest.mark.parametrize("notice", [True, False])
+def test_preemption_brings_a_successor_first(make_world: Make, notice: bool) -> None:
+    """Also at sites where Slurm signals job steps alone: its end is brought forward."""
     world, job = _one_ready(make_world)
-    job.drains, job.load = True, 1  # Slurm's SIGTERM
+    job.load = 1
+    world.preempt(job, 60.0, notice=notice)
+    world.run(3)
+    assert len(world.living()) == 2 and job in world.ready()
+    world.run(5)
+    assert world.least_ready == 1 and job not in world.ready() and job.state == "RUNNING"
+    job.load = 0
+    world.run(5)
+    assert job.state == "CANCELLED" and len(world.living()) == 1
+
+
+def test_preemption_without_room_for_a_successor_drains_before_the_end(make_world: Make) -> None:
+    world, job = _one_ready(make_world)
+    job.load, world.free = 1, 1
+    world.preempt(job, 30.0)
+    world.run(18)
+    assert job in world.ready(), "nobody else is there"
+    world.run(4)
+    assert job not in world.ready() and job.state == "RUNNING"
+    world.run(10)
+    assert job.state == "PREEMPTED"
+    (waits,) = world.living()
+    assert waits.state == "PENDING" and "failed" not in world.why()
+
+
+def test_a_replica_that_drains_by_itself_has_a_successor_at_once(make_world: Make) -> None:
+    world, job = _one_ready(make_world)
+    job.drains, job.load = True, 1
     world.run(2)
     assert len(world.living()) == 2
     world.run(5)
@@ -169,6 +198,51 @@ def test_preemption_brings_a_successor_at_once(make_world: Make) -> None:
     job.load = 0
     world.run(5)
     assert job.state == "CANCELLED"
+
+
+def test_a_requeued_job_is_ended_and_replaced_at_once(make_world: Make) -> None:
+    world, job = _one_ready(make_world)
+    job.state, job.node, job.submitted = "PENDING", "", world.now + 120  # as Slurm puts it off
+    world.run(6)
+    assert job.state == "CANCELLED" and len(world.ready()) == 1
+
+
+def test_lent_resources_come_and_go_and_come_again(make_world: Make) -> None:
+    world = make_world(least=1, most=3, guaranteed=1)
+    world.free = 3
+    world.asks(in_flight=12)
+    world.run(20)
+    assert sorted(job.lent for job in world.ready()) == [False, True, True]
+    world.begin()  # another keeper knows it from Slurm
+    world.run(3)
+    world.least_ready = 1000
+    for job in [job for job in world.living() if job.lent]:
+        job.load = 1
+        world.preempt(job, 30.0)
+    world.run(4)
+    assert [job.lent for job in world.ready()] == [False], "there is another one: they drain at once"
+    for job in world.jobs:
+        job.load = 0
+    world.run(6)
+    assert [job.state for job in world.living()] == ["RUNNING", "PENDING", "PENDING"]
+    world.free = 3
+    world.run(10)
+    assert sorted(job.lent for job in world.ready()) == [False, True, True] and world.least_ready == 1
+    world.asks(in_flight=1)
+    world.run(70)
+    assert [job.lent for job in world.living()] == [False]
+
+
+def test_a_launch_that_is_asked_again_is_lent_as_it_was(make_world: Make) -> None:
+    world = make_world(least=0, most=2, guaranteed=0)
+    world.unsure = True
+    world.asks(waiting=1)
+    world.run(0.5)
+    world.begin()
+    world.jobs.clear()
+    world.unsure = False
+    world.run(3)
+    assert [job.lent for job in world.jobs] == [True]
 
 
 def test_a_job_that_is_cancelled_is_replaced(make_world: Make) -> None:

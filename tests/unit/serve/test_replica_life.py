@@ -112,6 +112,37 @@ def test_a_stream_is_finished_before_the_end(tmp_path: Path, models: dict[str, P
     assert registry.states[-1] is State.GONE
 
 
+def test_it_takes_requests_until_its_successor_is_ready(
+    tmp_path: Path, models: dict[str, Path], registry: Registry
+) -> None:
+    """Slurm's notice: replicad knows at once; nothing ends before it gives orders, or before Slurm says it again."""
+    registry.successor = False
+    with replica(spec_of(models["counting"], registries=(registry.address,)), tmp_path) as one:
+        beat = registry.wait(State.READY)
+        one.process.send_signal(signal.SIGTERM)
+        until(lambda: registry.beats[-1].why)
+        heard = len(registry.beats)
+        until(lambda: len(registry.beats) >= heard + 4)
+        assert registry.states == [State.STARTING, State.READY] and "Slurm ends the job" in registry.beats[-1].why
+        with connect(beat.port, beat.secret) as connection:
+            connection.sendall(request("/v1/completions", {"prompt": " six", "max_tokens": 1}))
+            assert b'" seven"' in read_all(connection)
+        one.process.send_signal(signal.SIGTERM)
+        assert one.ended() == 0
+    assert registry.states[-1] is State.GONE
+
+
+def test_it_does_not_wait_for_a_successor_where_nobody_answers(
+    tmp_path: Path, models: dict[str, Path], registry: Registry
+) -> None:
+    registry.successor = False
+    with replica(spec_of(models["counting"], registries=(registry.address,)), tmp_path) as one:
+        registry.wait(State.READY)
+        registry.uid += 1  # so that its answers do not count
+        one.process.send_signal(signal.SIGTERM)
+        assert one.ended() == 0
+
+
 def test_a_drain_ends_after_its_time(tmp_path: Path, models: dict[str, Path], registry: Registry) -> None:
     with replica(spec_of(models["counting"], registries=(registry.address,), drain_s=0.3), tmp_path) as one:
         beat = registry.wait(State.READY)

@@ -69,6 +69,38 @@ def test_the_order_in_which_they_go() -> None:
     assert set(found.end) == {"starts"} and found.drain == ("free",)
 
 
+def test_all_above_the_guaranteed_ones_are_on_lent_resources() -> None:
+    busy = Need(in_flight=16)
+    for replicas, launch, lent in (
+        ([], 2, 0),  # what is needed first
+        ([ready("own"), ready("two")], 2, 2),
+        ([ready("own"), ready("two"), ready("a", lent=True)], 1, 1),
+        ([ready("a", lent=True), ready("b", lent=True), ready("c", lent=True)], 2, 0),  # these do the work of others
+        ([ready("own"), ready("old", leaves="node n1 is drained"), ready("a", lent=True)], 2, 1),
+    ):
+        found = decided(replicas, busy if replicas else Need(), least=2, guaranteed=2, most=4)
+        assert (found.launch, found.lent) == (launch, lent), replicas
+        assert not found.drain
+
+
+def test_a_lent_one_does_a_guaranteed_ones_work_until_that_is_ready() -> None:
+    lent, own = ready("lent", lent=True), Replica("own", Phase.STARTING, NOW - 3, started=NOW - 2)
+    words = {"least": 1, "guaranteed": 1, "most": 3}
+    found = decided([lent, own], **words)
+    assert (found.launch, found.drain, dict(found.end)) == (0, (), {})
+    found = decided([replace(lent, load=3), replace(own, phase=Phase.READY)], Need(in_flight=3), **words)
+    assert found.drain == ("lent",), "though it has more to do"
+
+
+def test_what_is_taken_back_goes_as_soon_as_another_one_is_ready() -> None:
+    lent = ready("lent", lent=True, taken=True, leaves="Slurm ends the job", ends=NOW + 30)
+    words = {"least": 0, "guaranteed": 0, "most": 3}
+    alone = decided([lent], Need(in_flight=12), **words)
+    assert alone.drain == () and alone.launch == 3
+    assert decided([lent, ready("b", lent=True)], Need(in_flight=12), **words).drain == ("lent",)
+    assert decided([replace(lent, ends=NOW + 5)], Need(in_flight=12), **words).drain == ("lent",), "its time is over"
+
+
 def test_ahead_of_what_is_usual() -> None:
     assert decided([], ahead=3).launch == 3
     assert decided([], ahead=30).launch == SPEC.most
