@@ -30,7 +30,13 @@ OPTIONS = [
     click.Option(["--only"], default="", metavar="PART,...", help="Some of the parts (default: all)."),
     click.Option(["--peer/--no-peer"], default=True, show_default=True, help="nginx, LiteLLM, vllm-router, ..."),
     click.Option(["--peers"], type=click.Path(path_type=Path, exists=True), help="Where serve_peers installed them."),
-    click.Option(["--seconds"], type=click.FloatRange(1), default=5.0, show_default=True, help="Of each measurement."),
+    click.Option(
+        ["--seconds"],
+        type=click.FloatRange(1),
+        default=5.0,
+        show_default=True,
+        help="Of each measurement; of life at least 90.",
+    ),
     click.Option(["--rounds"], type=click.IntRange(1), default=3, show_default=True, help="Of those in turns."),
     click.Option(["--streams"], type=click.IntRange(10), default=1000, show_default=True, help="With replicas killed."),
     click.Option(["--kill-minutes"], type=click.FloatRange(0.2), default=1.0, show_default=True, help="Of gateways."),
@@ -46,6 +52,8 @@ _MUST = {
     "streams_broken": ("==", 0.0),
     "streams_not_exact": ("==", 0.0),
     "gateway_kills_failed": ("==", 0.0),
+    "life_failed": ("==", 0.0),
+    "life_not_exact": ("==", 0.0),
     "from_zero_p95_s": ("<=", 3.0),
     "over_admitted_requests": ("==", 0.0),
     "over_admitted_tokens": ("==", 0.0),
@@ -303,6 +311,13 @@ def gateways(bench: Bench) -> None:
     measure(bench.figures, bench.kill_minutes)
 
 
+def life(bench: Bench) -> None:
+    """A service whose replicas' time is over again and again, and whose gateways are killed."""
+    from benchmarks.serve_life import measure
+
+    measure(bench.figures, max(90.0, bench.seconds))
+
+
 def zero(bench: Bench) -> None:
     """From no replica to the first token, each time a job of Slurm."""
     from benchmarks.serve_zero import measure
@@ -312,7 +327,7 @@ def zero(bench: Bench) -> None:
 
 PARTS: Mapping[str, Callable[[Bench], None]] = {
     "cpu": cpu, "latency": latency, "stream": stream, "limits": limits, "tenants": tenants, "overload": overload,
-    "kills": kills, "gateways": gateways, "zero": zero,
+    "kills": kills, "gateways": gateways, "life": life, "zero": zero,
 }  # fmt: skip
 
 

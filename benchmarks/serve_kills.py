@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from statistics import median
 
@@ -16,6 +17,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from benchmarks.serve_site import MODEL, GatewaySite, RealReplica, free_port, quantile, stop
 from sluice.base.errors import SluiceError
 from sluice.exchange.serving import LOST_S, SUSPECT_S, Abilities
+from sluice.serve.client import AsyncResumingStream
 from tests.serve_models import counted, make_model, word
 
 _ABILITIES = Abilities(chat=True, completions=True, responses=True, resume="tokens")
@@ -181,7 +183,7 @@ def gateways(figures: dict[str, float], minutes: float) -> None:
             site.start(1, port)
             site.start(1, port)
             killer.start()
-            asked, failed, wrong = asyncio.run(_ask_all(port, key, 60 * minutes))
+            asked, failed, wrong = asyncio.run(ask_all(f"http://127.0.0.1:{port}", key, 60 * minutes))
         finally:
             over.set()
             killer.join(90)
@@ -194,40 +196,40 @@ def gateways(figures: dict[str, float], minutes: float) -> None:
     }
 
 
-async def _ask_all(port: int, key: str, seconds: float) -> tuple[int, int, int]:
+async def ask_all(
+    base: str, key: str, seconds: float, *, model: str = MODEL, clients: int = 4, pause_s: float = 0.0
+) -> tuple[int, int, int]:
+    """So many clients of whole answers and as many of streams, which pause after each: how many were asked, failed, and
+    said something else."""
     until = time.monotonic() + seconds
-    base = f"http://127.0.0.1:{port}/v1"
     counts = [0, 0, 0]
 
     def count(start: int, text: str) -> None:
-        counts[0] += 1
         counts[2] += text.strip() != counted(start, _WORDS).strip()
 
     async def whole(client: AsyncOpenAI, start: int) -> None:
+        answer = await client.chat.completions.create(
+            model=model, messages=_messages(start), max_tokens=_WORDS, temperature=0
+        )
+        count(start, answer.choices[0].message.content or "")
+
+    async def streamed(_: AsyncOpenAI, start: int) -> None:
+        body = {"model": model, "messages": _messages(start), "max_tokens": _WORDS, "temperature": 0}
+        async with AsyncResumingStream([base], key, body) as stream:
+            count(start, "".join([part async for part in stream.text()]))
+
+    async def again(ask: Callable[[AsyncOpenAI, int], Awaitable[None]], client: AsyncOpenAI, start: int) -> None:
         while time.monotonic() < until:
             start = start % 800 + 1
+            counts[0] += 1
             try:
-                answer = await client.chat.completions.create(
-                    model=MODEL, messages=_messages(start), max_tokens=_WORDS, temperature=0
-                )
-                count(start, answer.choices[0].message.content or "")
-            except openai.OpenAIError as error:
-                print(f"request: {type(error).__name__} {str(error)[:200]}", flush=True)
+                await ask(client, start)
+            except (openai.OpenAIError, SluiceError) as error:
+                print(f"{ask.__name__}: {type(error).__name__} {str(error)[:300]}", flush=True)
                 counts[1] += 1
+            await asyncio.sleep(pause_s)
 
-    from sluice.serve.client import AsyncResumingStream
-
-    async def streamed(start: int) -> None:
-        while time.monotonic() < until:
-            start = start % 800 + 1
-            body = {"model": MODEL, "messages": _messages(start), "max_tokens": _WORDS, "temperature": 0}
-            try:
-                async with AsyncResumingStream([base], key, body) as stream:
-                    count(start, "".join([part async for part in stream.text()]))
-            except SluiceError as error:
-                print(f"stream: {str(error)[:300]}", flush=True)
-                counts[1] += 1
-
-    async with AsyncOpenAI(base_url=base, api_key=key, timeout=120) as client:
-        await asyncio.gather(*(whole(client, 100 * n) for n in range(4)), *(streamed(50 + 100 * n) for n in range(4)))
+    async with AsyncOpenAI(base_url=f"{base}/v1", api_key=key, timeout=120) as client:
+        asks = [again(ask, client, 100 * n) for ask in (whole, streamed) for n in range(clients)]
+        await asyncio.gather(*asks)
     return counts[0], counts[1], counts[2]
