@@ -61,6 +61,7 @@ _MUST = {
     "requests_limit_use_percent": (">=", 99.0),
     "tokens_limit_use_percent": (">=", 99.0),
     "neighbour_first_token_p99_percent": ("<=", 110.0),
+    "embeddings_batched_ratio": (">=", 3.0),
     "overload_goodput_percent": (">=", 95.0),
     "overload_memory_percent": ("<=", 110.0),
 }
@@ -136,7 +137,7 @@ def cpu(bench: Bench) -> None:
         port = int(at.site.ports[-1])
         with ExitStack() as stack:
             running = {
-                name: stack.enter_context(peer(name, bench.peers, at.site.folder, at.plain, "sk-1"))
+                name: stack.enter_context(peer(name, bench.peers, at.site.folder, [at.plain], "sk-1"))
                 for name in bench.names
             }
             for _ in range(bench.rounds):
@@ -160,7 +161,7 @@ def latency(bench: Bench) -> None:
         ports = {"": at.site.start(1), "direct_": at.plain}
         for name in bench.names:
             if name != "litellm":  # 30 ms of it say nothing in so short a time
-                found = stack.enter_context(peer(name, bench.peers, at.site.folder, at.plain, "sk-1"))
+                found = stack.enter_context(peer(name, bench.peers, at.site.folder, [at.plain], "sk-1"))
                 ports[f"{name}_"] = found.port
         times: dict[str, list[float]] = {name: [] for name in ports}
         for _ in range(bench.rounds):
@@ -184,7 +185,7 @@ def stream(bench: Bench) -> None:
         ports = {"": at.site.start(2), "direct_": at.plain}
         for name in bench.names:
             if name != "litellm":
-                found = stack.enter_context(peer(name, bench.peers, at.site.folder, at.plain, "sk-1"))
+                found = stack.enter_context(peer(name, bench.peers, at.site.folder, [at.plain], "sk-1"))
                 ports[f"{name}_"] = found.port
         first: dict[str, list[float]] = {name: [] for name in ports}
         held: dict[str, list[float]] = {name: [] for name in ports}
@@ -285,7 +286,7 @@ def overload(bench: Bench) -> None:
         seconds = 2 * bench.seconds
         peak = len(at.load(port, keys, 12, seconds, max_tokens=8).wait().good)
         before = memory_mib(at.site.gateway)
-        answers = at.load(port, keys, 256, seconds, rate=5 * capacity, max_tokens=8).wait()
+        answers = at.load(port, keys, 768, seconds, rate=5 * capacity, max_tokens=8).wait()
         after = memory_mib(at.site.gateway)
         began = min(row[0] for row in answers.rows)
         within = [row for row in answers.good if row[0] + row[3] <= began + 1e6 * seconds]
@@ -299,9 +300,12 @@ def overload(bench: Bench) -> None:
 
 def kills(bench: Bench) -> None:
     """Streams of a real engine, whose replicas are killed."""
-    from benchmarks.serve_kills import replicas
+    from benchmarks.serve_kills import peers, replicas
 
     replicas(bench.figures, bench.streams)
+    peers(bench.figures, bench.streams, bench.peers, [name for name in bench.names if name.endswith("_router")])
+    if "vllm_router_streams_broken" in bench.figures:
+        bench.result.peer["streams_broken"] = bench.figures["vllm_router_streams_broken"]
 
 
 def gateways(bench: Bench) -> None:
@@ -309,6 +313,13 @@ def gateways(bench: Bench) -> None:
     from benchmarks.serve_kills import gateways as measure
 
     measure(bench.figures, bench.kill_minutes)
+
+
+def embeddings(bench: Bench) -> None:
+    """Short texts of many clients, put into batches by a real engine."""
+    from benchmarks.serve_embeddings import measure
+
+    measure(bench.figures, bench.seconds, bench.rounds)
 
 
 def life(bench: Bench) -> None:
@@ -327,7 +338,7 @@ def zero(bench: Bench) -> None:
 
 PARTS: Mapping[str, Callable[[Bench], None]] = {
     "cpu": cpu, "latency": latency, "stream": stream, "limits": limits, "tenants": tenants, "overload": overload,
-    "kills": kills, "gateways": gateways, "life": life, "zero": zero,
+    "kills": kills, "gateways": gateways, "embeddings": embeddings, "life": life, "zero": zero,
 }  # fmt: skip
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 
 import openai
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from benchmarks.serve_site import MODEL, GatewaySite, RealReplica, free_port, quantile, stop
+from benchmarks.serve_peers import peer
+from benchmarks.serve_site import MODEL, GatewaySite, PlainReplica, RealReplica, free_port, quantile, stop
 from sluice.base.errors import SluiceError
 from sluice.exchange.serving import LOST_S, SUSPECT_S, Abilities
 from sluice.serve.client import AsyncResumingStream
@@ -22,27 +25,27 @@ from tests.serve_models import counted, make_model, word
 
 _ABILITIES = Abilities(chat=True, completions=True, responses=True, resume="tokens")
 _SLOTS = 8
+_OPTIONS = ("--threads", "1", "--ctx-size", str(1024 * _SLOTS))
 _CLIENTS = 12
 _WORDS = 60
+_AFTER_FAILURE_S = 1.0
 
 
-class Replicas:
-    """So many, of which one is killed now and then; another takes its place, as replicad does it."""
+class _Replicas:
+    """So many, of which one is killed now and then; another takes its place."""
 
-    def __init__(self, site: GatewaySite, count: int, every_s: float) -> None:
+    def __init__(self, folder: Path, count: int, every_s: float) -> None:
         self.killed = 0
-        self._site, self._count, self._every_s = site, count, every_s
-        self._model = make_model(site.folder / "counting.gguf", "counting", layers=6, feed=8192)
-        self._running: dict[str, RealReplica] = {}
-        self._made = 0
+        self._count, self._every_s = count, every_s
+        self._model = make_model(folder / "counting.gguf", "counting", layers=6, feed=8192)
+        self._running: dict[str, RealReplica | PlainReplica] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._kill, daemon=True)
 
     def start(self) -> None:
         """All, and then the killing."""
-        made = [self._new() for _ in range(self._count)]
-        for one in made:
-            self._ready(one)
+        for _ in range(self._count):
+            self._running |= self._new()
         self._thread.start()
 
     def stop(self) -> None:
@@ -53,15 +56,49 @@ class Replicas:
         for one in self._running.values():
             one.kill()
 
-    def _new(self) -> RealReplica:
-        options = ("--threads", "1", "--ctx-size", str(1024 * _SLOTS))
-        return RealReplica(self._model, _SLOTS, *options)
+    def _kill(self) -> None:
+        choose = random.Random(18)
+        while not self._over.wait(self._every_s):
+            name = choose.choice(sorted(self._running))
+            self._running.pop(name).kill()
+            self.killed += 1
+            self._running |= self._new(name)
 
-    def _ready(self, one: RealReplica) -> None:
+    def _new(self, instead_of: str = "") -> dict[str, RealReplica | PlainReplica]:
+        """One that is ready, and its name."""
+        raise NotImplementedError
+
+
+class PlainReplicas(_Replicas):
+    """What peers are told of: ports that stay."""
+
+    @property
+    def ports(self) -> list[int]:
+        """Of those that run."""
+        return [int(port) for port in self._running]
+
+    def _new(self, instead_of: str = "") -> dict[str, RealReplica | PlainReplica]:
+        one = PlainReplica(self._model, int(instead_of or free_port()), _SLOTS, *_OPTIONS)
+        one.wait()
+        return {str(one.port): one}
+
+
+class Replicas(_Replicas):
+    """What replicad would publish of them, too."""
+
+    def __init__(self, site: GatewaySite, count: int, every_s: float) -> None:
+        super().__init__(site.folder, count, every_s)
+        self._site = site
+        self._made = 0
+        self._gone: dict[str, float] = {}
+
+    def _new(self, instead_of: str = "") -> dict[str, RealReplica | PlainReplica]:
+        if instead_of:
+            self._gone[instead_of] = time.monotonic()
+        one = RealReplica(self._model, _SLOTS, *_OPTIONS)
         one.wait()
         self._made += 1
         launch = f"{self._made:016x}"
-        self._running[launch] = one
         words = one.facts
         self._site.add_replica(
             launch,
@@ -71,24 +108,15 @@ class Replicas:
             fingerprint=words["fingerprint"],
             abilities=_ABILITIES,
         )
+        self._forget()
+        return {launch: one}
 
-    def _kill(self) -> None:
-        choose = random.Random(18)
-        gone: dict[str, float] = {}
-        while not self._over.wait(self._every_s):
-            launch = choose.choice(sorted(self._running))
-            self._running.pop(launch).kill()
-            self.killed += 1
-            gone[launch] = time.monotonic()
-            self._ready(self._new())
-            self._forget(gone)
-
-    def _forget(self, gone: dict[str, float]) -> None:
+    def _forget(self) -> None:
         """What replicad says of those that it does not hear any more."""
-        for launch, at in list(gone.items()):
+        for launch, at in list(self._gone.items()):
             silent = time.monotonic() - at
             if silent > LOST_S:
-                del gone[launch]
+                del self._gone[launch]
                 self._site.replicas.pop(launch, None)
             elif silent > SUSPECT_S:
                 self._site.replicas[launch] = replace(self._site.replicas[launch], suspect=True)
@@ -114,15 +142,45 @@ def replicas(figures: dict[str, float], streams: int) -> None:
     figures |= {
         "streams": float(streams),
         "replicas_killed": float(kept.killed),
-        "streams_broken": float(sum(one[0] is None for one in found)),
-        "streams_not_exact": float(sum(one[0] is not None and not one[1] for one in found)),
-        "streams_wrong_usage": float(sum(one[0] is not None and one[2] != _WORDS for one in found)),
-        "stream_longest_gap_p99_s": quantile([one[3] for one in found], 0.99),
-        "stream_s": median(one[0] or 0.0 for one in found),
+        "streams_broken": float(sum(one.seconds is None for one in found)),
+        "streams_not_exact": float(sum(one.seconds is not None and not one.exact for one in found)),
+        "streams_wrong_usage": float(sum(one.seconds is not None and one.tokens != _WORDS for one in found)),
+        "stream_longest_gap_p99_s": quantile([one.longest for one in found], 0.99),
+        "stream_s": median(one.seconds or 0.0 for one in found),
     }
 
 
-async def _stream_all(port: int, key: str, streams: int) -> list[tuple[float | None, bool, int, float]]:
+def peers(figures: dict[str, float], streams: int, folder: Path | None, names: Iterable[str]) -> None:
+    """The same streams through routers, whose replicas are killed likewise and come back at the same port."""
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="sluice-bench-") as place:
+            kept = PlainReplicas(Path(place), 2, 3.0)
+            try:
+                kept.start()
+                with peer(name, folder, Path(place), kept.ports, "sk-1") as router:
+                    found = asyncio.run(_stream_all(router.port, "sk-1", streams))
+            finally:
+                kept.stop()
+        figures |= {
+            f"{name}_replicas_killed": float(kept.killed),
+            f"{name}_streams_broken": float(sum(one.seconds is None and one.text != "" for one in found)),
+            f"{name}_streams_refused": float(sum(one.seconds is None and one.text == "" for one in found)),
+            f"{name}_streams_not_exact": float(sum(one.seconds is not None and not one.exact for one in found)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """What became of one. `seconds`: None, it broke; `longest`: without a word."""
+
+    seconds: float | None
+    text: str
+    exact: bool
+    tokens: int
+    longest: float
+
+
+async def _stream_all(port: int, key: str, streams: int) -> list[_Stream]:
     client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, timeout=120)
     left = iter(range(streams))
     found = []
@@ -130,14 +188,15 @@ async def _stream_all(port: int, key: str, streams: int) -> list[tuple[float | N
     async def ask() -> None:
         for number in left:
             found.append(await _stream_one(client, 1 + number % 800))
+            if found[-1].seconds is None:
+                await asyncio.sleep(_AFTER_FAILURE_S)
 
     async with client:
         await asyncio.gather(*(ask() for _ in range(_CLIENTS)))
     return found
 
 
-async def _stream_one(client: AsyncOpenAI, start: int) -> tuple[float | None, bool, int, float]:
-    """Seconds (None: broken), whether the text is exact, tokens of the bill, the longest time without a word."""
+async def _stream_one(client: AsyncOpenAI, start: int) -> _Stream:
     text, tokens, longest = "", 0, 0.0
     began = last = time.monotonic()
     try:
@@ -152,8 +211,8 @@ async def _stream_one(client: AsyncOpenAI, start: int) -> tuple[float | None, bo
             tokens = chunk.usage.completion_tokens if chunk.usage else tokens
     except openai.OpenAIError as error:
         print(f"stream of {start}: {type(error).__name__} {str(error)[:200]} after {len(text)} characters", flush=True)
-        return None, False, tokens, longest
-    return time.monotonic() - began, text.strip() == counted(start, _WORDS).strip(), tokens, longest
+        return _Stream(None, text, False, tokens, longest)
+    return _Stream(time.monotonic() - began, text, text.strip() == counted(start, _WORDS).strip(), tokens, longest)
 
 
 # ---- two gateways of one address ----

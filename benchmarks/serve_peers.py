@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,19 +83,19 @@ def version(name: str, peers: Path | None) -> str | None:
     return run_command([str(python), "-c", code]).stdout.strip()
 
 
-def _words(name: str, peers: Path | None, folder: Path, port: int, engine: int, key: str) -> list[str]:
+def _words(name: str, peers: Path | None, folder: Path, port: int, engines: Sequence[int], key: str) -> list[str]:
     if name == "nginx":
         file = folder / "nginx.conf"
-        file.write_text(_NGINX.format(folder=folder, port=port, engine=engine))
+        file.write_text(_NGINX.format(folder=folder, port=port, engine=engines[0]))
         return [shutil.which("nginx") or "/usr/sbin/nginx", "-c", str(file)]
     assert peers is not None
-    at, address = peers / name / "bin", f"http://127.0.0.1:{engine}"
+    at, addresses = peers / name / "bin", [f"http://127.0.0.1:{engine}" for engine in engines]
     place = ["--host", "127.0.0.1", "--port", str(port)]
     if name == "litellm":
         file = folder / "litellm.yaml"
-        file.write_text(_LITELLM.format(model=MODEL, engine=engine, key=key))
+        file.write_text(_LITELLM.format(model=MODEL, engine=engines[0], key=key))
         return [str(at / "litellm"), "--config", str(file), *place, "--num_workers", "1"]
-    words = ["--worker-urls", address, "--policy", "round_robin", "--prometheus-port", str(free_port())]
+    words = ["--worker-urls", *addresses, "--policy", "round_robin", "--prometheus-port", str(free_port())]
     program = (
         [str(at / "vllm-router")]
         if name == "vllm_router"
@@ -106,15 +106,15 @@ def _words(name: str, peers: Path | None, folder: Path, port: int, engine: int, 
 
 
 @contextmanager
-def peer(name: str, peers: Path | None, folder: Path, engine: int, key: str) -> Iterator[Peer]:
-    """Start one before an engine. Raises SluiceError."""
+def peer(name: str, peers: Path | None, folder: Path, engines: Sequence[int], key: str) -> Iterator[Peer]:
+    """Start one before engines at ports; nginx and LiteLLM take the first. Raises SluiceError."""
     port = free_port()
     own = folder / name
     own.mkdir(exist_ok=True)
     log = (own / "log").open("wb")
     environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": str(own), "LITELLM_LOG": "ERROR"}
     process = subprocess.Popen(
-        _words(name, peers, own, port, engine, key),
+        _words(name, peers, own, port, engines, key),
         cwd=own,
         env=environment,
         stdout=log,

@@ -373,6 +373,28 @@ class RealReplica:
         self._process.wait()
 
 
+class PlainReplica:
+    """llama.cpp at a port, as peers have it."""
+
+    def __init__(self, model: Path, port: int, slots: int, *options: str) -> None:
+        self.port = port
+        words = [sys.executable, "-m", "sluice.serve.engines.xllamacpp_server", "--model", str(model), "--alias", MODEL]
+        self._process = subprocess.Popen(
+            [*words, "--port", str(port), "--parallel", str(slots), *options],
+            cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def wait(self) -> None:
+        """Until it answers. Raises SluiceError."""
+        wait_port(self.port, self._process, "llama.cpp", "/health")
+
+    def kill(self) -> None:
+        """As the loss of its node does."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """A quantile of values that are there."""
     ordered = sorted(values)

@@ -59,19 +59,19 @@ def counted(after: int, number: int) -> str:
     return "".join(f" {word(one)}" for one in range(after + 1, min(after + number, WORDS) + 1))
 
 
-def make_model(path: Path, name: Name, *, layers: int = 2, feed: int = 128, seed: int = 18) -> Path:
-    """Write the model; `layers` and `feed` (width of the MLP) make it slower."""
+def make_model(path: Path, name: Name, *, layers: int = 2, feed: int = 128, width: int = WIDTH, seed: int = 18) -> Path:
+    """Write the model; `layers`, `feed` (width of the MLP) and `width` make it slower."""
     pieces = [*_pieces()]
     draw = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(f"sluice-{name}")
     writer.add_context_length(32768)
-    writer.add_embedding_length(WIDTH)
+    writer.add_embedding_length(width)
     writer.add_block_count(layers)
     writer.add_feed_forward_length(feed)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_rope_dimension_count(width // HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(pieces))
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
@@ -95,8 +95,8 @@ def make_model(path: Path, name: Name, *, layers: int = 2, feed: int = 128, seed
     def random(rows: int, columns: int, scale: float) -> np.ndarray:
         return draw.standard_normal((rows, columns)) * scale / np.sqrt(columns)
 
-    embedding = draw.choice([-1.0, 1.0], size=(len(pieces), WIDTH))
-    output = np.zeros((len(pieces), WIDTH))
+    embedding = draw.choice([-1.0, 1.0], size=(len(pieces), width))
+    output = np.zeros((len(pieces), width))
     counting = name == "counting"
     if counting:
         output[FIRST_WORD + 1 : FIRST_WORD + WORDS] = embedding[FIRST_WORD : FIRST_WORD + WORDS - 1]
@@ -106,20 +106,20 @@ def make_model(path: Path, name: Name, *, layers: int = 2, feed: int = 128, seed
         output[FIRST_WORD] = embedding[0]
         output *= 8.0
     else:
-        output[FIRST_WORD:] = random(WORDS, WIDTH, 16.0)
+        output[FIRST_WORD:] = random(WORDS, width, 16.0)
     add("token_embd.weight", embedding)
     for layer in range(layers):
         block = f"blk.{layer}"
         out = 0.0 if counting else 2.0
-        add(f"{block}.attn_norm.weight", np.ones(WIDTH))
+        add(f"{block}.attn_norm.weight", np.ones(width))
         for part in ("q", "k", "v"):
-            add(f"{block}.attn_{part}.weight", random(WIDTH, WIDTH, 1.0 if counting else 2.0))
-        add(f"{block}.attn_output.weight", random(WIDTH, WIDTH, out))
-        add(f"{block}.ffn_norm.weight", np.ones(WIDTH))
-        add(f"{block}.ffn_gate.weight", random(feed, WIDTH, 1.0))
-        add(f"{block}.ffn_up.weight", random(feed, WIDTH, 1.0))
-        add(f"{block}.ffn_down.weight", random(WIDTH, feed, out))
-    add("output_norm.weight", np.ones(WIDTH))
+            add(f"{block}.attn_{part}.weight", random(width, width, 1.0 if counting else 2.0))
+        add(f"{block}.attn_output.weight", random(width, width, out))
+        add(f"{block}.ffn_norm.weight", np.ones(width))
+        add(f"{block}.ffn_gate.weight", random(feed, width, 1.0))
+        add(f"{block}.ffn_up.weight", random(feed, width, 1.0))
+        add(f"{block}.ffn_down.weight", random(width, feed, out))
+    add("output_norm.weight", np.ones(width))
     add("output.weight", output)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
