@@ -34,7 +34,14 @@ def main() -> None:
         path.write_bytes(text)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "sluice.serve.replica.main", str(path)])
     began, stop, drains, ends = time.time(), threading.Event(), threading.Event(), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: (drains.set(), ends.set()))
+    noticed = threading.Event()
+
+    def term(*_: object) -> None:
+        """The first one is a notice."""
+        for event in (drains, ends) if noticed.is_set() else (noticed,):
+            event.set()
+
+    signal.signal(signal.SIGTERM, term)
     wanted: dict[str, Any] = {}
     while not stop.is_set():
         for name in (f"{spec.service}.json", f"{spec.launch}.json"):
@@ -46,7 +53,7 @@ def main() -> None:
         beat = Heartbeat(
             spec.service, spec.launch, int(os.environ["SLURM_JOB_ID"]), os.environ["SLURMD_NODENAME"], 4711, "ab" * 32,
             "cd" * 32, state, Abilities(chat=True), spec.slots, Load(running=wanted.get("running", 0)), None,
-            why=str(wanted.get("fails", "")),
+            why=str(wanted.get("fails", "")) or ("Slurm ends the job" if noticed.is_set() else ""),
         )  # fmt: skip
         for registry in spec.registries:
             try:
