@@ -286,7 +286,7 @@ def overload(bench: Bench) -> None:
         seconds = 2 * bench.seconds
         peak = len(at.load(port, keys, 12, seconds, max_tokens=8).wait().good)
         before = memory_mib(at.site.gateway)
-        answers = at.load(port, keys, 768, seconds, rate=5 * capacity, max_tokens=8).wait()
+        answers = at.load(port, keys, 768, seconds, rate=5.1 * capacity, max_tokens=8).wait()
         after = memory_mib(at.site.gateway)
         began = min(row[0] for row in answers.rows)
         within = [row for row in answers.good if row[0] + row[3] <= began + 1e6 * seconds]

@@ -63,6 +63,13 @@ litellm_settings: {{telemetry: false}}
 """
 
 
+# So that engines that come back get requests at once: the usual values are a minute.
+_QUICK = (
+    "--health-check-interval-secs", "1", "--health-success-threshold", "1", "--cb-timeout-duration-secs", "1",
+    "--cb-success-threshold", "1",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """One that runs."""
@@ -102,7 +109,7 @@ def _words(name: str, peers: Path | None, folder: Path, port: int, engines: Sequ
         else [str(at / "python"), "-m", "sglang_router.launch_router"]
     )
     level = "warning" if name == "vllm_router" else "warn"
-    return [*program, *place, *words, "--log-level", level]
+    return [*program, *place, *words, *_QUICK, "--log-level", level]
 
 
 @contextmanager

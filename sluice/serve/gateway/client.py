@@ -236,6 +236,11 @@ class Client(asyncio.Protocol):
         if self.request is None and self._next is None and not self._late and self.transport is not None:
             self._close()
 
+    def abort(self) -> None:
+        """End the connection, as the loss of this gateway would."""
+        if self.transport is not None:
+            self.transport.abort()
+
     # ---- httptools ----
 
     def on_message_begin(self) -> None:

@@ -113,6 +113,7 @@ class Worker:
         self.held = 0
         """Bytes of large bodies."""
         self.draining = False
+        self.alone = False  # the parent is dead: nobody says which replicas there are
         self.replaced = False  # another worker has its place: the gateway as a whole is well
         self.proxies: Sequence[Network] = parse_networks(settings.proxies)
         self.number = gate.join(os.getpid(), process_start(os.getpid()))
@@ -552,7 +553,10 @@ class Worker:
             else:
                 self.gate.abandon(ticket, int(now * 1e6))
         for call in list(self.waiting.values()):
-            call.sweep(now)
+            if self.alone:  # another gateway gets it a replica: nobody shall wait here until the deadline
+                call.client.abort()
+            else:
+                call.sweep(now)
         for call in list(self.calls.values()):
             call.look(now)
         with suppress(SluiceError):
@@ -670,6 +674,7 @@ async def _talk(worker: Worker, control: socket.socket) -> None:
             worker.told(json.loads(line))
         except Exception:
             log.exception("a message of the parent: unexpected")
+    worker.alone = True
     worker.drain()
 
 

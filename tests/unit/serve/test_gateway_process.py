@@ -370,6 +370,22 @@ def test_clients_speak_tls(tmp_path: Path) -> None:
     run(work())
 
 
+def test_nobody_waits_in_the_workers_of_a_gateway_that_is_killed(tmp_path: Path) -> None:
+    """They live on for what is under way, and hear of no replica any more."""
+
+    async def work() -> None:
+        async with gateway(tmp_path, 1, killed=True) as (one, keeper):
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(one.head(ASK))
+            await until(lambda: any(row["waiting"] for row in keeper.demand), 20)
+            one.process.kill()
+            with suppress(ConnectionResetError):
+                assert b"[DONE]" not in await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+
+    run(work())
+
+
 def test_a_gateway_that_is_killed_breaks_no_resuming_stream_and_bills_it_once(tmp_path: Path) -> None:
     words = [f" {number}" for number in range(60)]
 
