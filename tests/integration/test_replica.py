@@ -41,7 +41,7 @@ SLOW = MODEL | {
     "gpus": 2,
     "borrow": True,
     "drain_within": "20s",
-    "idle": "8s",
+    "idle": "4s",
 }
 SERVICES = {
     "words": MODEL,

@@ -13,6 +13,7 @@ from policy.service_jobs import ServicesPolicy
 from sluice.base.errors import SluiceError
 from sluice.exchange.serving import State
 from sluice.serve.replicad.journal import Intent, Journal
+from sluice.serve.replicad.pattern import Patterns
 from tests.unit.serve.replicad_world import Job, World, make_world, policy_of
 
 Make = Callable[..., World]
@@ -99,6 +100,20 @@ def test_and_for_no_longer_than_its_bound(make_world: Make) -> None:
     world.need.clear()
     world.run(5 + 20 + 5)
     assert world.jobs[0].state == "CANCELLED"
+
+
+def test_what_a_quarter_of_an_hour_needs_as_a_rule_is_there_before_it_begins(make_world: Make, tmp_path: Path) -> None:
+    world = make_world(ahead=True)
+    soon = (world.now + 1800) // 900 * 900
+    known = Patterns(tmp_path / "patterns.json")
+    for days in (1, 7, 8):  # Sundays and Saturdays, as the day is
+        known.record("words", soon - 86_400 * days, 2)
+    known.save({"words": None})
+    world.begin()
+    world.run(soon - world.now - 60)
+    assert not world.jobs
+    world.run(60)
+    assert len(world.ready()) == 2, "nobody has asked"
 
 
 @pytest.mark.parametrize("count", [1, 3])
