@@ -19,15 +19,17 @@ from tests.integration import kill_writers
 from tests.integration.jobs import shown, state, submit
 from tests.integration.kill_writers import submit_while_killed
 from tests.integration.settled import until
+from tests.integration.versions import NATIVE_FIRST
 from tests.integration.web_site import WEB, Site, web_site
 
 pytestmark = pytest.mark.cluster
 ROOT = str(Path(__file__).parents[2])
 
 
-@pytest.fixture(scope="module")
-def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
-    yield from web_site(make_shared_cluster)
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
+def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
+    root = None if request.param == "native" else request.getfixturevalue("trixie_root")
+    yield from web_site(make_shared_cluster, root=root)
 
 
 def test_it_runs_without_any_right(site: Site) -> None:
