@@ -49,9 +49,7 @@ _socket_option = click.option(
 )
 
 
-def _documents(
-    site: Site, policy: ServicesPolicy, socket: Path | None
-) -> tuple[list[dict[str, Any]], str]:
+def _documents(site: Site, policy: ServicesPolicy, socket: Path | None) -> tuple[list[dict[str, Any]], str]:
     """The services that the caller may see, and why figures of them are missing. Raises SluiceError."""
     from policy.access import caller
     from policy.service_use import service_documents

@@ -165,7 +165,7 @@ class Client(BaseClient):
         """How a service was over the last day. `GET /services/{service}/series`."""
         return self.call(Call(models.ServiceSeries, "GET", "/services/{service}/series", names={"service": service}))
 
-    def service(
+    def change_service(
         self,
         service: str,
         *,
@@ -985,7 +985,7 @@ class AsyncClient(BaseAsyncClient):
             Call(models.ServiceSeries, "GET", "/services/{service}/series", names={"service": service})
         )
 
-    async def service(
+    async def change_service(
         self,
         service: str,
         *,

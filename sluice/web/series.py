@@ -1,5 +1,5 @@
-"""GPUs over the last hours and services over the last day, kept by this server as the snapshot passes: nobody else keeps
-them by time."""
+"""GPUs over the last hours, services over the last day: kept by this server as the snapshot passes, and by nobody
+else."""
 
 from __future__ import annotations
 

@@ -259,6 +259,48 @@ def test_an_operator_returns_gpus_and_an_administrator_applies_a_plan(site: Site
     assert site.send("/policy/apply", asked, "root2", key="apply")[1] == applied
 
 
+SERVED = """\
+tenants:
+  physics:
+    members: [alice]
+services:
+  llm:  # a comment stays
+    tenant: physics
+    user: alice
+    engine: openai
+    command: [/usr/bin/true]
+    replicas: {least: 0, most: 1}
+serving:
+  address: https://models.site.org/v1
+"""
+
+
+def test_an_administrator_scales_and_pauses_a_service(site: Site) -> None:
+    status, plan = site.send("/policy/plan", {"text": SERVED}, "root2")
+    assert status == 200, plan
+    assert site.send("/policy/apply", {"hash": plan["hash"]}, "root2")[0] == 200
+    listed = until(lambda: site.get("/services", "alice"), lambda one: one["services"], shows=site.logs)
+    assert listed["address"] == "https://models.site.org/v1" and listed["services"][0]["state"] == "idle"
+    assert site.ask("/services/llm", "mallory")[0] == 404
+    for user in ("alice", "oper"):
+        assert site.send("/services/llm", {"most": 3}, user, method="PATCH")[0] == 403
+    for _ in range(2):  # with its key, once
+        status, done = site.send("/services/llm", {"most": 3, "paused": True}, "root2", method="PATCH", key="scale")
+        assert (status, done["service"]) == (200, "llm"), done
+    text = site.cluster.run(["cat", "/etc/sluice/sluice.yaml"], node="ctl1").stdout
+    assert "replicas: {least: 0, most: 3}" in text and "paused: true" in text and "# a comment stays" in text
+    found = until(lambda: site.get("/services/llm", "alice"), lambda one: one["paused"], shows=site.logs)
+    assert (found["most"], found["state"]) == (3, "paused")
+    assert site.send("/services/llm", {"least": 9}, "root2", method="PATCH")[0] == 422
+    site.cluster.run(
+        ["sed", "-i", "s/members: .alice./members: [alice, oper]/", "/etc/sluice/sluice.yaml"], node="ctl1"
+    )
+    status, said = site.send("/services/llm", {"paused": False}, "root2", method="PATCH")
+    assert status == 409 and "not applied" in said["detail"], "what nobody has looked at is not applied with it"
+    entries = site.get("/audit?action=web%20service-change", "root2")["entries"]
+    assert [one["subject"] for one in entries] == ["llm", "llm"] and entries[1]["detail"]["field most"] == "3"
+
+
 def test_who_has_the_web_process_has_no_more_than_it_was_sent(site: Site) -> None:
     """From its uid, on both sockets."""
     code = (

@@ -45,7 +45,9 @@ def _series(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> 
 async def _change(site: Site, viewer: Viewer, body: models.ServiceChange, path: Mapping[str, str]) -> dict[str, Any]:
     words = body.model_dump(exclude_unset=True)
     if not words:
-        raise ProblemError(422, "nothing to change", remedy=f"send one of {', '.join(models.ServiceChange.model_fields)}")
+        raise ProblemError(
+            422, "nothing to change", remedy=f"send one of {', '.join(models.ServiceChange.model_fields)}"
+        )
     name = path["service"]
     _seen(site, viewer, name)
     return await site.acts.ask(viewer, "service-change", service=name, **words)

@@ -25,7 +25,7 @@ NAVIGATION = (
     Entry("/", "Overview", "o"),
     Entry("/jobs", "My jobs", "j", mine=True),
     Entry("/submit", "Submit", "s", writes=True),
-    Entry("/services", "Models", "m"),
+    Entry("/services", "Services", "v"),
     Entry("/tenants", "Tenants", "t"),
     Entry("/reports", "Reports", "r"),
     Entry("/nodes", "Nodes", "n"),

@@ -27,7 +27,7 @@ GPU_HOURS = ("gpu_s", 3600, "GPU hours", "GPU hours a day", "Most GPU hours")
 TOKENS = ("tokens", 1, "Tokens", "Tokens a day", "Most tokens")
 # Fields of a report's rows, how each is shown, and its title; what no row has is left out.
 COLUMNS = (
-    ("service", "text", "Model"), ("account", "text", "Tenant"), ("user", "text", "User"), ("partition", "text", "Partition"), ("qos", "text", "QOS"),
+    ("service", "text", "Service"), ("account", "text", "Tenant"), ("user", "text", "User"), ("partition", "text", "Partition"), ("qos", "text", "QOS"),
     ("gpu_type", "text", "GPU class"), ("gpu_class", "text", "GPU class"), ("node", "text", "Node"), ("gpu", "text", "GPU"),
     ("gpu_s", "hours", "GPU hours"), ("allocated_percent", "percent", "Allocated"),
     ("utilisation_percent", "percent", "Busy"), ("efficiency_percent", "percent", "Efficiency"),
@@ -38,8 +38,8 @@ COLUMNS = (
     ("got_percent", "percent", "Got"), ("got_ratio", "number", "Got of it"), ("capacity_gpu_s", "hours", "Capacity"),
     ("unallocated_gpu_s", "hours", "Not allocated"), ("requests", "number", "Requests"), ("tokens", "number", "Tokens"),
     ("refused", "number", "Refused by a limit"), ("expired", "number", "Waited too long"),
-    ("first_token_p50_ms", "milliseconds", "Half of first tokens within"),
-    ("first_token_p95_ms", "milliseconds", "95 % of first tokens within"),
+    ("first_token_p50_ms", "milliseconds", "Half begin within"),
+    ("first_token_p95_ms", "milliseconds", "95 % begin within"),
     ("tokens_per_gpu_hour", "number", "Tokens a GPU hour"),
 )  # fmt: skip
 
@@ -97,14 +97,18 @@ async def _reports(site: Site, viewer: Viewer, request: Request) -> Seen:
 def name_of(row: Mapping[str, Any]) -> str:
     """What a line is of."""
     return (
-        " / ".join(str(row[name]) for name in ("service", "account", "user", "node", "gpu_type", "gpu") if row.get(name))
+        " / ".join(
+            str(row[name]) for name in ("service", "account", "user", "node", "gpu_type", "gpu") if row.get(name)
+        )
         or NOTHING
     )
 
 
 async def _asked(site: Site, viewer: Viewer, kind: str, query: Mapping[str, str]) -> dict[str, Any]:
     """A report with all fields of its model."""
-    path, model = ("/reports/services", models.ServicesReport) if kind == "services" else ("/reports/{report}", models.Report)
+    path, model = (
+        ("/reports/services", models.ServicesReport) if kind == "services" else ("/reports/{report}", models.Report)
+    )
     found = whole(model, await ask(site, viewer, path, query, **({} if kind == "services" else {"report": kind})))
     return found or {}
 

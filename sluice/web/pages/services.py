@@ -126,7 +126,7 @@ async def _act(site: Site, viewer: Viewer, form: dict[str, str], path: Mapping[s
 
 
 VIEWS = (
-    View("/services", _services, "services.html", "Models", nav="/services"),
-    View("/services/{service}", _service, "service.html", "Model", nav="/services"),
+    View("/services", _services, "services.html", "Services", nav="/services"),
+    View("/services/{service}", _service, "service.html", "Service", nav="/services"),
 )
-FORMS = (Form("/services/{service}/{change}", _act, "error.html", "Model", nav="/services", operators=True),)
+FORMS = (Form("/services/{service}/{change}", _act, "error.html", "Service", nav="/services", operators=True),)

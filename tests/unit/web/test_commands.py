@@ -19,6 +19,7 @@ from policy.service_jobs import ServicePolicy, ServicesPolicy
 from policy.service_use import service_documents
 from sluice.client import models
 from sluice.exchange import serve_status
+from sluice.exchange.recent_use import ServiceUse
 from sluice.exchange.serving import State
 from sluice.explain.shadow import Difference, Shadow
 from sluice.failover.shared import Lease
@@ -27,7 +28,6 @@ from sluice.main import COMMANDS, sluice
 from sluice.report import job_page
 from sluice.report.fields import FIELDS, GROUPED_BY, Row, fields_of
 from sluice.report.output import head_of, row_document
-from sluice.exchange.recent_use import ServiceUse
 from sluice.report.services import ServiceKey, ServiceTally, rows_of
 from sluice.report.summaries import GpuUse, JobUse
 from sluice.report.tally import Tally
@@ -138,7 +138,9 @@ def a_service() -> dict[str, Any]:
         "llm", "0123456789abcdef", 17, "n1", State.READY, 16, 3, 1, 10, 20, 0.5, "tokens", 5.0, None
     )
     (found,) = service_documents(
-        policy, [], serve_status.Status({"llm": serve_status.ServiceStatus(1, 2.0)}, {said.launch: said}),
+        policy,
+        [],
+        serve_status.Status({"llm": serve_status.ServiceStatus(1, 2.0)}, {said.launch: said}),
         {"llm": ServiceUse(3, 900, 99.5)},
     )
     return found

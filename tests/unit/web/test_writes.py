@@ -154,7 +154,9 @@ def test_whom_a_proxy_names_can_only_read(tmp_path: Path) -> None:
     said = web.get("/whoami", **{"x-remote-user": "root"})
     assert said.status_code == 200
     for one in WRITES:
-        said = web.get(one.path.format(job="1", silence="12345678", service="own"), method=one.method, **{"x-remote-user": "root"})
+        said = web.get(
+            one.path.format(job="1", silence="12345678", service="own"), method=one.method, **{"x-remote-user": "root"}
+        )
         assert said.status_code == 403 and "proxy" in said.json()["detail"], one.path
     assert not web.acted
 
