@@ -203,5 +203,6 @@ document.addEventListener("htmx:load", event => {
   plots(event.detail.elt);
 });
 localTimes(document);
+document.querySelector(".menu [aria-current]")?.scrollIntoView({block: "nearest", inline: "center"}); // on a phone it may be beyond the edge
 plots(document);
 follow();
