@@ -207,7 +207,7 @@ def web_site(nodes: int, daemons: int, level: str, root: Path | None = None) -> 
         folder.chmod(0o755)
         cluster = DevCluster(folder / "cluster")
         parsed = parse_description(yaml.safe_dump(described), source="benchmark")
-        cluster.up(parsed, attached=True, timeout=900, **({} if root is None else {"root": root}))
+        cluster.up(parsed, attached=True, timeout=900, root=root)
         try:
             cluster.run(["sacctmgr", "-i", "modify", "user", OPERATOR, "set", "AdminLevel=Operator"])
             yield WebSite(cluster)

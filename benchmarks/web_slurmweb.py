@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +28,31 @@ _USER = "u0"
 _CLUSTER = "bench"
 _WATCH_S = 60.0
 _PATIENCE_S = 900.0
-_PAGE = f"/{_CLUSTER}/jobs"
-_SIZES = """
-return performance.getEntriesByType('resource').map(one => [one.name, one.transferSize, one.encodedBodySize]);
-"""
+_LINK = f'a[href="/{_CLUSTER}/jobs"]'
+_ROWS = 100  # of a page
+_SIZES = "return performance.getEntriesByType('resource').map(one => [one.name, one.transferSize])"
 
 
 def measure(site: WebSite, peers: Path) -> dict[str, float]:
-    """Figures of its page of jobs; those of slurmctld are of the time in which one browser looks at it."""
+    """Figures of its page of jobs; those of slurmctld are of the time in which one browser looks at it.
+
+    The page is opened from its dashboard: its own address, opened first, says "Cluster not found".
+    """
     with _slurm_web(site, peers) as url, browser_at() as browser:
         began = time.monotonic()
-        browser.get(url + _PAGE)
-        _until(lambda: browser.execute_script("return document.querySelectorAll('table tbody tr').length") >= 50)
-        usable = time.monotonic() - began
+        browser.get(url)
+        _until(lambda: browser.execute_script(f"return document.querySelector({_LINK!r}) !== null"))
+        browser.execute_script(f"document.querySelector({_LINK!r}).click()")
+        clicked = time.monotonic()
+        _until(lambda: browser.execute_script("return document.querySelectorAll('table tbody tr').length") >= _ROWS)
+        usable = time.monotonic()
         taken = site.take(_WATCH_S)
         sizes = browser.execute_script(_SIZES)
-        jobs = [size for name, size, _ in sizes if name.endswith("/jobs")]
+        jobs = [size for name, size in sizes if name.endswith("/jobs")]
         return {
-            "page_usable_s": usable,
-            "page_first_kib": (sum(size for name, size, _ in sizes if not name.endswith("/jobs")) + jobs[0]) / 1024,
+            "page_usable_s": usable - began,
+            "page_usable_after_dashboard_s": usable - clicked,
+            "page_first_kib": (sum(size for name, size in sizes if not name.endswith("/jobs")) + jobs[0]) / 1024,
             "page_refresh_kib": statistics.median(jobs[1:] or [0]) / 1024,
             "page_refreshes_a_minute": 60 * len(jobs[1:]) / _WATCH_S,
             "slurmctld_cpu_percent": taken.slurmctld_percent,
@@ -114,7 +121,7 @@ key={folder}/key
             words = [f"{peers}/venv/bin/slurm-web", name, "--conf-defs", f"{conf}/{name}.yml"]
             start(name, [*become, *words, "--conf", f"{folder}/{name}.ini", "--log-flags", "slurmweb"])
         for port, path in ((agent, "/info"), (gateway, "/")):
-            _until(lambda: _answers(f"http://localhost:{port}{path}"), lambda: _end_of(folder / "agent.log"))
+            _until(partial(_answers, f"http://localhost:{port}{path}"), lambda: _end_of(folder / "agent.log"))
         yield f"http://localhost:{gateway}"
 
 
