@@ -38,6 +38,7 @@ def measure(site: WebSite, peers: Path) -> dict[str, float]:
 
     The page is opened from its dashboard: its own address, opened first, says "Cluster not found".
     """
+    site.cluster.stop_daemon("web")  # what is read for it is not the peer's
     with _slurm_web(site, peers) as url, browser_at() as browser:
         began = time.monotonic()
         browser.get(url)
