@@ -53,6 +53,7 @@ class RecentUse:
 
     def _records(self, now: float) -> Iterator[tuple[RequestRecord, int]]:
         """What is new; -1: it is replaced."""
+        self.folder.stat()  # a host without records knows nothing, not that nothing was used
         start = now - 60 * _KEPT_MINUTES
         first = datetime.fromtimestamp(start, UTC).date()
         paths = [path for day, path in files_of(self.folder) if day >= first]

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sluice.exchange.recent_use import RecentUse, ServiceUse
 from sluice.exchange.requests import RequestLog, RequestRecord
 
@@ -26,6 +28,8 @@ def write(folder: Path, *records: dict[str, Any], host: str = "gw1") -> None:
 
 
 def test_rates_are_of_the_last_minutes_and_the_deadline_of_the_last_hour(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        RecentUse(tmp_path / "elsewhere").look(DEADLINES, NOW)
     recent = RecentUse(tmp_path)
     assert recent.look(DEADLINES, NOW) == dict.fromkeys(DEADLINES, ServiceUse(0, 0, None)), "there is no record yet"
     write(
