@@ -119,6 +119,8 @@ class ServicesPolicy(_Compiled):
     registries: tuple[str, ...] = ()
     """HOST:PORT of each replicad; none: the controllers of slurm.conf."""
     requests: str = str(FOLDER)
+    address: str = ""
+    """Where users reach the gateways."""
     usage_period: str = "none"
 
     def render(self) -> str:
@@ -147,6 +149,7 @@ def compile_services(policy: Policy) -> ServicesPolicy:
         accounts=accounts if policy.services else {},
         registries=tuple(serving.registries),
         requests=serving.requests,
+        address=serving.address,
         usage_period=policy.scheduling.usage_period,
     )
 

@@ -305,6 +305,11 @@ class Serving(_Section):
     requests: FilePath = str(FOLDER)
     """Folder of the records of requests, the `--records` of gateways, for budgets and reports; one that all controllers
     share where several have gateways."""
+    address: Annotated[
+        str, Field(pattern=r"^(https?://[A-Za-z0-9\[][A-Za-z0-9.:\]-]{0,252}(/[A-Za-z0-9._~/-]{0,200})?)?$")
+    ] = ""
+    """Where users reach the gateways, as clients have it; it is shown to those who may call. Example:
+    `https://models.site.org/v1`."""
     each_key: ServiceLimits = ServiceLimits()
     """For each key that has no line in `keys`."""
     each_user: ServiceLimits = ServiceLimits()

@@ -219,7 +219,7 @@ function plots(root) {
     const plot = new uPlot({
       width: width(), height: 240,
       scales: {x: {time: Boolean(figure.dataset.time)}, y: {range: (_, low, high) => [Math.min(0, low ?? 0), (high || 1) * 1.05]}},
-      axes: [{...axis, ...timed}, {...axis, label: figure.dataset.unit, size: 60}],
+      axes: [{...axis, ...timed}, {...axis, label: figure.dataset.unit, size: (_, ticks) => Math.max(60, 24 + 8 * Math.max(0, ...(ticks ?? []).map(one => one.length)))}],
       series: titles.map((label, at) => at ? {
         label, stroke: color(`--plot-${at}`), width: 2, dash: at === 2 ? [6, 4] : at === 3 ? [2, 3] : undefined,
         fill: titles.length === 2 ? color("--plot-fill") : undefined, points: {show: rows.length < 60},
@@ -234,5 +234,6 @@ document.addEventListener("htmx:load", event => {
   plots(event.detail.elt);
 });
 localTimes(document);
+document.querySelector(".menu [aria-current]")?.scrollIntoView({block: "nearest", inline: "center"}); // on a phone it may be beyond the edge
 plots(document);
 follow();
