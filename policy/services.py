@@ -166,6 +166,9 @@ class Service(_Section):
     stage: FilePath | None = None
     """Folder on the nodes' own disks, into which the model is copied once for each node; default: it is read from where
     it is. Example: `/scratch/models`."""
+    broadcast: Mib = 1024
+    """What a replica gives a second, at most, of its copy in `stage` to replicas on other nodes, so that the storage is
+    read about once when many start; `0`: each reads it. Example: `2G`."""
     options: Annotated[list[Word], Field(max_length=200)] = []
     """Options of the engine, one word each. Example: `[--max-model-len, "8192"]`."""
     command: Annotated[list[Word], Field(max_length=200)] = []

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from sluice.exchange.serving import ReplicaSpec
     from sluice.serve.replica.life import Start
+    from sluice.serve.replica.share import Share
 
 _MOST = 1 << 20
 _PREFIX = "sluice-replica."
@@ -64,7 +65,7 @@ def main() -> int:
 
 def _run(spec: ReplicaSpec, engine: Engine, folder: Path, began: float) -> int:
     secret = secrets.token_hex(32)
-    process, problem = None, None
+    process, staged, problem = None, None, None
     place = Place(folder, _free_port(), secret, Path(spec.model), _gpus())
     try:
         staged = find_staged(spec)
@@ -73,18 +74,19 @@ def _run(spec: ReplicaSpec, engine: Engine, folder: Path, began: float) -> int:
     except (SluiceError, OSError) as error:
         problem = error
     try:
-        return _live(_start(spec, engine, place, secret, began, process), problem)
+        return _live(_start(spec, engine, place, secret, began, process, staged), problem)
     finally:
         if process is not None and process.ended() is None:
             process.end(0)
 
 
 def _start(
-    spec: ReplicaSpec, engine: Engine, place: Place, secret: str, began: float, process: EngineProcess | None
-) -> Start:
+    spec: ReplicaSpec, engine: Engine, place: Place, secret: str, began: float, process: EngineProcess | None,
+    staged: Staged | None,
+) -> Start:  # fmt: skip
     from sluice.serve.replica.life import Start
 
-    return Start(spec, engine, place, secret, began, process)
+    return Start(spec, engine, place, secret, began, process, staged)
 
 
 def _live(start: Start, problem: Exception | None) -> int:
@@ -93,10 +95,10 @@ def _live(start: Start, problem: Exception | None) -> int:
     from sluice.serve.replica.certificate import make_context
     from sluice.serve.replica.life import Life
 
-    def staged(stopped: Event) -> Staged:
+    def staged(stopped: Event, share: Share | None) -> Staged:
         if problem is not None:
             raise problem
-        return stage(start.spec, stopped)
+        return stage(start.spec, stopped, share)
 
     def launch(model: Staged) -> EngineProcess:
         return _launch(start.spec, start.engine, start.place, model)
