@@ -66,7 +66,7 @@ class _Storage:
 def node(spec: ReplicaSpec, number: int, bucket: Path, rate: float) -> None:
     """Stage it, say so, and give it to others until standard input ends."""
     storage = _Storage(bucket, rate)
-    Pieces.read_source = storage.slow(Pieces.read_source)  # type: ignore[method-assign]
+    Pieces.read_source = storage.slow(Pieces.read_source)  # type: ignore[method-assign, assignment]
     context, fingerprint = make_context("node")
     secret = f"{number:064x}"
     words = threading.Lock()
@@ -165,7 +165,7 @@ def measure(figures: dict[str, float], nodes: int, mib: int, rate: float) -> Non
                 digest.update(piece)
                 file.write(piece)
         spec = ReplicaSpec(
-            "m", "0" * 16, "openai", str(model), digest.hexdigest(), name, (), (), 1, (), 0, 900.0, 1.0, "/", 0
+            "m", "0" * 16, "openai", str(model), digest.hexdigest(), name, (), (), 1, (), 0, 900.0, 1.0, "/", 0, 1
         )
         for name_, broadcast in (("alone", 0), ("broadcast", 1 << 20)):
             with _nodes(replace(spec, broadcast=broadcast), nodes, rate * _MIB) as said:

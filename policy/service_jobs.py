@@ -358,6 +358,7 @@ def replica_spec(
         drain_s=one.drain_s,
         health=one.health,
         broadcast=one.broadcast,
+        nodes=one.nodes,
     )
 
 

@@ -106,6 +106,7 @@ class ReplicaSpec:
     drain_s: float  # at most, for the requests that it has
     health: str  # path, asked of the engine
     broadcast: int  # MiB a second of a staged model that are given to other replicas; 0: none are given or taken
+    nodes: int  # of the job; sluice-replica runs on the first one
 
 
 @dataclass(frozen=True, slots=True)

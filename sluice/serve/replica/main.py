@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,8 @@ def main() -> int:
     """The exit status: 0 it served and drained, 1 it failed, 2 it was not started as it should be."""
     began = time.monotonic()
     os.umask(0o077)
+    if sys.argv[1:] == ["--member"]:
+        return _member()
     try:
         spec = parse_spec(_read(sys.argv[1:]))
         engine = engine_of(spec.engine)
@@ -61,6 +64,17 @@ def main() -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
+
+
+def _member() -> int:
+    """The engine's part on another node than the first."""
+    from sluice.serve.replica.group import member
+
+    try:
+        return member(_gpus(), _parent())
+    except (SluiceError, OSError, ValueError, KeyError) as error:
+        print(f"sluice-replica: {os.environ.get('SLURMD_NODENAME', 'a node')}: {error}", file=sys.stderr)
+        return 1
 
 
 def _run(spec: ReplicaSpec, engine: Engine, folder: Path, began: float) -> int:
@@ -116,8 +130,13 @@ def _live(start: Start, problem: Exception | None) -> int:
 
 
 def _launch(spec: ReplicaSpec, engine: Engine, place: Place, staged: Staged) -> EngineProcess:
-    placed = Place(place.folder, place.port, place.key, staged.path, place.gpus)
-    return EngineProcess(engine.start(spec, placed), place.folder)
+    if spec.nodes == 1:
+        placed = replace(place, model=staged.path)
+        return EngineProcess(engine.start(spec, placed), place.folder)
+    from sluice.serve.replica.group import EngineGroup, group_of
+
+    placed = replace(place, model=staged.path, group=group_of(spec))
+    return EngineGroup(engine.start(spec, placed), place.folder, spec, placed.group)
 
 
 def _read(arguments: list[str]) -> str:
