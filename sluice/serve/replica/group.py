@@ -27,13 +27,12 @@ from sluice.base.run import PYTHON
 from sluice.serve.engines.base import ALONE, Group, Place, Start
 from sluice.serve.engines.known import engine_of
 from sluice.serve.replica.engine_process import EngineError, EngineProcess
-from sluice.serve.replica.spec import parse_spec
+from sluice.serve.replica.spec import MEMBER, parse_spec
 from sluice.serve.replica.stage import find_staged, stage
 
 if TYPE_CHECKING:
     from sluice.exchange.serving import ReplicaSpec
 
-MEMBER = "--member"
 _SAID = re.compile(rb"(?:srun: error: |sluice-replica: )(.{1,300})")
 _BOTH_S = 2.0  # to see which part ended, where the others end with it
 _LOOK_S = 0.2
@@ -56,7 +55,7 @@ class EngineGroup(EngineProcess):
         others = str(group.nodes - 1)
         words = [
             "srun", "--relative=1", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--export=ALL",
-            "--kill-on-bad-exit=1", "--wait=1", *PYTHON, "-m", "sluice.serve.replica", MEMBER,
+            "--kill-on-bad-exit=1", "--wait=1", *PYTHON, "-m", "sluice.serve.replica.main", MEMBER,
         ]  # fmt: skip
         if shutil.which("srun") is None:
             raise EngineError(

@@ -23,7 +23,7 @@ from sluice.base.log import log
 from sluice.serve.engines.base import Engine, Place
 from sluice.serve.engines.known import engine_of
 from sluice.serve.replica.engine_process import EngineProcess
-from sluice.serve.replica.spec import parse_spec
+from sluice.serve.replica.spec import MEMBER, parse_spec
 from sluice.serve.replica.stage import Staged, find_staged, stage
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def main() -> int:
     """The exit status: 0 it served and drained, 1 it failed, 2 it was not started as it should be."""
     began = time.monotonic()
     os.umask(0o077)
-    if sys.argv[1:] == ["--member"]:
+    if sys.argv[1:] == [MEMBER]:
         return _member()
     try:
         spec = parse_spec(_read(sys.argv[1:]))

@@ -9,6 +9,8 @@ from typing import Any, get_args
 from sluice.base.errors import UsageError
 from sluice.exchange.serving import MOST_MESSAGE, EngineName, ReplicaSpec
 
+MEMBER = "--member"
+"""Argument of sluice-replica on the other nodes of a replica over several."""
 _REMEDY = "start replicas through sluice replicad, and run one version of Sluice everywhere"
 _KINDS = {
     "str": (str,),
