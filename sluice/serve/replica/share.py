@@ -55,7 +55,7 @@ class Share:
         self._pieces: Pieces | None = None
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._connections: set[ssl.SSLSocket] = set()
         self._free_at = 0.0  # when the next piece may be given
 
     @property
@@ -71,9 +71,13 @@ class Share:
             self.told.set()
 
     def offer(self, pieces: Pieces) -> None:
-        """Give these from now on. Raises OSError."""
+        """Give these from now on, if there is a port."""
         if self._socket is None:
-            self._socket = socket.create_server(("", 0), backlog=MOST_CONNECTIONS)
+            try:
+                self._socket = socket.create_server(("", 0), backlog=MOST_CONNECTIONS)
+            except OSError as error:
+                log("share-failed", what=error)
+                return
             threading.Thread(target=self._listen, args=(self._socket,), name="share", daemon=True).start()
         self._pieces = pieces
         self.weights = Weights(pieces.entry, int(self._socket.getsockname()[1]), pieces.whole)
@@ -91,8 +95,7 @@ class Share:
             sockets = [*self._connections, *([self._socket] if self._socket is not None else [])]
             links, self._links = list(self._links.values()), {}
         for one in sockets:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+            _shut(one)
         for link in links:
             link.close()
 
@@ -139,42 +142,53 @@ class Share:
             except OSError:
                 listening.close()
                 return
+            try:
+                peer = self._context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+            except OSError:  # gone again
+                accepted.close()
+                continue
             with self._lock:
                 full = len(self._connections) >= MOST_CONNECTIONS
                 if not full:
-                    self._connections.add(accepted)
+                    self._connections.add(peer)
             if full:
-                accepted.close()
+                peer.close()
                 continue
-            threading.Thread(target=self._serve, args=(accepted,), name="share", daemon=True).start()
+            threading.Thread(target=self._serve, args=(peer,), name="share", daemon=True).start()
 
-    def _serve(self, accepted: socket.socket) -> None:
+    def _serve(self, peer: ssl.SSLSocket) -> None:
+        guard = threading.Timer(CONNECT_S, _shut, (peer,))
+        guard.daemon = True
+        guard.start()
         try:
             with suppress(OSError, ValueError):
-                self._give(accepted)
+                peer.settimeout(_IDLE_S)
+                peer.do_handshake()
+                if self._may_have(_line(peer)):
+                    guard.cancel()
+                    self._give(peer)
         finally:
+            guard.cancel()
             with self._lock:
-                self._connections.discard(accepted)
-            accepted.close()
+                self._connections.discard(peer)
+            peer.close()
 
-    def _give(self, accepted: socket.socket) -> None:
-        accepted.settimeout(CONNECT_S)
-        with self._context.wrap_socket(accepted, server_side=True) as peer:
-            key, _, entry = _line(peer, time.monotonic() + CONNECT_S).partition(b" ")
-            pieces = self._pieces
-            if pieces is None or not hmac.compare_digest(key, self._key) or entry != pieces.entry.encode():
-                return
-            peer.settimeout(_IDLE_S)
-            while (pieces := self._pieces) is not None:
-                (number,) = _NUMBER.unpack(_exactly(peer, _NUMBER.size))
-                if number == _ASK:
-                    peer.sendall(pieces.bits)
-                elif digest := pieces.digest(number) if number < len(pieces) else b"":
-                    data = pieces.get(number)
-                    self._wait(len(data))
-                    peer.sendall(digest + data)
-                else:
-                    peer.sendall(_NOTHING)
+    def _may_have(self, line: bytes) -> bool:
+        key, _, entry = line.partition(b" ")
+        pieces = self._pieces
+        return hmac.compare_digest(key, self._key) and pieces is not None and entry == pieces.entry.encode()
+
+    def _give(self, peer: ssl.SSLSocket) -> None:
+        while (pieces := self._pieces) is not None:
+            (number,) = _NUMBER.unpack(_exactly(peer, _NUMBER.size))
+            if number == _ASK:
+                peer.sendall(pieces.bits)
+            elif digest := pieces.digest(number) if number < len(pieces) else b"":
+                data = pieces.get(number)
+                self._wait(len(data))
+                peer.sendall(digest + data)
+            else:
+                peer.sendall(_NOTHING)
 
     def _wait(self, size: int) -> None:
         """So that all connections together have no more than the rate."""
@@ -254,13 +268,17 @@ def _exactly(connection: ssl.SSLSocket, size: int) -> bytes:
     return bytes(data)
 
 
-def _line(connection: ssl.SSLSocket, until: float) -> bytes:
+def _line(connection: ssl.SSLSocket) -> bytes:
     line = b""
     while not line.endswith(b"\n"):
-        if len(line) > _MOST_LINE or time.monotonic() > until:
-            raise ValueError("no line")
         piece = connection.recv(1)
-        if not piece:
-            raise OSError("it closed the connection")
+        if not piece or len(line) > _MOST_LINE:
+            raise OSError("no line")
         line += piece
     return line[:-1]
+
+
+def _shut(one: socket.socket) -> None:
+    """End a connection that another thread may be using: what it is used for fails."""
+    with suppress(OSError):
+        socket.socket.shutdown(one, socket.SHUT_RDWR)  # SSLSocket's own would go on without TLS

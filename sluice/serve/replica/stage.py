@@ -105,11 +105,11 @@ def stage(spec: ReplicaSpec, stopped: Event | None = None, share: Share | None =
 
 
 def pieces_of(staged: Staged) -> Pieces | None:
-    """What other replicas can have of a staged model; None: nothing. Raises StageError."""
+    """What other replicas can have of a staged model; None: nothing."""
     entry = staged.path.parent
     try:
         return Pieces(entry.name, staged.path, _files(staged.path), (entry / _PIECES).read_bytes())
-    except (OSError, ValueError):  # used where the site keeps it, or copied by a version before
+    except (OSError, ValueError, StageError):  # copied by a version before, or damaged since
         return None
 
 
