@@ -62,6 +62,7 @@ class ServicePolicy(_Compiled):
     model: str = ""
     sha256: str | None = None
     stage: str | None = None
+    broadcast: int = 1024
     options: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     gres: str = ""
@@ -185,8 +186,8 @@ def _service(policy: Policy, name: str, one: Service) -> ServicePolicy:
     )
 
 
-_SAME = ("tenant", "user", "engine", "model", "sha256", "stage", "cpus", "memory", "nodes", "borrow", "priority",
-         "default_tokens", "ahead", "log_prompts", "logs", "paused")  # fmt: skip
+_SAME = ("tenant", "user", "engine", "model", "sha256", "stage", "broadcast", "cpus", "memory", "nodes", "borrow",
+         "priority", "default_tokens", "ahead", "log_prompts", "logs", "paused")  # fmt: skip
 
 
 def _limits(serving: Serving, services: Mapping[str, Service]) -> Iterable[LimitPolicy]:
@@ -359,6 +360,8 @@ def replica_spec(
         ready_s=one.ready_s,
         drain_s=one.drain_s,
         health=one.health,
+        broadcast=one.broadcast,
+        nodes=one.nodes,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +34,14 @@ MODEL = {
     "walltime": "10m",
     "idle": "3s",
 }
+WIDE = {
+    "command": ["/usr/bin/python3", str(Path(__file__).with_name("group_engine.py")), "{socket}"],
+    "nodes": 2,
+    "walltime": "10m",
+    "ready_within": "60s",
+    "drain_within": "2s",
+    "idle": "3s",
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +57,8 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[ServeSite]:
 
     patch = pytest.MonkeyPatch()
     patch.setattr(serve_site, "stand_in", real)
-    patch.setattr(serve_site, "SERVICES", {"words": MODEL, serve_site.REAL: {"command": ["/bin/true", ""]}})
+    services = {"words": MODEL, "wide": WIDE, serve_site.REAL: {"command": ["/bin/true", ""]}}
+    patch.setattr(serve_site, "SERVICES", services)
     yield from serve_site.serve_site(make_shared_cluster)
     patch.undo()
 
@@ -134,4 +145,32 @@ def test_nothing_is_left_of_a_killed_replica(site: ServeSite) -> None:
     assert words_of(stream(fresh, 10)) == (counted(6, 10), "length")
     site.empty()
     left = site.cluster.run(["sh", "-c", "ps -eo user,args | grep -c '[x]llamacpp_server' || true"], node=row["host"])
+    assert left.stdout.strip() == "0"
+
+
+def parts(row: dict[str, Any]) -> list[list[str]]:
+    """Rank, node and process of each part of the engine on two nodes."""
+    with connect(row["port"], row["secret"], timeout=60) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.0\r\nhost: x\r\n\r\n")
+        return [one.split() for one in json.loads(read_all(connection).partition(b"\r\n\r\n")[2])["data"]]
+
+
+def test_a_replica_over_two_nodes_lives_and_dies_as_one(site: ServeSite) -> None:
+    site.empty()
+    site.need("wide", waiting=1)
+    (row,) = site.until(lambda: list(site.replicas("wide").values()), lambda rows: len(rows) == 1)
+    found = parts(row)
+    assert [(rank, node) for rank, node, _ in found] == [("0", "n1"), ("1", "n2")]
+    site.cluster.run(["pkill", "-KILL", "-f", "[g]roup_engine.py"], node="n2")
+    site.until(lambda: site.jobs("wide"), lambda jobs: row["job"] not in [job for job, _, _ in jobs])
+    assert (
+        "the engine's part on another node has ended: n2: the engine has ended: signal SIGKILL"
+        in site.cluster.log_tail("replicad@ctl1", 200)
+    )
+    (fresh,) = site.until(
+        lambda: list(site.replicas("wide").values()), lambda rows: [one["job"] > row["job"] for one in rows] == [True]
+    )
+    assert [node for _, node, _ in parts(fresh)] == ["n1", "n2"]
+    site.empty("wide")
+    left = site.cluster.run(["sh", "-c", "ps -eo args | grep -c '[g]roup_engine' || true"], node="n2")
     assert left.stdout.strip() == "0"
