@@ -27,7 +27,7 @@ async def main(model: Path, slots: int, options: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, secret = Path(name), secrets.token_hex(32)
         spec = ReplicaSpec(
-            "m", "0" * 16, "llama.cpp", str(model), None, None, options, (), slots, (), 0, 60.0, 10.0, "/health"
+            "m", "0" * 16, "llama.cpp", str(model), None, None, options, (), slots, (), 0, 60.0, 10.0, "/health", 0, 1
         )
         engine = engine_of("llama.cpp")
         process = EngineProcess(engine.start(spec, Place(folder, 0, secret, model)), folder)

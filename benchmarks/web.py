@@ -36,6 +36,10 @@ OPTIONS = [
     click.Option(["--seconds"], type=click.IntRange(5), default=60, show_default=True, help="Of each of three times."),
     click.Option(["--requests"], type=click.IntRange(10), default=1000, show_default=True, help="That are timed."),
     click.Option(["--peer/--no-peer"], default=True, show_default=True, help="slurmrestd, for minutes and with 8 GiB."),
+    click.Option(["--peers"], type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+                 help="Folder with Slurm-web; it needs --root of a tree with Slurm 24.11."),
+    click.Option(["--root"], type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+                 help="A tree with another Slurm (tools/debian-tree)."),
     click.Option(["--level"], type=click.Choice(["off", "place"]), default="place", show_default=True,
                  help="Sluice's plugins; `off`: none, and no decisions to explain."),
 ]  # fmt: skip
@@ -63,11 +67,11 @@ _FILTERS = [
 
 def run(
     jobs: int, nodes: int, daemons: int, held: int, changes: int, viewers: int, seconds: int, requests: int, peer: bool,
-    level: str,
+    peers: Path | None, root: Path | None, level: str,
 ) -> Result:  # fmt: skip
     """Boot, fill, and measure each."""
     require_root("up")
-    with web_site(nodes, min(daemons, nodes), level) as site:
+    with web_site(nodes, min(daemons, nodes), level, root) as site:
         result = Result({"jobs": float(jobs), "nodes": float(nodes)})
         figures = result.figures
         figures["submit_per_s"] = jobs / site.fill(jobs, held)
@@ -91,6 +95,10 @@ def run(
             _add_memory(figures, site)
             if peer:
                 _add_slurmrestd(result, site)
+            if peers is not None:
+                from benchmarks.web_slurmweb import measure
+
+                result.peer |= measure(site, peers)
         result.must = dict(_PAGE_MUST) if pages else {}
         result.versions["slurm"] = site.cluster.run(["sinfo", "--version"]).stdout.split()[-1]
         return result
@@ -164,7 +172,7 @@ def _add_answers(result: Result, site: WebSite, requests: int, nodes: int) -> No
 
 
 def _add_memory(figures: dict[str, float], site: WebSite) -> None:
-    for name, words in (("snapshot_process", "main controllerd"), ("web_process", "sluice web")):
+    for name, words in (("snapshot_process", "main controllerd"), ("web_process", r"sluice(\.main)? web")):
         now, most = site.memory_mib(site.pid(words))
         figures |= {f"{name}_mib": now, f"{name}_most_mib": most}
 

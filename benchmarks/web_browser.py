@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sluice.base.errors import SluiceError
@@ -23,36 +25,43 @@ return [page.loadEventEnd, paint ? paint.startTime : 0, page.transferSize,
 """
 
 
-def measure(url: str, token: str) -> dict[str, float]:
-    """Medians of some new profiles. Raises SluiceError where there is no selenium or Chromium."""
+@contextmanager
+def browser_at() -> Iterator[Any]:
+    """Chromium with a new profile. Raises SluiceError where there is no selenium."""
     try:
         from selenium import webdriver
     except ModuleNotFoundError as error:
         raise SluiceError("selenium: not installed", remedy="make test-packages") from error
+    with tempfile.TemporaryDirectory() as profile:
+        options = webdriver.ChromeOptions()
+        options.binary_location = "/usr/bin/chromium"
+        for word in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"):
+            options.add_argument(word)
+        browser = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
+        try:
+            yield browser
+        finally:
+            browser.quit()
+
+
+def measure(url: str, token: str) -> dict[str, float]:
+    """Medians of some new profiles. Raises SluiceError where there is no selenium or Chromium."""
     usable: list[float] = []
     first: list[float] = []
     refreshes: list[float] = []
     for _ in range(_RUNS):
-        with tempfile.TemporaryDirectory() as profile:
-            options = webdriver.ChromeOptions()
-            options.binary_location = "/usr/bin/chromium"
-            for word in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"):
-                options.add_argument(word)
-            browser = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
-            try:
-                _log_in(browser, url, token)
-                browser.get(url + _PATH)
-                rows = browser.execute_script(_ROWS)
-                loaded, painted, size, parts = browser.execute_script(_TIMES)
-                if rows < 50:
-                    raise SluiceError(f"{_PATH}: shows {rows} jobs", remedy="see the web process's log")
-                usable.append(max(loaded, painted) / 1000)
-                first.append(size + sum(one[2] for one in parts))
-                time.sleep(_WATCH_S if not refreshes else 0)
-                later = browser.execute_script(_TIMES)[3][len(parts) :]
-                refreshes += [one[2] for one in later if one[2]]
-            finally:
-                browser.quit()
+        with browser_at() as browser:
+            _log_in(browser, url, token)
+            browser.get(url + _PATH)
+            rows = browser.execute_script(_ROWS)
+            loaded, painted, size, parts = browser.execute_script(_TIMES)
+            if rows < 50:
+                raise SluiceError(f"{_PATH}: shows {rows} jobs", remedy="see the web process's log")
+            usable.append(max(loaded, painted) / 1000)
+            first.append(size + sum(one[2] for one in parts))
+            time.sleep(_WATCH_S if not refreshes else 0)
+            later = browser.execute_script(_TIMES)[3][len(parts) :]
+            refreshes += [one[2] for one in later if one[2]]
     return {
         "page_usable_s": statistics.median(usable),
         "page_first_kib": max(first) / 1024,

@@ -7,6 +7,7 @@
 #include <slurm/slurm.h>
 #include <slurm/slurm_errno.h>
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@ enum { FIRST_UID = 2001 };
 
 static int fail(const char *what)
 {
-    fprintf(stderr, "%s: %s\n", what, slurm_strerror(slurm_get_errno()));
+    fprintf(stderr, "%s: %s\n", what, slurm_strerror(errno));
     return 1;
 }
 
@@ -49,7 +50,7 @@ static int submit(long number, long held_percent, long users, long accounts)
     job.environment = environment;
     job.env_size = 1;
     while (slurm_submit_batch_job(&job, &response)) {
-        if (slurm_get_errno() != EAGAIN)
+        if (errno != EAGAIN)
             return fail("submit");
         usleep(100000);
     }

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ import yaml
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
+from dev_cluster.layout import INSIDE, python_in_tree
 from sluice.base.errors import SluiceError
 from sluice.base.run import PYTHON
 
@@ -53,7 +55,6 @@ class WebSite:
     """The cluster, with its web process once it is started."""
 
     cluster: DevCluster
-    folder: Path
     jobs: list[int] = field(default_factory=list)
     """Those that are not held."""
     port: int = 0
@@ -91,21 +92,25 @@ class WebSite:
                 program.kill()
 
     def _program(self) -> Path:
-        made = self.folder / "web_load"
+        """Where the cluster has it, made with the libraries of its Slurm."""
+        made, tree = self.cluster.layout.scratch / "web_load", self.cluster.facts["root"]
         if not made.exists():
             source = Path(__file__).with_name("web_load.c")
-            done = subprocess.run(
-                ["gcc", "-O2", "-o", str(made), str(source), "-lslurm"], capture_output=True, text=True, check=False
-            )
+            words = ["gcc", "-O2", "-o", str(made), str(source), "-lslurm"]
+            if tree is not None:
+                library = f"{tree}/usr/lib/{sysconfig.get_config_var('MULTIARCH')}"
+                words += [f"-I{tree}/usr/include", f"-L{library}", "-Wl,--allow-shlib-undefined"]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SluiceError(f"{source.name}: {done.stderr.strip()[-300:]}", remedy="install libslurm-dev")
-        return made
+        return INSIDE / "scratch/web_load"
 
     def start_web(self) -> float:
         """Start the web process; seconds until it has a snapshot. Raises SluiceError."""
-        words = [*PYTHON, "-c", _TOKENS, OPERATOR, *(f"u{number}" for number in range(USERS))]
+        words = ["-c", _TOKENS, OPERATOR, *(f"u{number}" for number in range(USERS))]
+        words = [*PYTHON, *words] if self.cluster.facts["root"] is None else python_in_tree(words)
         root = str(Path(__file__).parent.parent)
-        made = self.cluster.run(words, node="ctl1", cwd=root, env={"PYTHONPATH": root}, timeout=300)
+        made = self.cluster.run(words, node="ctl1", cwd="/", env={"PYTHONPATH": root}, timeout=300)
         self.tokens = json.loads(made.stdout)
         self.cluster.run(["chgrp", WEB, "/etc/sluice/tokens.json"], node="ctl1", cwd="/")
         with socket.socket() as free:
@@ -171,8 +176,9 @@ def reads(text: str) -> dict[str, int]:
 
 
 @contextmanager
-def web_site(nodes: int, daemons: int, level: str) -> Iterator[WebSite]:
-    """Boot it: `daemons` nodes have a real slurmd, the others are records that do not answer."""
+def web_site(nodes: int, daemons: int, level: str, root: Path | None = None) -> Iterator[WebSite]:
+    """Boot it: `daemons` nodes have a real slurmd, the others are records that do not answer. `root`: a tree with
+    another Slurm."""
     width = len(str(nodes))
     rest = f"m[{1:0{width}d}-{nodes - daemons:0{width}d}]"
     records = (
@@ -200,10 +206,11 @@ def web_site(nodes: int, daemons: int, level: str) -> Iterator[WebSite]:
         folder = Path(name)
         folder.chmod(0o755)
         cluster = DevCluster(folder / "cluster")
-        cluster.up(parse_description(yaml.safe_dump(described), source="benchmark"), attached=True, timeout=900)
+        parsed = parse_description(yaml.safe_dump(described), source="benchmark")
+        cluster.up(parsed, attached=True, timeout=900, root=root)
         try:
             cluster.run(["sacctmgr", "-i", "modify", "user", OPERATOR, "set", "AdminLevel=Operator"])
-            yield WebSite(cluster, folder)
+            yield WebSite(cluster)
         finally:
             cluster.down()
 

@@ -61,6 +61,37 @@ def save(source: Source, was: str) -> None:
         os.chown(target, status.st_uid if os.getuid() == 0 else -1, status.st_gid)
 
 
+def mapping_of(document: Any, name: str) -> Any:
+    """What is below a name in the file, made where there is nothing."""
+    if document.get(name) is None:
+        document[name] = {}
+    return document[name]
+
+
+def existing(document: Any, name: str, section: str = "tenants") -> Any:
+    """The mapping of a tenant, or of a name of another section, in the file. Raises UsageError."""
+    names = mapping_of(document, section)
+    if name not in names:
+        known = ", ".join(list(names)[:10]) or "none"
+        what = f"{section.removesuffix('s')} {name[:80]!r}"
+        raise UsageError(f"{what}: not in the policy file", remedy=f"those are: {known}")
+    return mapping_of(names, name)
+
+
+def change_replicas(
+    document: Any, service: str, *, least: int | None = None, most: int | None = None, paused: bool | None = None
+) -> None:
+    """How many replicas a service has, and whether it is paused; None leaves it. Raises UsageError."""
+    one = existing(document, service, "services")
+    for key, value in (("least", least), ("most", most)):
+        if value is not None:
+            mapping_of(one, "replicas")[key] = value
+    if paused:
+        one["paused"] = True
+    elif paused is not None:
+        one.pop("paused", None)
+
+
 def value_of(word: str) -> Any:
     """The text after ``KEY=``: YAML, e.g. ``8``, ``640G``, ``[h100]``. Raises UsageError."""
     import yaml

@@ -62,6 +62,7 @@ class ServicePolicy(_Compiled):
     model: str = ""
     sha256: str | None = None
     stage: str | None = None
+    broadcast: int = 1024
     options: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     gres: str = ""
@@ -120,6 +121,8 @@ class ServicesPolicy(_Compiled):
     registries: tuple[str, ...] = ()
     """HOST:PORT of each replicad; none: the controllers of slurm.conf."""
     requests: str = str(FOLDER)
+    address: str = ""
+    """Where users reach the gateways."""
     usage_period: str = "none"
 
     def render(self) -> str:
@@ -148,6 +151,7 @@ def compile_services(policy: Policy) -> ServicesPolicy:
         accounts=accounts if policy.services else {},
         registries=tuple(serving.registries),
         requests=serving.requests,
+        address=serving.address,
         usage_period=policy.scheduling.usage_period,
     )
 
@@ -191,7 +195,7 @@ def _guaranteed(tenant: Tenant, one: Service) -> int | None:
     return one.replicas.least if tenant.guarantee is not None else 0
 
 
-_SAME = ("tenant", "user", "engine", "model", "sha256", "stage", "cpus", "memory", "nodes", "priority",
+_SAME = ("tenant", "user", "engine", "model", "sha256", "stage", "broadcast", "cpus", "memory", "nodes", "priority",
          "default_tokens", "ahead", "log_prompts", "logs", "paused")  # fmt: skip
 
 
@@ -365,6 +369,8 @@ def replica_spec(
         ready_s=one.ready_s,
         drain_s=one.drain_s,
         health=one.health,
+        broadcast=one.broadcast,
+        nodes=one.nodes,
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any, Protocol
 
 from policy.service_jobs import ServicePolicy, ServicesPolicy, parse_job_name
+from sluice.exchange.recent_use import ServiceUse
 from sluice.exchange.serve_status import ReplicaStatus, ServiceStatus, Status
 from sluice.slurm.job import ENDED
 
@@ -51,14 +53,22 @@ class ReplicasJob(Protocol):
 
 
 def service_documents(
-    policy: ServicesPolicy, jobs: Iterable[ReplicasJob], status: Status | None
+    policy: ServicesPolicy,
+    jobs: Iterable[ReplicasJob],
+    status: Status | None,
+    use: Mapping[str, ServiceUse] | None = None,
 ) -> list[dict[str, Any]]:
-    """All services with their replicas, for JSON. `status` None: replicad does not say."""
+    """All services with their replicas, for JSON. `status` None: replicad does not say; `use` None: records do not."""
     of_service: dict[str, list[dict[str, Any]]] = {name: [] for name in policy.services}
     for name, replica in _replicas(policy, jobs, status):
         of_service[name].append(replica)
     return [
-        _document(one, of_service[name], None if status is None else status.services.get(name, ServiceStatus()))
+        _document(
+            one,
+            of_service[name],
+            None if status is None else status.services.get(name, ServiceStatus()),
+            None if use is None else use.get(name),
+        )
         for name, one in policy.services.items()
     ]
 
@@ -100,7 +110,9 @@ def _replica(launch: str, job: ReplicasJob | None, said: ReplicaStatus | None) -
 _SAID = ("slots", "running", "waiting", "prompt_tokens", "completion_tokens", "cache_used", "heard", "ends")
 
 
-def _document(one: ServicePolicy, replicas: list[dict[str, Any]], now: ServiceStatus | None) -> dict[str, Any]:
+def _document(
+    one: ServicePolicy, replicas: list[dict[str, Any]], now: ServiceStatus | None, use: ServiceUse | None
+) -> dict[str, Any]:
     counts = {name: sum(replica["state"] == name for replica in replicas) for name in (*COUNTED, "running")}
     return {
         "name": one.name,
@@ -121,6 +133,7 @@ def _document(one: ServicePolicy, replicas: list[dict[str, Any]], now: ServiceSt
         "first_token_deadline_s": one.first_token_s,
         **{name: counts[name] for name in COUNTED},
         **{name: None if now is None else getattr(now, name) for name in FIGURES},
+        **{name: None if use is None else getattr(use, name) for name in USE},
         "why": "" if now is None else now.why,
         "replicas": sorted(replicas, key=lambda replica: (replica["job"], replica["launch"])),
     }
@@ -128,6 +141,8 @@ def _document(one: ServicePolicy, replicas: list[dict[str, Any]], now: ServiceSt
 
 FIGURES = ("waiting", "oldest_s", "in_flight", "tokens_in_flight", "delay_s", "wanted", "eta_s")
 """What only replicad knows."""
+USE = tuple(one.name for one in fields(ServiceUse))
+"""What only the records of requests say."""
 
 
 def state_of(one: ServicePolicy, counts: Mapping[str, int], *, failed: bool = False) -> str:

@@ -35,8 +35,12 @@ _EVERYWHERE = ("--host", "--port", "--api-key", "--served-model-name", "--ssl-ke
 TAKEN: dict[str, tuple[str, ...]] = {
     "vllm": (
         *_EVERYWHERE, "--model", "--uds", "--config", "--root-path", "--ssl-ca-certs", "--ssl-cert-reqs", "--headless",
+        "--nnodes", "--node-rank", "--master-addr", "--master-port",
     ),
-    "sglang": (*_EVERYWHERE, "--model-path", "--model", "--config", "--admin-api-key"),
+    "sglang": (
+        *_EVERYWHERE, "--model-path", "--model", "--config", "--admin-api-key", "--nnodes", "--node-rank",
+        "--dist-init-addr",
+    ),
     "llama.cpp": (
         "--host", "--port", "--api-key", "--api-key-file", "--model", "-m", "--model-url", "-mu", "--hf-repo", "-hf",
         "-hfr", "--hf-file", "-hff", "--alias", "-a", "--ssl-key-file", "--ssl-cert-file", "--api-prefix", "--parallel",
@@ -166,6 +170,9 @@ class Service(_Section):
     stage: FilePath | None = None
     """Folder on the nodes' own disks, into which the model is copied once for each node; default: it is read from where
     it is. Example: `/scratch/models`."""
+    broadcast: Mib = 1024
+    """What a replica gives a second, at most, of its copy in `stage` to replicas on other nodes, so that the storage is
+    read about once when many start; `0`: each reads it. Example: `2G`."""
     options: Annotated[list[Word], Field(max_length=200)] = []
     """Options of the engine, one word each. Example: `[--max-model-len, "8192"]`."""
     command: Annotated[list[Word], Field(max_length=200)] = []
@@ -182,7 +189,7 @@ class Service(_Section):
     memory: Annotated[Mib, Field(ge=1)] | None = None
     """Host memory of a replica, on each of its nodes; default: as other jobs of the tenant. Example: `64G`."""
     nodes: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Nodes of one replica. Example: `2`."""
+    """Nodes of one replica, for vLLM, SGLang and programs of one's own: docs/serve-engines.md. Example: `2`."""
     partition: Name | None = None
     """Partition of the jobs; default: as other jobs of the tenant. Example: `gpu`."""
     borrow: bool = False
@@ -305,6 +312,11 @@ class Serving(_Section):
     requests: FilePath = str(FOLDER)
     """Folder of the records of requests, the `--records` of gateways, for budgets and reports; one that all controllers
     share where several have gateways."""
+    address: Annotated[
+        str, Field(pattern=r"^(https?://[A-Za-z0-9\[][A-Za-z0-9.:\]-]{0,252}(/[A-Za-z0-9._~/-]{0,200})?)?$")
+    ] = ""
+    """Where users reach the gateways, as clients have it; it is shown to those who may call. Example:
+    `https://models.site.org/v1`."""
     each_key: ServiceLimits = ServiceLimits()
     """For each key that has no line in `keys`."""
     each_user: ServiceLimits = ServiceLimits()

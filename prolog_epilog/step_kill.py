@@ -31,6 +31,7 @@ def end_step(folder: Path | None, pids: Iterable[int], is_still: Callable[[int],
 
     `is_still`: whether a process is still the one that was found: it may have ended, and another may have its number.
     """
+    at_once = folder is not None and _end_at_once(folder)
     with ExitStack() as files:
         ended = 0
         processes: dict[int, int] = {}
@@ -44,16 +45,26 @@ def end_step(folder: Path | None, pids: Iterable[int], is_still: Callable[[int],
                 files.callback(os.close, file)
             else:
                 os.close(file)
-        if folder is None:
+        if folder is None or at_once:
             return ended
-        if (folder / "cgroup.kill").exists():
-            with suppress(OSError):
-                (folder / "cgroup.kill").write_text("1")
-        else:
-            ended = max(ended, _end_frozen(folder))
+        ended = max(ended, _end_frozen(folder))
         if (folder / "freezer.state").exists():
             _free(folder, processes)
     return ended
+
+
+def _end_at_once(folder: Path) -> bool:
+    """Version 2, before single processes: the job's script would see the first one's end, and go on for a moment."""
+    try:
+        file = os.open(folder / "cgroup.kill", os.O_WRONLY | os.O_CLOEXEC)  # version 1 has none
+    except OSError:
+        return False
+    try:
+        return os.write(file, b"1") == 1
+    except OSError:
+        return False
+    finally:
+        os.close(file)
 
 
 def _kill_known(pid: int, is_still: Callable[[int], bool]) -> int | None:

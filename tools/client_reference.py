@@ -23,6 +23,7 @@ NAMES = {
     "GET /reports/nodes": "nodes_report",
     "POST /jobs": "submit",
     "PATCH /jobs/{job}": "update",
+    "PATCH /services/{service}": "change_service",
     "POST /jobs/{job}/cancel": "cancel",
     "POST /jobs/{job}/hold": "hold",
     "POST /jobs/{job}/release": "release",

@@ -12,17 +12,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from policy.audit import AuditEntry, AuditLog
 from sluice.actd.become import Account
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.base.run import PYTHON, run_command
-from sluice.client.models import AuditQuery, ReturnRequest, SilenceRequest
+from sluice.client.models import AuditQuery, ReturnRequest, ServiceChange, SilenceRequest
 from sluice.exchange.acts import ActError
 from sluice.exchange.courier import VERSION, AnswerError, ask, controllers, port
 from sluice.exchange.silences import FOLDER, Silence, add_silence, end_silence
 
-_POLICY_S = {"policy-drift": 110.0, "policy-check": 60.0, "policy-plan": 110.0, "policy-apply": 900.0}
+_POLICY_S = {
+    "policy-drift": 110.0, "policy-check": 60.0, "policy-plan": 110.0, "policy-apply": 900.0, "service-change": 900.0,
+}  # fmt: skip
 _PLANS = 32
 _PLAN_S = 3600.0
 _DRIFT_S = 30.0  # the same for all who look meanwhile
@@ -68,6 +72,12 @@ def unsilence(state_save: Path, name: object) -> dict[str, Any]:
     return {"schema_version": 1, "id": name, "until": now}
 
 
+class ServiceWords(ServiceChange):
+    """A change, and of which service."""
+
+    service: str = Field(min_length=1, max_length=64)
+
+
 class Policies:
     """Checks, plans and applies, in a process of its own, one at a time; keeps the texts of plans that were shown."""
 
@@ -77,7 +87,7 @@ class Policies:
         self._one = threading.Lock()
         self._drift: tuple[float, dict[str, Any]] = (-_DRIFT_S, {})
 
-    def run(self, do: str, who: Account, level: int, words: Mapping[str, str]) -> dict[str, Any]:
+    def run(self, do: str, who: Account, level: int, words: Mapping[str, Any]) -> dict[str, Any]:
         """What became of it. Raises ActError, OSError."""
         if not self._one.acquire(timeout=5):
             raise ActError(503, "another policy is being planned or applied", remedy="try again", retry_after=10)

@@ -1,4 +1,5 @@
-"""Run by `sluice actd` in a process of its own, as root: checks, plans and applies a policy file that was sent.
+"""Run by `sluice actd` in a process of its own, as root: checks, plans and applies a policy file that was sent, and
+changes services in the one that is there.
 
 Standard input is one JSON object, standard output another one. A plan's name is a digest of all that it would change,
 and of the policy file that is there: applied is only what was seen.
@@ -17,6 +18,7 @@ from typing import Any
 from policy import document
 from policy.access import Caller
 from policy.changes import show
+from policy.edit import change_replicas, edited, save
 from policy.site import Comparison, Site
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
@@ -67,6 +69,25 @@ def apply(site: Site, path: Path, text: str, wanted: str, who: Caller) -> dict[s
     return {"schema_version": 1, "hash": wanted, "changes": len(done), "left": len(left), "messages": said[:100]}
 
 
+def change_service(site: Site, path: Path, asked: dict[str, Any], who: Caller) -> dict[str, Any]:
+    """Scale, pause or resume a service in the policy file, and apply it. Nothing else is changed by it: where the file
+    has more that is not applied, it is refused. Raises SluiceError, PlanChangedError."""
+    was = document.read(path)
+    before = site.compare(document.load(path), keep_level=True)
+    if before.changes:
+        raise PlanChangedError(
+            f"{path}: {len(before.changes)} changes in it are not applied", remedy="plan and apply the policy first"
+        )
+    name, words = asked["service"], {word: asked.get(word) for word in ("least", "most", "paused")}
+    source = edited(path, lambda policy: change_replicas(policy, name, **words))
+    said: list[str] = []
+    comparison = site.compare(source, keep_level=True)
+    done, _ = site.apply(
+        comparison, who=who, action="serve change", progress=said.append, before=lambda: save(source, was)
+    )
+    return {"schema_version": 1, "service": name, "changes": len(done), "messages": said[:100]}
+
+
 class PlanChangedError(SluiceError):
     """What would change is not what was seen."""
 
@@ -82,6 +103,8 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
     if asked["do"] == "policy-plan":
         return plan(site, path, asked["text"])[1]
     who = Caller(asked["user"], asked["uid"], asked["level"])
+    if asked["do"] == "service-change":
+        return change_service(site, path, asked, who)
     return apply(site, path, asked["text"], asked["hash"], who)
 
 

@@ -28,7 +28,7 @@ from policy.site import STATE_FOLDER
 from sluice.actd.become import Account, account, least_uid
 from sluice.actd.jobs import Jobs
 from sluice.actd.keys import Entry, Keys
-from sluice.actd.operate import Policies, audited, return_gpus, silence, unsilence
+from sluice.actd.operate import Policies, ServiceWords, audited, return_gpus, silence, unsilence
 from sluice.actd.proofs import Proofs
 from sluice.actd.replicas import Replicas
 from sluice.base.errors import SluiceError
@@ -425,7 +425,7 @@ def _fields(act: Act, words: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _subject(job: str, body: Any, found: Mapping[str, Any]) -> str:
-    named = job or found.get("job_id") or found.get("node") or found.get("id") or found.get("hash") or ""
+    named = job or next((found[name] for name in ("job_id", "node", "id", "service", "hash") if found.get(name)), "")
     return str(named)[:256]
 
 
@@ -464,6 +464,8 @@ ACTS: dict[str, Act] = {
                        models.PolicyText, _OPERATOR, writes=False),
     "policy-apply": Act(lambda actd, it: actd.policies.run("policy-apply", it.who, it.level, it.body.model_dump()),
                         models.ApplyRequest, _ADMINISTRATOR),
+    "service-change": Act(lambda actd, it: actd.policies.run(
+        "service-change", it.who, it.level, it.body.model_dump(exclude_none=True)), ServiceWords, _ADMINISTRATOR),
     "policy-drift": Act(lambda actd, it: actd.policies.run("policy-drift", it.who, it.level, {}), models.Nothing,
                         _OPERATOR, writes=False, scope="read"),
     "audit": Act(lambda actd, it: actd.audit_of(it), models.AuditQuery, writes=False, scope="read"),

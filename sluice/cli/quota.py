@@ -10,7 +10,7 @@ import click
 
 from sluice.cli.site_options import ChangeOptions, change_options, cluster_options, complete_tenant
 from sluice.cli.tables import Column, print_table, table_options
-from sluice.cli.tenant import change_file, existing, visible_tenant
+from sluice.cli.tenant import change_file, visible_tenant
 
 _PARTS = ("guarantee", "limit", "budget", "per_job", "max_jobs", "max_queued", "max_time", "max_gpus_per_user",
           "gpu_memory_per_gpu", "submissions_per_minute", "borrow", "lend")  # fmt: skip
@@ -61,7 +61,7 @@ def show(
 @change_options
 def set_(name: str, settings: tuple[str, ...], options: ChangeOptions) -> None:
     """Change what a tenant may use, in the policy file, and apply: e.g. limit.gpus=16 guarantee.gpus=8 borrow=true."""
-    from policy.edit import pairs, set_value
+    from policy.edit import existing, pairs, set_value
     from sluice.base.errors import UsageError
 
     words = pairs(settings)

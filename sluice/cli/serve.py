@@ -11,11 +11,12 @@ import click
 
 from sluice.cli.site_options import ChangeOptions, change_options, cluster_options, policy_path
 from sluice.cli.tables import Column, print_table, table_options
-from sluice.cli.tenant import change_file, creating, existing, mapping_of, removing, setting
+from sluice.cli.tenant import change_file, creating, removing, setting
 
 if TYPE_CHECKING:
     from policy.service_jobs import ServicesPolicy
     from policy.site import Site
+    from sluice.exchange.recent_use import ServiceUse
 
 
 @click.group("serve")
@@ -48,7 +49,7 @@ _socket_option = click.option(
 )
 
 
-def _documents(site: Site, socket: Path | None) -> tuple[list[dict[str, Any]], str]:
+def _documents(site: Site, policy: ServicesPolicy, socket: Path | None) -> tuple[list[dict[str, Any]], str]:
     """The services that the caller may see, and why figures of them are missing. Raises SluiceError."""
     from policy.access import caller
     from policy.service_use import service_documents
@@ -56,7 +57,6 @@ def _documents(site: Site, socket: Path | None) -> tuple[list[dict[str, Any]], s
     from sluice.exchange.serve_status import ask_status
     from sluice.exchange.serving import SOCKET
 
-    policy = _in_force(site)
     if not policy.services:
         return [], ""
     who = caller(site.cluster)
@@ -66,13 +66,23 @@ def _documents(site: Site, socket: Path | None) -> tuple[list[dict[str, Any]], s
             status = ask_status(socket or SOCKET)
         except SluiceError as error:
             problem = str(error)
-    documents = service_documents(policy, site.cluster.client.jobs(), status)
+    documents = service_documents(policy, site.cluster.client.jobs(), status, _recent_use(policy))
     if who.is_admin:
         return documents, problem
     mine = _tenants(site) | who.coordinates
     return [
         one for one in documents if "*" in one["callers"] or not mine.isdisjoint([one["tenant"], *one["callers"]])
     ], ""
+
+
+def _recent_use(policy: ServicesPolicy) -> dict[str, ServiceUse] | None:
+    """From the ends of the records; None to who may not read them."""
+    from sluice.exchange.recent_use import RecentUse
+
+    try:
+        return RecentUse(Path(policy.requests)).look({name: one.first_token_s for name, one in policy.services.items()})
+    except OSError:
+        return None
 
 
 def _in_force(site: Site) -> ServicesPolicy:
@@ -106,6 +116,8 @@ def _columns() -> list[Column[dict[str, Any]]]:
         *(plain(name, right=False) for name in ("name", "tenant", "user", "engine", "state", "priority")),
         *(plain(name) for name in ("least", "most", "wanted", "ready", "starting", "queued", "draining", "failed")),
         *(plain(name) for name in ("slots", "waiting", "in_flight", "tokens_in_flight")),
+        *(plain(name) for name in ("requests_per_minute", "tokens_per_minute")),
+        Column("deadline_met", lambda row: row["deadline_met_percent"], lambda value: f"{value:.1f}%", right=True),
         seconds("oldest", "oldest_s"),
         seconds("delay", "delay_s"),
         seconds("eta", "eta_s"),
@@ -148,9 +160,12 @@ def list_(
     """All services that you may see; root and Slurm's user also see what waits and is worked on."""
     from policy.site import Site
 
-    rows, problem = _documents(Site(conf, prefix, state), socket)
+    site = Site(conf, prefix, state)
+    policy = _in_force(site)
+    rows, problem = _documents(site, policy, socket)
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "services": [_short(row) for row in rows]}, indent=2))
+        listed = {"schema_version": 1, "address": policy.address, "services": [_short(row) for row in rows]}
+        click.echo(json.dumps(listed, indent=2))
     else:
         print_table(_columns(), rows, default=DEFAULT_COLUMNS, fields=fields, parsable2=parsable2, noheader=noheader)
     _note(problem)
@@ -189,7 +204,8 @@ def show(
     from policy.site import Site
     from sluice.base.errors import UsageError
 
-    rows, problem = _documents(Site(conf, prefix, state), socket)
+    site = Site(conf, prefix, state)
+    rows, problem = _documents(site, _in_force(site), socket)
     found = next((row for row in rows if row["name"] == name), None)
     if found is None:
         known = ", ".join([row["name"] for row in rows][:10]) or "none"
@@ -305,13 +321,7 @@ def scale(name: str, least: int | None, most: int | None, options: ChangeOptions
     if least is None and most is None:
         raise UsageError("nothing to change", remedy="name --least, --most or both")
 
-    def change(document: Any) -> None:
-        replicas = mapping_of(existing(document, name, "services"), "replicas")
-        for key, value in (("least", least), ("most", most)):
-            if value is not None:
-                replicas[key] = value
-
-    change_file(options, change, action="serve scale")
+    change_file(options, _replicas(name, least=least, most=most), action="serve scale")
 
 
 @command.command()
@@ -319,7 +329,7 @@ def scale(name: str, least: int | None, most: int | None, options: ChangeOptions
 @change_options
 def pause(name: str, options: ChangeOptions) -> None:
     """Run no replicas of a service, and refuse its requests, until it is resumed."""
-    change_file(options, _paused(name, paused=True), action="serve pause")
+    change_file(options, _replicas(name, paused=True), action="serve pause")
 
 
 @command.command()
@@ -327,15 +337,13 @@ def pause(name: str, options: ChangeOptions) -> None:
 @change_options
 def resume(name: str, options: ChangeOptions) -> None:
     """Take requests of a paused service again."""
-    change_file(options, _paused(name, paused=False), action="serve resume")
+    change_file(options, _replicas(name, paused=False), action="serve resume")
 
 
-def _paused(name: str, *, paused: bool) -> Callable[[Any], None]:
+def _replicas(name: str, **words: Any) -> Callable[[Any], None]:
     def change(document: Any) -> None:
-        service = existing(document, name, "services")
-        if paused:
-            service["paused"] = True
-        else:
-            service.pop("paused", None)
+        from policy.edit import change_replicas
+
+        change_replicas(document, name, **words)
 
     return change

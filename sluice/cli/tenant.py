@@ -214,28 +214,9 @@ def change_file(options: ChangeOptions, change: Callable[[Any], None], *, action
     )
 
 
-def mapping_of(document: Any, name: str) -> Any:
-    """What is below a name in the file, made where there is nothing."""
-    if document.get(name) is None:
-        document[name] = {}
-    return document[name]
-
-
-def existing(document: Any, name: str, section: str = "tenants") -> Any:
-    """The mapping of a tenant, or of a name of another section, in the file. Raises UsageError."""
-    from sluice.base.errors import UsageError
-
-    names = mapping_of(document, section)
-    if name not in names:
-        known = ", ".join(list(names)[:10]) or "none"
-        what = f"{section.removesuffix('s')} {name[:80]!r}"
-        raise UsageError(f"{what}: not in the policy file", remedy=f"those are: {known}")
-    return mapping_of(names, name)
-
-
 def creating(section: str, name: str, settings: tuple[str, ...]) -> Callable[[Any], None]:
     """The change that puts a new name with KEY=VALUE settings into a section. Raises UsageError."""
-    from policy.edit import pairs, set_value
+    from policy.edit import mapping_of, pairs, set_value
     from sluice.base.errors import UsageError
 
     words = pairs(settings)
@@ -254,7 +235,7 @@ def creating(section: str, name: str, settings: tuple[str, ...]) -> Callable[[An
 
 def setting(section: str, name: str, settings: tuple[str, ...]) -> Callable[[Any], None]:
     """The change that sets fields of a name in a section. Raises UsageError."""
-    from policy.edit import pairs, set_value
+    from policy.edit import existing, pairs, set_value
 
     words = pairs(settings)
 
@@ -270,6 +251,8 @@ def removing(section: str, name: str) -> Callable[[Any], None]:
     """The change that takes a name out of a section."""
 
     def change(document: Any) -> None:
+        from policy.edit import existing
+
         existing(document, name, section)
         del document[section][name]
 
@@ -312,6 +295,7 @@ def remove(name: str, options: ChangeOptions) -> None:
 @change_options
 def members(name: str, added: tuple[str, ...], removed: tuple[str, ...], options: ChangeOptions) -> None:
     """The members of a tenant; with --add or --remove, change them in the policy file, and apply."""
+    from policy.edit import existing
     from sluice.base.errors import UsageError
 
     new = [user for word in added for user in word.split(",")]

@@ -161,6 +161,31 @@ class Client(BaseClient):
         """One service and its replicas. `GET /services/{service}`."""
         return self.call(Call(models.Service, "GET", "/services/{service}", names={"service": service}))
 
+    def service_series(self, service: str) -> models.ServiceSeries:
+        """How a service was over the last day. `GET /services/{service}/series`."""
+        return self.call(Call(models.ServiceSeries, "GET", "/services/{service}/series", names={"service": service}))
+
+    def change_service(
+        self,
+        service: str,
+        *,
+        least: int | None = None,
+        most: int | None = None,
+        paused: bool | None = None,
+        key: str = "",
+    ) -> models.ServiceChanged:
+        """Scale, pause or resume a service: in the policy file, and applied. `PATCH /services/{service}`."""
+        return self.call(
+            Call(
+                models.ServiceChanged,
+                "PATCH",
+                "/services/{service}",
+                names={"service": service},
+                body={"least": least, "most": most, "paused": paused},
+                key=key,
+            )
+        )
+
     def nodes_report(self, *, since: date | None = None, until: date | None = None, limit: int = 1000) -> models.Report:
         """What was used of each node. `GET /reports/nodes`."""
         return self.call(
@@ -953,6 +978,33 @@ class AsyncClient(BaseAsyncClient):
     async def service(self, service: str) -> models.Service:
         """One service and its replicas. `GET /services/{service}`."""
         return await self.call(Call(models.Service, "GET", "/services/{service}", names={"service": service}))
+
+    async def service_series(self, service: str) -> models.ServiceSeries:
+        """How a service was over the last day. `GET /services/{service}/series`."""
+        return await self.call(
+            Call(models.ServiceSeries, "GET", "/services/{service}/series", names={"service": service})
+        )
+
+    async def change_service(
+        self,
+        service: str,
+        *,
+        least: int | None = None,
+        most: int | None = None,
+        paused: bool | None = None,
+        key: str = "",
+    ) -> models.ServiceChanged:
+        """Scale, pause or resume a service: in the policy file, and applied. `PATCH /services/{service}`."""
+        return await self.call(
+            Call(
+                models.ServiceChanged,
+                "PATCH",
+                "/services/{service}",
+                names={"service": service},
+                body={"least": least, "most": most, "paused": paused},
+                key=key,
+            )
+        )
 
     async def nodes_report(
         self, *, since: date | None = None, until: date | None = None, limit: int = 1000

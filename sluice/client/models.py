@@ -461,6 +461,13 @@ class ServiceInList(Model):
     delay_s: float | None = Field(description="Time in the queue lately, 95th percentile.")
     wanted: int | None = Field(description="Replicas that replicad wants.")
     eta_s: float | None = Field(description="Until the first replica is ready.")
+    requests_per_minute: int | None = Field(None, description="Of the last five minutes, as they ended.")
+    tokens_per_minute: int | None = Field(None, description="Of the last five minutes: prompts and answers.")
+    deadline_met_percent: float | None = Field(
+        None,
+        description="Of the last hour's requests, those that had their first token within the service's deadline; "
+        "refused and cancelled ones do not count.",
+    )
     why: str = Field(description="Why there is no replica.")
 
 
@@ -487,6 +494,7 @@ class ServiceReplica(Model):
 class ServiceList(Viewed):
     """Services that the caller may call or looks after."""
 
+    address: str = Field("", description="Where clients reach the gateways; empty where the policy does not say it.")
     services: list[ServiceInList]
 
 
@@ -494,6 +502,22 @@ class Service(ServiceInList, Viewed):
     """One service: `sluice serve show`."""
 
     replicas: list[ServiceReplica]
+
+
+class ServiceMoment(Model):
+    """How a service was at a time."""
+
+    time: float
+    ready: int
+    waiting: int | None
+    in_flight: int | None
+    tokens_per_minute: int | None
+
+
+class ServiceSeries(Viewed):
+    """A service over the last day, as far as this server has seen it."""
+
+    moments: list[ServiceMoment]
 
 
 class Event(Model):
@@ -1385,6 +1409,22 @@ class PolicyApplied(Document):
     hash: str
     changes: int
     left: int = Field(description="Changes that were left to an administrator.")
+    messages: list[str]
+
+
+class ServiceChange(Body, json_schema_extra=_of_change):
+    """What to change of a service in the policy file."""
+
+    least: int | None = Field(None, ge=0, le=10_000, description="Replicas that run always.")
+    most: int | None = Field(None, ge=1, le=10_000, description="Replicas at once.")
+    paused: bool | None = Field(None, description="No replicas, and requests are refused.")
+
+
+class ServiceChanged(Document):
+    """What was changed."""
+
+    service: str
+    changes: int
     messages: list[str]
 
 

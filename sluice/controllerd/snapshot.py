@@ -28,7 +28,7 @@ from policy.grouping import Grouping
 from policy.live import Cluster, gpus_in_use, gpus_of
 from policy.quota_use import TenantUse, example, quota_rows, read_use
 from policy.service_jobs import FILE_NAME as SERVICES_FILE
-from policy.service_jobs import ServicesFile, parse_job_name
+from policy.service_jobs import ServicesFile, ServicesPolicy, parse_job_name
 from policy.service_use import service_documents
 from sluice.base import events
 from sluice.base.errors import SluiceError
@@ -44,6 +44,7 @@ from sluice.controllerd.published_reports import BusyError, Reports
 from sluice.controllerd.readings import readings_of
 from sluice.controllerd.serving import Serving
 from sluice.exchange.live import LIVE_FILE, GpuNow, Live, latest, read_live
+from sluice.exchange.recent_use import RecentUse, ServiceUse
 from sluice.exchange.serve_status import ask_status
 from sluice.exchange.serving import REPLICAD_USER
 from sluice.exchange.serving import SOCKET as REPLICAD_SOCKET
@@ -72,6 +73,7 @@ _MOST_HISTORY = 500
 _MOST_POLICY = 128 << 10
 _MOST_REPLICAS = 1000  # of one service
 _REPLICAD_S = 2.0
+_RECENT_S = 10.0  # between two looks at the records of requests
 _SHARE = 2.0  # a part that takes long is read at most every so many times that
 _SHARE_OF_JOBS = 1.25  # of many, most of that time is squeue's, and what changes is what viewers look for
 _FOLLOW_S = 0.2  # where slurmctld's side writes which jobs changed
@@ -137,6 +139,9 @@ class Publisher:
         self._jobs: dict[int, int] = {}  # of each job as it was last published, what differs when anything of it does
         self._replicas: dict[int, Job] = {}  # jobs with names of replicas
         self._services: ServicesFile | None = None
+        self._recent: RecentUse | None = None
+        self._recent_at = -_RECENT_S
+        self._use: dict[str, ServiceUse] | None = None
         self._jobs_lock = threading.Lock()
         self._changes: JobChanges | None = None  # once StateSaveLocation is known
         self._followed_at = 0.0  # what is published is so old, where changes are followed; else 0
@@ -327,9 +332,23 @@ class Publisher:
                 status = ask_status(self.settings.replicad, timeout=_REPLICAD_S)
             except SluiceError as error:
                 log.info("services: %s", error)
-        rows = service_documents(policy, list(self._replicas.values()), status)
+        if policy.services and time.monotonic() > self._recent_at + _RECENT_S:
+            self._use, self._recent_at = self._read_use(policy), time.monotonic()
+        rows = service_documents(policy, list(self._replicas.values()), status, self._use)
         cut = {row["name"]: {**row, "replicas": row["replicas"][:_MOST_REPLICAS]} for row in rows}
         self.snapshot.put("services", cut)
+        self.snapshot.put_one("serving", "serving", {"address": policy.address})
+
+    def _read_use(self, policy: ServicesPolicy) -> dict[str, ServiceUse] | None:
+        """What was used of services lately; None where the records cannot be read, as on a host without gateways."""
+        folder = Path(policy.requests)
+        if self._recent is None or self._recent.folder != folder:
+            self._recent = RecentUse(folder)
+        try:
+            return self._recent.look({one.name: one.first_token_s for one in policy.services.values()})
+        except OSError as error:
+            log.info("records of requests: %s: %s", error.filename, error.strerror)
+            return None
 
     def _read_nodes(self) -> None:
         nodes = self._nodes = self.site.client.nodes()

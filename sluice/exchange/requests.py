@@ -15,7 +15,7 @@ import re
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
@@ -211,10 +211,11 @@ def _replaces(record: RequestRecord, before: RequestRecord) -> bool:
 
 
 class Added:
-    """What is added to files of records, read once, each id once. `before`: records that were counted elsewhere."""
+    """What is added to files of records, read once, each id once. `before`: records that were counted elsewhere;
+    `ends`: places up to which files need not be read."""
 
-    def __init__(self, before: Iterable[RequestRecord] = ()) -> None:
-        self._places: dict[Path, int] = {}
+    def __init__(self, before: Iterable[RequestRecord] = (), ends: Mapping[Path, int] | None = None) -> None:
+        self._places: dict[Path, int] = dict(ends or {})
         self._seen = Seen()
         self._bills: OrderedDict[str, RequestRecord] = OrderedDict()
         for record in before:

@@ -7,6 +7,8 @@ Times are seconds since 1970 unless a name says otherwise.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -103,6 +105,8 @@ class ReplicaSpec:
     ready_s: float  # from the job's start; longer is failed
     drain_s: float  # at most, for the requests that it has
     health: str  # path, asked of the engine
+    broadcast: int  # MiB a second of a staged model that are given to other replicas; 0: none are given or taken
+    nodes: int  # of the job; sluice-replica runs on the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,25 @@ class Load:
     prompt_tokens: int = 0  # since the start
     completion_tokens: int = 0
     cache_used: float | None = None  # share of the KV cache
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model that a replica has staged, or stages, as it gives it to others."""
+
+    entry: str  # name of the copy: equal ones are of the same files
+    port: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another replica of the same service that gives the model."""
+
+    host: str
+    port: int
+    fingerprint: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +156,7 @@ class Heartbeat:
     load: Load
     ends: float | None  # when its job's time is over
     why: str = ""  # of failed and draining; of ready: why it must be replaced
+    weights: Weights | None = None
     version: int = VERSION
 
 
@@ -141,6 +165,8 @@ class Orders:
     """What replicad answers."""
 
     do: Literal["go on", "drain", "stop"] = "go on"
+    peers: tuple[Peer, ...] = ()  # to take the model from while it is staged
+    reads: bool = True  # it is the one that reads the model from the site's storage
     version: int = VERSION
 
 
@@ -244,6 +270,11 @@ class PeerNote:
     outlooks: tuple[Outlook, ...]
     as_of: float = 0.0  # when its controller was asked who leads
     version: int = VERSION
+
+
+def peer_key(secret: str) -> str:
+    """What other replicas show to get the model of the one with this secret, which would let them ask its engine."""
+    return hmac.new(secret.encode(), b"weights", hashlib.sha256).hexdigest()
 
 
 Message = Heartbeat | Orders | Demand | ReplicaSpec | PeerNote

@@ -14,6 +14,11 @@ from sluice.exchange.acts import Proof
 from sluice.web.store import Job, Store
 
 _ALL = frozenset({"accounts", "events", "jobs", "nodes", "partitions", "reservations", "usage", "users"})
+USE_OF_SERVICE = (
+    "in_flight", "tokens_in_flight", "waiting", "oldest_s", "requests_per_minute", "tokens_per_minute",
+    "deadline_met_percent",
+)  # fmt: skip
+"""What others' use of a service shows in."""
 LEVELS = ("user", "operator", "administrator")
 
 
@@ -140,7 +145,7 @@ class Viewer:
         What its jobs are is for its own tenant and operators; the jobs themselves are seen as squeue shows them.
         """
         tenant, callers = row["tenant"], row["callers"]
-        own = self.operator or tenant in self.accounts or tenant in self.coordinates
+        own = self._looks_after(tenant)
         mine = self.accounts | self.coordinates
         if not own and "*" not in callers and mine.isdisjoint(callers):
             return None
@@ -148,10 +153,18 @@ class Viewer:
         if not own:
             found |= {"user": "", "model": "", "gres": "", "partition": "", "why": ""}
             found["callers"] = [one for one in callers if one == "*" or one in mine]
-        if not own and self.withholds("usage"):
-            found |= dict.fromkeys(("in_flight", "tokens_in_flight", "waiting", "oldest_s"))
+        if not self.sees_use_of_service(row):
+            found |= dict.fromkeys(USE_OF_SERVICE)
         found["replicas"] = [self._replica(one) for one in row["replicas"] if self.sees_job_of(row["user"], tenant)]
         return found
+
+    def sees_use_of_service(self, row: Mapping[str, Any]) -> bool:
+        """Whether it may see how busy a service is."""
+        return self._looks_after(row["tenant"]) or not self.withholds("usage")
+
+    def _looks_after(self, tenant: str) -> bool:
+        """Whether a tenant's services are its own, too."""
+        return self.operator or tenant in self.accounts or tenant in self.coordinates
 
     def _replica(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return dict(row) if self.sees_nodes else {**row, "nodes": ""}

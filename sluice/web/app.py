@@ -139,7 +139,8 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
         return StreamingResponse(site.streams.send(one, again), headers=headers, media_type="text/event-stream")
 
     async def missing(request: Request, error: Exception) -> Response:
-        gone = ProblemError(404, f"{request.url.path[:200]}: no such path", remedy=f"see {PREFIX}/openapi.json")
+        where = "begin at the overview" if pages.is_page(request) else f"see {PREFIX}/openapi.json"
+        gone = ProblemError(404, f"{request.url.path[:200]}: no such path", remedy=where)
         try:
             site.rates.spend_address(request.state.address)
         except ProblemError as too_many:

@@ -1,4 +1,5 @@
-"""The use of each GPU over the last hours, kept by this server as the snapshot passes: nobody else keeps it by time."""
+"""GPUs over the last hours, services over the last day: kept by this server as the snapshot passes, and by nobody
+else."""
 
 from __future__ import annotations
 
@@ -10,6 +11,10 @@ from typing import Any
 STEP_S = 30.0
 _STEPS = 240  # two hours
 _UNKNOWN = -1
+SERVICE_STEP_S = 120.0
+_SERVICE_STEPS = 720  # a day
+_OF_SERVICE = ("ready", "waiting", "in_flight", "tokens_per_minute")
+_MOST_POINTS = 200_000  # of all services together
 
 
 class _Gpu:
@@ -54,3 +59,25 @@ class Series:
 
         found = {key: (values(one.percent), values(one.mib)) for key in keys if (one := self._gpus.get(key))}
         return times, found
+
+
+class ServiceSeries:
+    """All services by name; of a service that is not there any more nothing is kept."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, deque[tuple[Any, ...]]] = {}
+        self._last = 0.0
+
+    def note(self, now: float, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep how the services are now, unless that was done within the last step."""
+        if 0 <= now - self._last < SERVICE_STEP_S:
+            return
+        self._last = now
+        steps = max(1, min(_SERVICE_STEPS, _MOST_POINTS // max(1, len(rows))))
+        self._kept = {name: self._kept.get(name) or deque(maxlen=steps) for name in rows}
+        for name, row in rows.items():
+            self._kept[name].append((now, *(row[key] for key in _OF_SERVICE)))
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """The moments of a service, the oldest first."""
+        return [dict(zip(("time", *_OF_SERVICE), one, strict=True)) for one in self._kept.get(name, ())]

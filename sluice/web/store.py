@@ -16,7 +16,7 @@ from typing import Any
 
 from sluice.base.errors import UsageError
 from sluice.report.fleet import hosts
-from sluice.web.series import Series
+from sluice.web.series import Series, ServiceSeries
 
 SORTS = ("id", "submit_time", "start_time", "end_time", "priority", "gpus")
 _INDEXED = ("user", "account", "partition", "state", "qos", "reason", "nodes")
@@ -301,6 +301,7 @@ class Store:
     jobs: Jobs = field(default_factory=Jobs)
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     series: Series = field(default_factory=Series)
+    service_series: ServiceSeries = field(default_factory=ServiceSeries)
     _renewed: int = 0
 
     def apply(self, answer: Mapping[str, Any]) -> list[Change]:
@@ -338,6 +339,7 @@ class Store:
         self.connected, self.problem, self.answered = True, "", time.time()
         if self.complete:
             self.series.note(self.answered, self.rows("gpus"))
+            self.service_series.note(self.answered, self.rows("services"))
         self._renewed += len(answer["rows"])
         if self.complete and self._renewed >= _RENEWED:
             self._renewed = 0

@@ -134,7 +134,7 @@ class Streams:
                         await stream.wake.wait()
                 except TimeoutError:
                     await viewer_now()
-                    yield b": still here\n\n"
+                    yield b"event: quiet\ndata: {}\n\n"  # pages do not see comments
                     continue
                 try:
                     stream.viewer = await viewer_now()

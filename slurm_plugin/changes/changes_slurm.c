@@ -26,6 +26,7 @@
 #include "changes/changes.h"
 #include "queue/queue.h"
 #include "runtime/runtime.h"
+#include "src/common/assoc_mgr.h"
 #include "src/common/pack.h"
 #include "src/common/slurm_protocol_pack.h"
 #include "src/slurmctld/locks.h"
@@ -214,6 +215,8 @@ static buf_t *pack(const uint32_t *ids, uint32_t count)
 {
     const slurmctld_lock_t locks = {
         .conf = READ_LOCK, .job = READ_LOCK, .node = READ_LOCK, .part = READ_LOCK, .fed = READ_LOCK};
+    /* Held here, as for a listing: pack_job of 24.11 unlocks QOS that it has not locked where a waiting job asks for one. */
+    assoc_mgr_lock_t qos_lock = {.qos = READ_LOCK};
     if (!sluice_in_charge())
         return NULL;
     buf_t *buffer = init_buf(64 * 1024);
@@ -222,15 +225,17 @@ static buf_t *pack(const uint32_t *ids, uint32_t count)
     pack_time(0, buffer);
     pack_time(0, buffer);
     lock_slurmctld(locks);
+    assoc_mgr_lock(&qos_lock);
     uint64_t from = sluice_now_us();
     for (uint32_t i = 0; i < count; i++) {
         job_record_t *job = find_job_record(ids[i]);
         if (!job)
             continue; /* the next look says that it is gone */
-        pack_job(job, SHOW_ALL, buffer, SLURM_PROTOCOL_VERSION, 0, false);
+        pack_job(job, SHOW_ALL, buffer, SLURM_PROTOCOL_VERSION, 0, true);
         packed++;
     }
     uint64_t took = sluice_now_us() - from;
+    assoc_mgr_unlock(&qos_lock);
     unlock_slurmctld(locks);
     if (took > atomic_load(watch.pack_us_most))
         atomic_store(watch.pack_us_most, took);

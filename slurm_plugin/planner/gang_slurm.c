@@ -553,10 +553,10 @@ static void requeue(const struct sluice_gang_instance *instance)
     publish();
 }
 
-/* The rest of the gang never arrived: the members that wait are cancelled, an array's running tasks are not. */
-static void cancel(const struct sluice_gang_instance *instance)
+/* Whether the users of all members that wait have been told why they are cancelled; those who have not are now. */
+static bool have_been_told(const struct sluice_gang_instance *instance)
 {
-    const struct sluice_gang_member *first = &picture.members[instance->first];
+    bool all = true;
     for (uint32_t i = 0; i < instance->members; i++) {
         const struct sluice_gang_member *member = &picture.members[instance->first + i];
         char text[SLUICE_GANG_REASON_SIZE];
@@ -565,10 +565,30 @@ static void cancel(const struct sluice_gang_instance *instance)
             continue;
         snprintf(text, sizeof text, SLUICE_GANG_MARK "%s: only %u of %u members submitted in %u s; cancelled",
                  member->name, instance->present, member->count, picture.incomplete_s);
+        if (job->state_desc && !strcmp(job->state_desc, text))
+            continue;
         set_text(job, text);
-        if (!job->batch_flag)
+        if (!job->batch_flag) {
             srun_user_message(job, text);
-        job_signal(job, SIGKILL, 0, 0, false);
+            all = false;
+        }
+    }
+    return all;
+}
+
+/*
+ * The rest of the gang never arrived: the members that wait are cancelled, an array's running tasks are not. Not in the
+ * pass in which an srun is sent the reason: Slurm sends it and the end from two threads, and srun ends with the latter.
+ */
+static void cancel(const struct sluice_gang_instance *instance)
+{
+    const struct sluice_gang_member *first = &picture.members[instance->first];
+    if (!have_been_told(instance))
+        return;
+    for (uint32_t i = 0; i < instance->members; i++) {
+        job_record_t *job = waiting_job(&picture.members[instance->first + i]);
+        if (job)
+            job_signal(job, SIGKILL, 0, 0, false);
     }
     info("prep/sluice: gang %s of uid %u: only %u of %u members were submitted within %u s; cancelled", first->name,
          first->uid, instance->present, first->count, picture.incomplete_s);

@@ -8,12 +8,12 @@ docs/security.md names these tests.
 from __future__ import annotations
 
 import json
-import re
+import os
 import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,6 @@ from tests.integration.hostile_site import (
     SCRATCH,
     TENANTS,
     HostileSite,
-    Running,
     description,
 )
 from tests.integration.jobs import sbatch
@@ -268,45 +267,53 @@ def test_a_process_that_no_signal_ends_costs_no_node(site: HostileSite) -> None:
 @pytest.fixture
 def containers(site: HostileSite) -> Iterator[None]:
     """Slurm gives each job on the other node a /tmp of its own (job_container/tmpfs)."""
-    folder, slurmd = site.cluster.slurm_conf_dir(), f"slurmd@{OTHER}"
+    folder = site.cluster.slurm_conf_dir()
     before = (folder / "slurm.conf").read_text()
-    (folder / "job_container.conf").write_text("AutoBasePath=true\nBasePath=/var/tmp/containers\n")
+    (folder / "job_container.conf").write_text("AutoBasePath=true\nBasePath=/var/lib/containers\n")
     (folder / "slurm.conf").write_text(f"{before}JobContainerType=job_container/tmpfs\n")
-    restart(site, slurmd)
+    restart_slurmd(site)
     yield
     (folder / "slurm.conf").write_text(before)
-    restart(site, slurmd)
+    restart_slurmd(site)
 
 
-def restart(site: HostileSite, slurmd: str) -> None:
-    site.cluster.stop_daemon(slurmd)
-    site.cluster.start_daemon(slurmd)
+def restart_slurmd(site: HostileSite) -> None:
+    """The other node's, on a CPU on which it can keep mount namespaces."""
+    name, started = f"slurmd@{OTHER}", "slurmd started on"
+    log = site.cluster.log(name)
+    before = log.read_text().count(started)
+    site.cluster.stop_daemon(name)
+    site.cluster.start_daemon(name)
+    until(lambda: log.read_text().count(started) > before)  # hwloc, which restores the CPUs that it found, is done
+    [pid] = [daemon.pid for daemon in site.cluster.daemons() if daemon.name == name]
+    pin = ["taskset", "--all-tasks", "--cpu-list", "--pid", keeping_cpu(site), str(pid)]
+    until(lambda: site.run(*pin, node=OTHER, check=False).returncode == 0)  # it fails when a thread ends meanwhile
     until(lambda: site.run(*site.srun("true", node=OTHER), user="bob", check=False).returncode == 0)
 
 
-@contextmanager
-def contained(site: HostileSite, *command: str) -> Iterator[Running]:
-    """A job there; Linux 6.18 refuses some of the mounts that Slurm makes for it, which then does not start."""
-    for _ in range(20):
-        with ExitStack() as jobs:
-            try:
-                running = jobs.enter_context(site.job(*command, until="code", node=OTHER, gres="shard:4096"))
-            except AssertionError as error:
-                assert re.search("boot of the nodes|container_g_join failed", str(error)), error
-            else:
-                yield running
-                return
-    pytest.fail("no job starts there")
+def keeping_cpu(site: HostileSite) -> str:
+    """A CPU whose new mount namespaces can be bound to a file on the other node, as Slurm binds those of jobs.
+
+    Linux refuses one that is older than the namespace it would be bound in, by their numbers. Linux 6.18 gives each
+    CPU 4,096 of these at a time (measured), so that new ones of some CPUs count as older than the node's.
+    """
+    bind = "touch /dev/shm/kept && unshare --mount=/dev/shm/kept true && umount /dev/shm/kept"
+    for cpu in map(str, os.sched_getaffinity(0)):
+        if not site.run("taskset", "--cpu-list", cpu, "sh", "-c", bind, node=OTHER, check=False).returncode:
+            return cpu
+    pytest.fail("no CPU's new mount namespaces can be bound")
 
 
 def test_limits_hold_where_slurm_gives_jobs_a_tmp_of_their_own(site: HostileSite, containers: None) -> None:
     """The job's mount namespace is older than what the agent mounts for it; nothing of either is left on the node."""
     for size, code in (("2048", "0"), ("8192", "2")):
-        with contained(site, "sh", "-c", 'ls -A /tmp; exec "$@"', "x", *site.program("hold", size)) as limited:
+        command = ["sh", "-c", 'ls -A /tmp; exec "$@"', "x", *site.program("hold", size)]
+        with site.job(*command, until="code", node=OTHER, gres="shard:4096") as limited:
             assert [line.split()[0] for line in limited.said] == ["job", "at", "code"], limited.said
             assert limited.said[-1] == f"code {code}\n"
     escape = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
-    with contained(site, "unshare", "-Urm", "sh", "-c", escape, "x", *site.program("hold", "8192")) as hostile:
+    command = ["unshare", "-Urm", "sh", "-c", escape, "x", *site.program("hold", "8192")]
+    with site.job(*command, until="code", node=OTHER, gres="shard:4096") as hostile:
         record = until(lambda: site.record(hostile.job, OTHER))
     assert [event["action"] for event in record["events"]].count("end") == 1, record["events"]
     until(lambda: "/run/sluice/limit/job" not in site.run("cat", "/proc/self/mountinfo", node=OTHER).stdout)

@@ -3,10 +3,12 @@ while clients ask all the time, and GPUs that are lent."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,8 +45,17 @@ SLOW = MODEL | {
     "drain_within": "20s",
     "idle": "4s",
 }
+WIDE = {
+    "command": ["/usr/bin/python3", str(Path(__file__).with_name("group_engine.py")), "{socket}"],
+    "nodes": 2,
+    "walltime": "10m",
+    "ready_within": "60s",
+    "drain_within": "2s",
+    "idle": "3s",
+}
 SERVICES = {
     "words": MODEL,
+    "wide": WIDE,
     "steady": SLOW
     | {"tenant": "biology", "user": "carol", "replicas": {"least": 1, "most": 1, "slots": 4}}
     | {"paused": True},
@@ -159,6 +170,34 @@ def test_nothing_is_left_of_a_killed_replica(site: ServeSite) -> None:
     assert words_of(stream(fresh, 10)) == (counted(6, 10), "length")
     site.empty()
     left = site.cluster.run(["sh", "-c", "ps -eo user,args | grep -c '[x]llamacpp_server' || true"], node=row["host"])
+    assert left.stdout.strip() == "0"
+
+
+def parts(row: dict[str, Any]) -> list[list[str]]:
+    """Rank, node and process of each part of the engine on two nodes."""
+    with connect(row["port"], row["secret"], timeout=60) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.0\r\nhost: x\r\n\r\n")
+        return [one.split() for one in json.loads(read_all(connection).partition(b"\r\n\r\n")[2])["data"]]
+
+
+def test_a_replica_over_two_nodes_lives_and_dies_as_one(site: ServeSite) -> None:
+    site.empty()
+    site.need("wide", waiting=1)
+    (row,) = site.until(lambda: list(site.replicas("wide").values()), lambda rows: len(rows) == 1)
+    found = parts(row)
+    assert [(rank, node) for rank, node, _ in found] == [("0", "n1"), ("1", "n2")]
+    site.cluster.run(["pkill", "-KILL", "-f", "[g]roup_engine.py"], node="n2")
+    site.until(lambda: site.jobs("wide"), lambda jobs: row["job"] not in [job for job, _, _ in jobs])
+    assert (
+        "the engine's part on another node has ended: n2: the engine has ended: signal SIGKILL"
+        in site.cluster.log_tail("replicad@ctl1", 200)
+    )
+    (fresh,) = site.until(
+        lambda: list(site.replicas("wide").values()), lambda rows: [one["job"] > row["job"] for one in rows] == [True]
+    )
+    assert [node for _, node, _ in parts(fresh)] == ["n1", "n2"]
+    site.empty("wide")
+    left = site.cluster.run(["sh", "-c", "ps -eo args | grep -c '[g]roup_engine' || true"], node="n2")
     assert left.stdout.strip() == "0"
 
 

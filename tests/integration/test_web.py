@@ -14,24 +14,27 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from dev_cluster.layout import python_in_tree
 from sluice.base.run import PYTHON
 from tests.integration import kill_writers
 from tests.integration.jobs import shown, state, submit
 from tests.integration.kill_writers import submit_while_killed
 from tests.integration.settled import until
+from tests.integration.versions import NATIVE_FIRST
 from tests.integration.web_site import WEB, Site, web_site
 
 pytestmark = pytest.mark.cluster
 ROOT = str(Path(__file__).parents[2])
 
 
-@pytest.fixture(scope="module")
-def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
-    yield from web_site(make_shared_cluster)
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
+def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
+    root = None if request.param == "native" else request.getfixturevalue("trixie_root")
+    yield from web_site(make_shared_cluster, root=root)
 
 
 def test_it_runs_without_any_right(site: Site) -> None:
-    (pid,) = site.cluster.run(["pgrep", "-u", WEB, "-f", "sluice web"], node="ctl1", cwd="/").stdout.split()
+    (pid,) = site.cluster.run(["pgrep", "-u", WEB, "-f", r"sluice(\.main)? web"], node="ctl1", cwd="/").stdout.split()
     status = site.cluster.run(["cat", f"/proc/{pid}/status"], node="ctl1", cwd="/").stdout
     capabilities = {line.split()[1] for line in status.splitlines() if line.startswith(("CapPrm", "CapEff"))}
     assert capabilities == {"0" * 16}
@@ -182,7 +185,8 @@ def test_a_job_is_submitted_seen_changed_and_cancelled(site: Site) -> None:
     facts = shown(site.cluster, job)
     assert facts["UserId"].startswith("alice(") and facts["TimeLimit"] == "00:07:00"
     assert site.send(f"/jobs/{job}/cancel")[0] == 409
-    _, other = site.send("/jobs", {**body, "work_dir": "/nonexistent"})
+    folder = "/nonexistent" if site.cluster.facts["root"] is None else "/"  # a tree's sbatch is started in it
+    _, other = site.send("/jobs", {**body, "work_dir": folder})
     assert site.send(f"/jobs/{other['job_id']}/cancel")[0] == 200
     assert state(site.cluster, other["job_id"]) == "CANCELLED"
 
@@ -255,6 +259,48 @@ def test_an_operator_returns_gpus_and_an_administrator_applies_a_plan(site: Site
     assert status == 200 and applied["changes"] == len(plan["changes"])
     assert site.cluster.run(["cat", "/etc/sluice/sluice.yaml"], node="ctl1").stdout == text
     assert site.send("/policy/apply", asked, "root2", key="apply")[1] == applied
+
+
+SERVED = """\
+tenants:
+  physics:
+    members: [alice]
+services:
+  llm:  # a comment stays
+    tenant: physics
+    user: alice
+    engine: openai
+    command: [/usr/bin/true]
+    replicas: {least: 0, most: 1}
+serving:
+  address: https://models.site.org/v1
+"""
+
+
+def test_an_administrator_scales_and_pauses_a_service(site: Site) -> None:
+    status, plan = site.send("/policy/plan", {"text": SERVED}, "root2")
+    assert status == 200, plan
+    assert site.send("/policy/apply", {"hash": plan["hash"]}, "root2")[0] == 200
+    listed = until(lambda: site.get("/services", "alice"), lambda one: one["services"], shows=site.logs)
+    assert listed["address"] == "https://models.site.org/v1" and listed["services"][0]["state"] == "idle"
+    assert site.ask("/services/llm", "mallory")[0] == 404
+    for user in ("alice", "oper"):
+        assert site.send("/services/llm", {"most": 3}, user, method="PATCH")[0] == 403
+    for _ in range(2):  # with its key, once
+        status, done = site.send("/services/llm", {"most": 3, "paused": True}, "root2", method="PATCH", key="scale")
+        assert (status, done["service"]) == (200, "llm"), done
+    text = site.cluster.run(["cat", "/etc/sluice/sluice.yaml"], node="ctl1").stdout
+    assert "replicas: {least: 0, most: 3}" in text and "paused: true" in text and "# a comment stays" in text
+    found = until(lambda: site.get("/services/llm", "alice"), lambda one: one["paused"], shows=site.logs)
+    assert (found["most"], found["state"]) == (3, "paused")
+    assert site.send("/services/llm", {"least": 9}, "root2", method="PATCH")[0] == 422
+    site.cluster.run(
+        ["sed", "-i", "s/members: .alice./members: [alice, oper]/", "/etc/sluice/sluice.yaml"], node="ctl1"
+    )
+    status, said = site.send("/services/llm", {"paused": False}, "root2", method="PATCH")
+    assert status == 409 and "not applied" in said["detail"], "what nobody has looked at is not applied with it"
+    entries = site.get("/audit?action=web%20service-change", "root2")["entries"]
+    assert [one["subject"] for one in entries] == ["llm", "llm"] and entries[1]["detail"]["field most"] == "3"
 
 
 def test_who_has_the_web_process_has_no_more_than_it_was_sent(site: Site) -> None:
@@ -350,7 +396,7 @@ def test_what_slurmctld_writes_of_a_job_is_what_squeue_says(site: Site) -> None:
     made = [
         submit(cluster, *held, "--array=1-9%2", cwd="/"),
         submit(cluster, *held, "--gres=gpu:h100:2", "-t3-00:10:00", "--begin=now+1hour", cwd="/"),
-        submit(cluster, *held, "--dependency=afterany:1", "-c3", "-n4", cwd="/"),
+        submit(cluster, *held, "--qos=normal", "--dependency=afterany:1", "-c3", "-n4", cwd="/"),
         submit(cluster, "-Aphysics", "--mem=10M", "--array=3", "-tUNLIMITED", cwd="/"),
     ]
     cluster.run(["scancel", f"{made[0]}_2", made[2]])
@@ -374,8 +420,9 @@ print(json.dumps([len(found), differ, oct(following[-1].stat().st_mode)]))
 
     def compare() -> Any:
         site.get("/jobs")  # somebody looks
-        words = ["sh", "-c", 'd=$(mktemp -d) && "$@" "$d"; rm -rf "$d"', "-", *PYTHON, "-c", listed]
-        done = cluster.run(words, node="ctl1", cwd=ROOT, env={"PYTHONPATH": ROOT}, check=False)
+        python = [*PYTHON, "-c", listed] if cluster.facts["root"] is None else python_in_tree(["-c", listed])
+        words = ["sh", "-c", 'd=$(mktemp -d) && "$@" "$d"; rm -rf "$d"', "-", *python]
+        done = cluster.run(words, node="ctl1", cwd="/", env={"PYTHONPATH": ROOT}, check=False)
         return json.loads(done.stdout) if done.returncode == 0 else done.stderr
 
     count, _, mode = until(

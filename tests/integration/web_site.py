@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dev_cluster.cluster import DevCluster
@@ -96,8 +97,10 @@ class Site:
         return "\n".join(self.cluster.log_tail(name, 20) for name in ("web", "actd", "controllerd@ctl1"))
 
 
-def web_site(make_shared_cluster: Callable[..., DevCluster], **more: Any) -> Iterator[Site]:
-    """For a fixture. `more`: of the cluster's description."""
+def web_site(
+    make_shared_cluster: Callable[..., DevCluster], *, root: Path | None = None, **more: Any
+) -> Iterator[Site]:
+    """For a fixture. `root`: a tree with another Slurm; `more`: of the cluster's description."""
     cluster = make_shared_cluster(
         {
             "nodes": [{"names": "n1", "platform": "dgx-h100"}],
@@ -111,7 +114,8 @@ def web_site(make_shared_cluster: Callable[..., DevCluster], **more: Any) -> Ite
             "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1\n",
             "sluice": {"policy": POLICY},
             **more,
-        }
+        },
+        **({} if root is None else {"root": root}),
     )
     cluster.run(["sacctmgr", "-i", "modify", "user", "oper", "set", "AdminLevel=Operator"])
     cluster.run(["sacctmgr", "-i", "modify", "user", "root2", "set", "AdminLevel=Administrator"])

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import math
 import random
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 
-from sluice.web.series import Series
+from sluice.web.series import SERVICE_STEP_S, Series, ServiceSeries
 from sluice.web.store import Store
 from tests.web.demo_site import Demo
 
@@ -62,8 +63,35 @@ def job_page(demo: Demo, name: str) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def services_report(demo: Demo, words: dict[str, Any]) -> dict[str, Any]:
+    """What requests used: by day, by service, or by service and caller."""
+    choose, by = random.Random("services"), words["by"] or ["service", "account"]
+    first = date.fromisoformat(words["from"])
+    days = (date.fromisoformat(words["until"]) - first).days + 1
+    lines: list[dict[str, Any]] = [{"day": str(first + timedelta(days=at))} for at in range(days)]
+    if "day" not in by:
+        names = [name for name in demo.services() if name in (words["services"] or [name])]
+        callers = ("language", "physics") if "account" in by else ("",)
+        lines = [{"service": name, **({"account": one} if one else {})} for name in names for one in callers]
+    rows = []
+    for line in lines if demo.gpus else ():
+        requests = choose.randrange(2000, 90_000)
+        failed, refused, expired = (choose.randrange(requests // 90) for _ in range(3))
+        rows.append({
+            **line, "requests": requests, "answered": requests - failed - refused - expired, "failed": failed, "refused": refused,
+            "expired": expired, "cancelled": 3, "resumed": 1, "tokens": requests * 600, "prompt_tokens": requests * 400,
+            "cached_tokens": requests * 90, "completion_tokens": requests * 200, "first_token_p50_ms": choose.randrange(60, 300),
+            "first_token_p95_ms": choose.randrange(300, 4000), "first_token_p99_ms": 9000, "gpu_s": requests * 1.4,
+            "shared_gpu_s": None, "tokens_per_gpu_hour": choose.randrange(800_000, 2_000_000),
+        })  # fmt: skip
+    head = {"start": int(demo.now - days * 86400), "end": int(demo.now), "made": int(demo.now)}
+    return {"schema_version": 1, "report": "services", **head, "rows": rows, "total": len(rows)}
+
+
 def report(demo: Demo, words: dict[str, Any]) -> dict[str, Any]:
     """A report of days: made up, and the same every time."""
+    if words["report"] == "services":
+        return services_report(demo, words)
     kind, choose = words["report"], random.Random(str(words))
     days = (date.fromisoformat(words["until"]) - date.fromisoformat(words["from"])).days + 1
     use: dict[tuple[str, ...], float] = {}
@@ -91,7 +119,7 @@ def report(demo: Demo, words: dict[str, Any]) -> dict[str, Any]:
 
 
 def fill_series(demo: Demo, store: Store) -> None:
-    """Two hours of the GPUs' use."""
+    """Two hours of the GPUs' use, and a day of the services'."""
     choose = random.Random(1)
     rows = store.rows("gpus")
     store.series = Series()
@@ -103,3 +131,14 @@ def fill_series(demo: Demo, store: Store) -> None:
             for key, row in rows.items()
         }  # fmt: skip
         store.series.note(demo.now - 120 * step, now)
+    store.service_series = ServiceSeries()
+    for step in range(720, 0, -1):
+        wave = (1 - math.cos(step / 115)) / 2
+        store.service_series.note(demo.now - SERVICE_STEP_S * step, {
+            name: row if row["tokens_per_minute"] is None else {
+                **row, "ready": round(row["ready"] * wave), "waiting": int(wave * choose.randrange(9)) if row["ready"] else 0,
+                "in_flight": int(row["in_flight"] * wave * choose.uniform(0.8, 1.2)),
+                "tokens_per_minute": int(row["tokens_per_minute"] * wave * choose.uniform(0.85, 1.15)),
+            }
+            for name, row in store.rows("services").items()
+        })  # fmt: skip

@@ -20,9 +20,14 @@ from typing import Any
 import uvicorn
 
 from gres_probe.inventory import Gpu, Health, Inventory, Link, LinkType, Nic, Partition
+from policy.service_jobs import ServicePolicy, ServicesPolicy, job_name
+from policy.service_use import service_documents
 from sluice.base.tokens import SCOPES
 from sluice.controllerd.snapshot import gpu_rows, job_row, node_row
 from sluice.exchange.live import GpuNow, JobNow, Live
+from sluice.exchange.recent_use import ServiceUse
+from sluice.exchange.serve_status import ReplicaStatus, ServiceStatus, Status
+from sluice.exchange.serving import State
 from sluice.exchange.snapshot import Snapshot, parse_answer
 from sluice.slurm.answers import Job, Node
 from sluice.web.access import Viewer
@@ -35,6 +40,7 @@ HOSTILE = '"><script>window.marker=1</script><img src=x onerror=window.marker=1>
 """What a tenant writes into everything that it can name."""
 PARTS = (
     "jobs", "nodes", "tenants", "users", "cluster", "events", "health", "alerts", "policy", "inventory", "failover",
+    "services",
 )  # fmt: skip
 _HOUR = 3600
 _MEMBERS = {
@@ -70,6 +76,7 @@ _POLICY = {
         "biology": {"shares": 10, "limits": {"gpus": 8}, "guarantee": {"gpus": 4}, "members": ["dana", "emil"]},
         "language": {"shares": 40, "limits": {"gpus": 24}, "members": ["grace", "hiro", "ines"]},
     },
+    "services": {"deepseek-7b": {"limits": {"tokens_per_minute": 200_000, "concurrent": 256, "queued": 100}}},
 }  # fmt: skip
 
 
@@ -261,6 +268,8 @@ class Demo:
         inventories = {name: {"inventory": asdict(self.inventory(name))} for name in list(self.nodes)[:64]}
         made.put("inventory", inventories)
         made.put_one("failover", "failover", self._failover())
+        made.put("services", self.services())
+        made.put_one("serving", "serving", {"address": "https://models.lab.org/v1" if self.gpus else ""})
         for part in PARTS:
             made.put_one("parts", part, {"at": round(self.now, 2), "stale_since": None, "problem": ""})
         return made
@@ -407,6 +416,47 @@ class Demo:
             if words["user"] in ("", one["user"]) and words["action"] in ("", one["action"])
             if words["request_id"] in ("", one["detail"]["request_id"])
         ]  # fmt: skip
+
+    # ---- models as services ----
+
+    def services(self) -> dict[str, Any]:
+        """One that is busy, one that nobody asks, one that fails and one that is paused."""
+        jobs = iter(sorted(job.id for job in self.jobs.values() if job.state == "RUNNING"))
+        told: tuple[tuple[str, str, tuple[str, ...], dict[str, Any], tuple[State, ...], ServiceUse | None], ...] = (
+            ("deepseek-7b", "language", ("*",), {"most": 4, "least": 1, "slots": 64},
+             (State.READY, State.READY, State.STARTING, State.DRAINING), ServiceUse(312, 186_420, 99.2)),
+            ("bge-m3", "physics", ("physics", "biology"), {"most": 2, "engine": "tei"}, (), ServiceUse(0, 0, None)),
+            ("llava-34b", "vision", ("vision", "physics"), {"most": 1}, (State.FAILED,), ServiceUse(2, 0, 41.7)),
+            ("whisper-large", "language", ("language", "physics"), {"most": 1, "engine": "python", "paused": True}, (), None),
+        ) if self.gpus else ()  # fmt: skip
+        made, said, now, use = {}, {}, {}, {}
+        replicas = []
+        for number, (name, tenant, callers, more, states, used) in enumerate(told):
+            engine = {"engine": "vllm", **more}
+            made[name] = ServicePolicy(
+                name=name, tenant=tenant, user=f"{tenant}-serve", callers=callers, model=self._text(f"/models/{name}"),
+                gres="gpu:h100:1", partition="main", first_token_s=120, **engine,
+            )  # fmt: skip
+            why = self._text("the engine ended: CUDA out of memory") if State.FAILED in states else ""
+            busy = len(states) > 1
+            now[name] = ServiceStatus(
+                7 if busy else 0, 3.4 if busy else 0.0, 118 if busy else 0, 61_000 if busy else 0, 0.8 if busy else 0.0,
+                len(states), why, 95.0 if why else None,
+            )  # fmt: skip
+            if used is not None:
+                use[name] = used
+            for at, state in enumerate(states):
+                launch, job = f"{number:08x}{at:08x}", next(jobs)
+                replicas.append(replace(
+                    self.jobs[job], name=job_name(name, launch), user=f"{tenant}-serve", account=tenant, reason=""
+                ))  # fmt: skip
+                works = state in (State.READY, State.DRAINING)
+                said[launch] = ReplicaStatus(
+                    name, launch, job, "gpu01", state, 64, 38 if works else 0, 2 if works else 0, 4_210_000, 1_940_000, 0.62,
+                    "tokens", self.now, self.now + 5 * _HOUR, self._text("CUDA out of memory") if state == State.FAILED else "",
+                )  # fmt: skip
+        policy = ServicesPolicy(services=made)
+        return {row["name"]: row for row in service_documents(policy, replicas, Status(now, said), use)}
 
     # ---- inventories ----
 
@@ -556,6 +606,8 @@ class DemoSite:
             return {"schema_version": 1, "entries": self.demo.audit(words)}
         if do == "policy-apply":
             return {"schema_version": 1, "hash": words["hash"], "changes": 4, "left": 0, "messages": []}
+        if do == "service-change":
+            return {"schema_version": 1, "service": words["service"], "changes": 1, "messages": []}
         if do == "health-return":
             return {"schema_version": 1, "node": words["node"], "done": ["GPU 5: returned to service"]}
         if do in ("silence", "silence-end"):

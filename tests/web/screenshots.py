@@ -26,6 +26,7 @@ CHOSEN = {
     "web-tenant": (40, "tenant", "light", 1440, 1000),
     "web-policy": (40, "policy", "dark", 1440, 1000),
     "web-phone": (40, "jobs", "light", 360, 1100),
+    "web-service": (40, "service", "light", 1440, 1100),
 }
 
 

@@ -76,7 +76,7 @@ class Batch:
         name = orders.model.stem
         spec = ReplicaSpec(
             name, "0" * 16, orders.engine, str(orders.model), None, None, orders.options, (), SLOTS, (), 0, READY_S,
-            0.0, _HEALTH,
+            0.0, _HEALTH, 0, 1,
         )  # fmt: skip
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -19,6 +19,19 @@ _SAMPLE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """The nodes of an engine that runs on several, and which of its parts this is: 0 answers."""
+
+    nodes: int = 1
+    rank: int = 0
+    host: str = ""  # of rank 0
+    port: int = 0  # there, where the others find it
+
+
+ALONE = Group()
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where an engine runs. `folder` is this replica's alone (0700), `port` is free on 127.0.0.1."""
 
@@ -26,7 +39,8 @@ class Place:
     port: int
     key: str  # for those that cannot listen on a Unix socket
     model: Path  # the staged one
-    gpus: int = 0  # that the job has
+    gpus: int = 0  # that the job has here
+    group: Group = ALONE
 
     @property
     def socket(self) -> Path:

@@ -26,6 +26,13 @@ def fill(spec: ReplicaSpec, place: Place) -> Start:
         "SLUICE_MODEL": str(place.model),
         "SLUICE_SERVICE": spec.service,
     }
+    if place.group.nodes > 1:
+        environment |= {
+            "SLUICE_NODES": str(place.group.nodes),
+            "SLUICE_NODE_RANK": str(place.group.rank),
+            "SLUICE_LEADER_HOST": place.group.host,
+            "SLUICE_LEADER_PORT": str(place.group.port),
+        }
     if on_port:
         return Start(tuple(filled), place.port, {**environment, KEY_VARIABLE: place.key})
     return Start(tuple(filled), place.socket, environment)

@@ -26,10 +26,12 @@ def start(spec: ReplicaSpec, place: Place) -> Start:
     }
     if not has_option(spec.options, "--max-running-requests"):
         config["max-running-requests"] = spec.slots
-    if place.gpus > 1 and not has_option(
-        spec.options, "--tp", "--tp-size", "--tensor-parallel-size", "--dp-size", "--dp"
-    ):
-        config["tensor-parallel-size"] = place.gpus
+    group = place.group
+    if group.nodes > 1:
+        config.update({"nnodes": group.nodes, "node-rank": group.rank, "dist-init-addr": f"{group.host}:{group.port}"})
+    gpus = place.gpus * group.nodes
+    if gpus > 1 and not has_option(spec.options, "--tp", "--tp-size", "--tensor-parallel-size", "--dp-size", "--dp"):
+        config["tensor-parallel-size"] = gpus
     text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in config.items())
     arguments = ("python3", "-m", "sglang.launch_server", "--config", str(place.folder / _CONFIG), *spec.options)
     environment = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}

@@ -9,7 +9,8 @@ from sluice.serve.engines.base import Engine, Place, Start, has_option, option_v
 
 
 def start(spec: ReplicaSpec, place: Place) -> Start:
-    """HTTP on the socket; the model over all GPUs of the job, where the options do not say otherwise."""
+    """HTTP on the socket; each layer over the GPUs of a node, and the layers over the nodes, where the options do not
+    say otherwise."""
     arguments = [
         "vllm", "serve", str(place.model),
         "--uds", str(place.socket),
@@ -18,6 +19,15 @@ def start(spec: ReplicaSpec, place: Place) -> Start:
     if not has_option(spec.options, "--max-num-seqs"):
         arguments += ["--max-num-seqs", str(spec.slots)]
     spread = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp")
+    group = place.group
+    if group.nodes > 1:
+        arguments += [
+            "--nnodes", str(group.nodes), "--node-rank", str(group.rank),
+            "--master-addr", group.host, "--master-port", str(group.port),
+            *(["--headless"] if group.rank else []),
+        ]  # fmt: skip
+        if not has_option(spec.options, *spread):
+            arguments += ["--pipeline-parallel-size", str(group.nodes)]
     if place.gpus > 1 and not has_option(spec.options, *spread):
         arguments += ["--tensor-parallel-size", str(place.gpus)]
     if not has_option(spec.options, "--disable-uvicorn-access-log"):

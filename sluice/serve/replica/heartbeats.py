@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from sluice.base.errors import SluiceError
 from sluice.base.log import log
-from sluice.exchange.serving import HEARTBEAT_S, MOST_MESSAGE, Heartbeat, Orders, render
+from sluice.exchange.serving import HEARTBEAT_S, MOST_MESSAGE, Heartbeat, Orders, Peer, render
 
 _CONNECT_S = 2.0
 _ANSWER_S = 3.0
@@ -114,9 +114,13 @@ def parse_orders(payload: bytes) -> Orders:
     import json
 
     with suppress(ValueError, TypeError, AttributeError, KeyError):
-        do = json.loads(payload)["do"]
-        if do in ("go on", "drain", "stop"):
-            return Orders(do)
+        said = json.loads(payload)
+        do, reads = said["do"], said["reads"]
+        peers = tuple(
+            Peer(str(one["host"]), int(one["port"]), str(one["fingerprint"]), str(one["key"])) for one in said["peers"]
+        )
+        if do in ("go on", "drain", "stop") and isinstance(reads, bool):
+            return Orders(do, peers, reads)
     raise SluiceError("orders that are not known", remedy="run one version of Sluice everywhere")
 
 

@@ -23,7 +23,8 @@ from sluice.serve.replica.asking import get
 from sluice.serve.replica.engine_process import EngineProcess
 from sluice.serve.replica.heartbeats import Heartbeats, addresses
 from sluice.serve.replica.relay import Relay
-from sluice.serve.replica.stage import Staged
+from sluice.serve.replica.share import Share
+from sluice.serve.replica.stage import Staged, pieces_of
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 0.25  # while it starts
 _FIGURES_S = 1.0
@@ -47,17 +48,18 @@ class Start:
     secret: str
     began: float  # of time.monotonic()
     process: EngineProcess | None  # None: the model is to be staged first
+    staged: Staged | None  # of the process
 
 
 class Life:
     """One replica, until `run` returns its exit status."""
 
     def __init__(
-        self, start: Start, stage: Callable[[Event], Staged], launch: Callable[[Staged], EngineProcess]
+        self, start: Start, stage: Callable[[Event, Share | None], Staged], launch: Callable[[Staged], EngineProcess]
     ) -> None:
         self._spec, self._engine, self._place = start.spec, start.engine, start.place
         self._secret, self._began = start.secret, start.began
-        self._process = start.process
+        self._process, self._staged = start.process, start.staged
         self._stage, self._launch = stage, launch
         self._leave = Event()  # staging is of no use any more
         self._state, self._why = State.STARTING, ""
@@ -74,6 +76,7 @@ class Life:
         self._answers = 0  # of replicads
         self._relay: Relay | None = None
         self._heartbeats: Heartbeats | None = None
+        self._share: Share | None = None
         self._loop = asyncio.get_running_loop()
 
     async def run(self, tls: Callable[[], tuple[ssl.SSLContext, str]]) -> int:
@@ -85,6 +88,8 @@ class Life:
             where = self._process.address if self._process else self._engine.start(self._spec, self._place).address
             self._relay = Relay(context, self._secret, where)
             self._port = self._relay.listen()
+            if self._spec.stage is not None and self._spec.broadcast:
+                self._share = Share(context, self._secret, self._spec.broadcast << 20, self._beat_now)
             self._heartbeats = Heartbeats(
                 addresses(self._spec.registries), self._spec.registry_uid, self._beat, self._obey_soon
             )
@@ -118,15 +123,17 @@ class Life:
         """Until the engine answers; False: it is not wanted any more."""
         until = self._began + self._spec.ready_s
         if self._process is None:
-            staging = self._loop.run_in_executor(None, self._stage, self._leave)
+            staging = self._loop.run_in_executor(None, self._stage, self._leave, self._share)
             while not staging.done():
                 if self._unwanted():
                     return False
                 await asyncio.wait([staging], timeout=0.1)
                 self._check_time(until, "the model is staged")
-            staged = staging.result()
-            log("staged", model=staged.path, copied=staged.copied)
+            self._staged = staged = staging.result()
+            log("staged", model=staged.path, copied=staged.copied, taken=staged.taken)
             self._process = self._launch(staged)
+        if self._share is not None and self._staged is not None:
+            await self._loop.run_in_executor(None, self._give, self._share, self._staged)
         wait = _FIRST_LOOK_S
         while True:
             self._check_engine(self._process)
@@ -173,6 +180,8 @@ class Life:
 
     async def _end(self) -> None:
         self._leave.set()
+        if self._share is not None:
+            self._share.end()
         if self._relay is not None:
             self._relay.open = False
         if self._process is not None:
@@ -181,6 +190,13 @@ class Life:
             self._relay.close()
         if self._heartbeats is not None:
             await self._loop.run_in_executor(None, self._heartbeats.end)
+
+    @staticmethod
+    def _give(share: Share, staged: Staged) -> None:
+        """To other replicas, from now on, what it has staged."""
+        pieces = pieces_of(staged)
+        if pieces is not None:
+            share.offer(pieces)
 
     # ---- what it looks at ----
 
@@ -228,11 +244,16 @@ class Life:
         return Heartbeat(
             self._spec.service, self._spec.launch, self._job, self._host, self._port, self._fingerprint, self._secret,
             self._state, self._abilities, self._spec.slots, self._load, self._ends, self._why,
+            self._share.weights if self._share is not None else None,
         )  # fmt: skip
 
     def _change(self, state: State, why: str) -> None:
         self._state, self._why = state, one_line(why, limit=_WHY)
         log("state", service=self._spec.service, launch=self._spec.launch, state=state, why=self._why or "-")
+        self._beat_now()
+
+    def _beat_now(self) -> None:
+        """From any thread."""
         if self._heartbeats is not None:
             self._heartbeats.now()
 
@@ -249,6 +270,8 @@ class Life:
 
     def _obey_soon(self, orders: Orders) -> None:
         self._answers += 1
+        if self._share is not None:
+            self._share.tell(orders)
         if orders.do != "go on":
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._obey, orders)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from sluice.base.log import log
 from sluice.serve.engines.base import Engine, Place
 from sluice.serve.engines.known import engine_of
 from sluice.serve.replica.engine_process import EngineProcess
-from sluice.serve.replica.spec import parse_spec
+from sluice.serve.replica.spec import MEMBER, parse_spec
 from sluice.serve.replica.stage import Staged, find_staged, stage
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from sluice.exchange.serving import ReplicaSpec
     from sluice.serve.replica.life import Start
+    from sluice.serve.replica.share import Share
 
 _MOST = 1 << 20
 _PREFIX = "sluice-replica."
@@ -42,6 +44,8 @@ def main() -> int:
     """The exit status: 0 it served and drained, 1 it failed, 2 it was not started as it should be."""
     began = time.monotonic()
     os.umask(0o077)
+    if sys.argv[1:] == [MEMBER]:
+        return _member()
     try:
         spec = parse_spec(_read(sys.argv[1:]))
         engine = engine_of(spec.engine)
@@ -62,9 +66,20 @@ def main() -> int:
         os.close(held)
 
 
+def _member() -> int:
+    """The engine's part on another node than the first."""
+    from sluice.serve.replica.group import member
+
+    try:
+        return member(_gpus(), _parent())
+    except (SluiceError, OSError, ValueError, KeyError) as error:
+        print(f"sluice-replica: {os.environ.get('SLURMD_NODENAME', 'a node')}: {error}", file=sys.stderr)
+        return 1
+
+
 def _run(spec: ReplicaSpec, engine: Engine, folder: Path, began: float) -> int:
     secret = secrets.token_hex(32)
-    process, problem = None, None
+    process, staged, problem = None, None, None
     place = Place(folder, _free_port(), secret, Path(spec.model), _gpus())
     try:
         staged = find_staged(spec)
@@ -73,18 +88,19 @@ def _run(spec: ReplicaSpec, engine: Engine, folder: Path, began: float) -> int:
     except (SluiceError, OSError) as error:
         problem = error
     try:
-        return _live(_start(spec, engine, place, secret, began, process), problem)
+        return _live(_start(spec, engine, place, secret, began, process, staged), problem)
     finally:
         if process is not None and process.ended() is None:
             process.end(0)
 
 
 def _start(
-    spec: ReplicaSpec, engine: Engine, place: Place, secret: str, began: float, process: EngineProcess | None
-) -> Start:
+    spec: ReplicaSpec, engine: Engine, place: Place, secret: str, began: float, process: EngineProcess | None,
+    staged: Staged | None,
+) -> Start:  # fmt: skip
     from sluice.serve.replica.life import Start
 
-    return Start(spec, engine, place, secret, began, process)
+    return Start(spec, engine, place, secret, began, process, staged)
 
 
 def _live(start: Start, problem: Exception | None) -> int:
@@ -93,10 +109,10 @@ def _live(start: Start, problem: Exception | None) -> int:
     from sluice.serve.replica.certificate import make_context
     from sluice.serve.replica.life import Life
 
-    def staged(stopped: Event) -> Staged:
+    def staged(stopped: Event, share: Share | None) -> Staged:
         if problem is not None:
             raise problem
-        return stage(start.spec, stopped)
+        return stage(start.spec, stopped, share)
 
     def launch(model: Staged) -> EngineProcess:
         return _launch(start.spec, start.engine, start.place, model)
@@ -114,8 +130,13 @@ def _live(start: Start, problem: Exception | None) -> int:
 
 
 def _launch(spec: ReplicaSpec, engine: Engine, place: Place, staged: Staged) -> EngineProcess:
-    placed = Place(place.folder, place.port, place.key, staged.path, place.gpus)
-    return EngineProcess(engine.start(spec, placed), place.folder)
+    if spec.nodes == 1:
+        placed = replace(place, model=staged.path)
+        return EngineProcess(engine.start(spec, placed), place.folder)
+    from sluice.serve.replica.group import EngineGroup, group_of
+
+    placed = replace(place, model=staged.path, group=group_of(spec))
+    return EngineGroup(engine.start(spec, placed), place.folder, spec, placed.group)
 
 
 def _read(arguments: list[str]) -> str:

@@ -9,6 +9,8 @@ from typing import Any, get_args
 from sluice.base.errors import UsageError
 from sluice.exchange.serving import MOST_MESSAGE, EngineName, ReplicaSpec
 
+MEMBER = "--member"
+"""Argument of sluice-replica on the other nodes of a replica over several."""
 _REMEDY = "start replicas through sluice replicad, and run one version of Sluice everywhere"
 _KINDS = {
     "str": (str,),
@@ -33,8 +35,8 @@ def parse_spec(text: str) -> ReplicaSpec:
     spec = ReplicaSpec(**{field.name: _value(document, field.name, str(field.type)) for field in fields(ReplicaSpec)})
     if spec.engine not in get_args(EngineName):
         raise UsageError(f"the replica's spec: engine {spec.engine[:40]!r}: not known", remedy=_REMEDY)
-    if spec.slots < 1 or spec.ready_s <= 0 or spec.drain_s < 0:
-        raise UsageError("the replica's spec: slots, ready_s or drain_s is too small", remedy=_REMEDY)
+    if spec.slots < 1 or spec.ready_s <= 0 or spec.drain_s < 0 or spec.nodes < 1 or spec.broadcast < 0:
+        raise UsageError("the replica's spec: slots, ready_s, drain_s, nodes or broadcast is too small", remedy=_REMEDY)
     return spec
 
 

@@ -2,7 +2,8 @@
 
 STAGE/sluice-UID/ is that user's alone (0700). In it, NAME.DIGEST is a model, NAME.DIGEST.lock its lock: held shared by
 each replica that uses it, alone by the one that copies or removes it. What is not used is removed, the least recently
-used first, when a copy needs the room. A copy is made under another name and renamed when it is whole.
+used first, when a copy needs the room. A copy is made under another name and renamed when it is whole. Its pieces come
+from other replicas, as far as they have them, else from the storage.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING
 
 from sluice.base.errors import SluiceError
+from sluice.base.log import log
 from sluice.base.sizes import format_mib
 from sluice.exchange.serving import ReplicaSpec
+from sluice.serve.replica.pieces import ModelFile, Pieces
+
+if TYPE_CHECKING:
+    from sluice.serve.replica.share import Share
 
 _PIECE = 16 << 20
 _THREADS = 4
@@ -31,6 +40,11 @@ _SPARE = 0.02
 """Share of the disk that stays free."""
 _ENTRY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}\.[0-9a-f]{32}\Z")
 _PART = ".part."
+_PIECES = "pieces"
+"""File of an entry: the digests of its pieces."""
+_HEARD_S = 3.0  # for replicad to name other replicas
+_STALLED_S = 15.0  # so long after the last piece the storage is read: later than replicad names another reader
+_WAIT_S = 0.05
 
 
 class StageError(SluiceError):
@@ -44,20 +58,13 @@ class Staged:
     path: Path
     lock: int | None = None
     copied: int = 0  # bytes, by this replica
+    taken: int = 0  # of them, from other replicas
 
     def release(self) -> None:
         """Others may remove it."""
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    name: str  # in the model's folder; empty: the model is this one file
-    path: Path
-    size: int
-    changed: int
 
 
 def find_staged(spec: ReplicaSpec) -> Staged | None:
@@ -71,29 +78,39 @@ def find_staged(spec: ReplicaSpec) -> Staged | None:
     return _use(entry)
 
 
-def stage(spec: ReplicaSpec, stopped: Event | None = None) -> Staged:
-    """The model, copied and checked where it was not. Takes as long as that does, or until `stopped`. Raises
-    StageError."""
+def stage(spec: ReplicaSpec, stopped: Event | None = None, share: Share | None = None) -> Staged:
+    """The model, copied and checked where it was not. Takes as long as that does, or until `stopped`. `share`: with
+    other replicas. Raises StageError."""
     stopped = stopped or Event()
     source = _existing(spec.model)
     files = _files(source)
     if spec.stage is None:
-        _check(spec, _digest_of(files, None, stopped))
+        with ThreadPoolExecutor(_THREADS) as pool:
+            _check(spec, _digest(files, pool.map(lambda file: _sha256(file, stopped), files)))
         return Staged(source)
     folder = _own_folder(Path(spec.stage))
     entry = folder / _entry_name(spec, files)
-    copied = 0
+    copied = taken = 0
     while (used := _use(entry, stopped)) is None:
         lock = _open_lock(entry)
         try:
             _lock(lock, fcntl.LOCK_EX, stopped)
             if not entry.exists() and _is_lock_of(lock, entry):
-                _copy(spec, files, entry, stopped)
+                taken = _copy(spec, files, entry, stopped, share)
                 copied = sum(file.size for file in files)
         finally:
             os.close(lock)
-    used.copied = copied
+    used.copied, used.taken = copied, taken
     return used
+
+
+def pieces_of(staged: Staged) -> Pieces | None:
+    """What other replicas can have of a staged model; None: nothing."""
+    entry = staged.path.parent
+    try:
+        return Pieces(entry.name, staged.path, _files(staged.path), (entry / _PIECES).read_bytes())
+    except (OSError, ValueError, StageError):  # copied by a version before, or damaged since
+        return None
 
 
 def _existing(model: str) -> Path:
@@ -103,11 +120,11 @@ def _existing(model: str) -> Path:
     return path
 
 
-def _files(source: Path) -> list[_File]:
+def _files(source: Path) -> list[ModelFile]:
     """All files of a model, sorted by the bytes of their names. Links to files are followed: caches consist of them."""
     if source.is_file():
         facts = source.stat()
-        return [_File("", source, facts.st_size, facts.st_mtime_ns)]
+        return [ModelFile("", source, facts.st_size, facts.st_mtime_ns)]
     found = []
     for folder, folders, names in os.walk(source):
         for name in folders:
@@ -118,7 +135,7 @@ def _files(source: Path) -> list[_File]:
             facts = path.stat()
             if not stat.S_ISREG(facts.st_mode):
                 raise StageError(f"model {path}: no plain file", remedy="take it out of the model's folder")
-            found.append(_File(str(path.relative_to(source)), path, facts.st_size, facts.st_mtime_ns))
+            found.append(ModelFile(str(path.relative_to(source)), path, facts.st_size, facts.st_mtime_ns))
             if len(found) > _MOST_FILES:
                 raise StageError(f"model {source}: more than {_MOST_FILES} files", remedy="correct `model`")
     if not found:
@@ -126,7 +143,7 @@ def _files(source: Path) -> list[_File]:
     return sorted(found, key=lambda file: os.fsencode(file.name))
 
 
-def _entry_name(spec: ReplicaSpec, files: list[_File]) -> str:
+def _entry_name(spec: ReplicaSpec, files: list[ModelFile]) -> str:
     """By the given hash, else by the files' names, sizes and times: a model that is replaced is staged again."""
     facts = [spec.sha256 or "", *(f"{file.name}\0{file.size}\0{file.changed}" for file in files)]
     digest = hashlib.sha256("\n".join([spec.model, *facts]).encode(errors="surrogateescape")).hexdigest()[:32]
@@ -204,21 +221,28 @@ def _use(entry: Path, stopped: Event | None = None) -> Staged | None:
     return None
 
 
-def _copy(spec: ReplicaSpec, files: list[_File], entry: Path, stopped: Event) -> None:
-    """Copy it under another name, check it, rename it. Under its lock."""
+def _copy(spec: ReplicaSpec, files: list[ModelFile], entry: Path, stopped: Event, share: Share | None) -> int:
+    """Copy it under another name, check it, rename it; how many bytes came from other replicas. Under its lock."""
     size = sum(file.size for file in files)
     part = entry.with_name(f"{_PART}{entry.name}")
-    _remove(part)
+    _remove(part)  # before there is room, as it takes some
     _make_room(entry, size)
     try:
-        part.mkdir(mode=0o700)
-        target = part / "model"
-        if files[0].name:
-            target.mkdir()
-        _check(spec, _digest_of(files, target, stopped))
+        pieces = _copied(spec, files, part, entry, stopped, share)
+        digest = _digest(files, pieces.file_digests()) if spec.sha256 else ""
+        if share is not None and pieces.taken and digest != (spec.sha256 or "").lower():
+            log("share-refused", model=spec.model, what="what other replicas gave has another SHA-256")
+            share.withdraw()
+            pieces = _copied(spec, files, part, entry, stopped, None)
+            digest = _digest(files, pieces.file_digests())
+        _check(spec, digest)
         if _files(Path(spec.model)) != files:
             raise StageError(f"model {spec.model}: it changed while it was copied", remedy="rename it when it is whole")
+        pieces.sync()
+        (part / _PIECES).write_bytes(pieces.digests)
         part.rename(entry)
+        pieces.target = entry / "model"
+        return pieces.taken
     except OSError as error:
         _remove(part)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -229,43 +253,80 @@ def _copy(spec: ReplicaSpec, files: list[_File], entry: Path, stopped: Event) ->
         raise
 
 
-def _digest_of(files: list[_File], target: Path | None, stopped: Event) -> str:
-    """The model's hash, and a copy of it where there is a target. Files of a folder are read four at a time."""
-    if not files[0].name:
-        return _copy_file(files[0], target, stopped)
-    from concurrent.futures import ThreadPoolExecutor
-
-    if target is not None:
-        for name in sorted({str(Path(file.name).parent) for file in files}):
-            (target / name).mkdir(parents=True, exist_ok=True)
+def _copied(
+    spec: ReplicaSpec, files: list[ModelFile], part: Path, entry: Path, stopped: Event, share: Share | None
+) -> Pieces:
+    """A copy whose pieces are there and right, if those who gave them had the model. Raises OSError, StageError."""
+    _remove(part)
+    part.mkdir(mode=0o700)
+    pieces = Pieces(entry.name, part / "model", files, hashed=bool(spec.sha256))
+    pieces.make_files()
+    if share is not None:
+        share.offer(pieces)
+        share.told.wait(_HEARD_S)
     with ThreadPoolExecutor(_THREADS) as pool:
-        digests = pool.map(
-            lambda file: _copy_file(file, None if target is None else target / file.name, stopped), files
-        )
-        lines = [f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True)]
-    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+        for done in [pool.submit(_fill, pieces, share, stopped) for _ in range(_THREADS)]:
+            done.result()
+    return pieces
 
 
-def _copy_file(file: _File, target: Path | None, stopped: Event) -> str:
-    digest = hashlib.sha256()
-    with file.path.open("rb", buffering=0) as source:
-        copy = None if target is None else target.open("xb", buffering=0)
+def _fill(pieces: Pieces, share: Share | None, stopped: Event) -> None:
+    """Get pieces until all are there: from others that have them, else from the storage. By several threads."""
+    alone = share is None
+    try:
+        while not pieces.whole and not pieces.given_up:
+            _go_on(stopped)
+            if share is not None and _take(pieces, share):
+                alone = False
+                continue
+            alone = alone or pieces.idle_s() > _STALLED_S
+            if alone or (share is not None and share.reads):
+                number = pieces.claim()
+                if number is not None:
+                    data = pieces.read_source(number)
+                    pieces.put(number, data, hashlib.sha256(data).digest())
+                    continue
+            _go_on(stopped, _WAIT_S)
+    except BaseException:
+        pieces.given_up = True
+        raise
+
+
+def _take(pieces: Pieces, share: Share) -> bool:
+    """Get a piece from another replica; False: none has one that is missing."""
+    for link in share.links():
+        number = None
         try:
-            piece = bytearray(min(_PIECE, max(file.size, 1)))
-            view = memoryview(piece)
-            while count := source.readinto(piece):
-                _go_on(stopped)
-                digest.update(view[:count])
-                if copy is not None:
-                    done = 0
-                    while done < count:
-                        done += copy.write(view[done:count])
-            if copy is not None:
-                os.fsync(copy.fileno())
-        finally:
-            if copy is not None:
-                copy.close()
+            link.look()
+            number = pieces.claim(link.has)
+            data, digest = link.get(number) if number is not None else (b"", b"")
+        except (OSError, ValueError) as error:
+            if number is not None:
+                pieces.give_back(number)
+            share.failed(link, error)
+            continue
+        share.give_back(link)
+        if number is not None:
+            pieces.put(number, data, digest, taken=True)
+            return True
+    return False
+
+
+def _sha256(file: ModelFile, stopped: Event) -> str:
+    digest, piece = hashlib.sha256(), bytearray(min(_PIECE, max(file.size, 1)))
+    with file.path.open("rb", buffering=0) as source, memoryview(piece) as view:
+        while count := source.readinto(piece):
+            _go_on(stopped)
+            digest.update(view[:count])
     return digest.hexdigest()
+
+
+def _digest(files: list[ModelFile], digests: Iterable[str]) -> str:
+    """A model's hash from those of its files."""
+    if not files[0].name:
+        return next(iter(digests))
+    lines = [f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True)]
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
 def _check(spec: ReplicaSpec, digest: str) -> None:

@@ -51,6 +51,7 @@ from sluice.serve.replicad.pattern import Patterns
 from sluice.serve.replicad.registry import Expected, names_node
 from sluice.serve.replicad.scale import Decision, Memory, Need, Phase, Replica, Spec, decide, start_estimate
 from sluice.serve.replicad.slurm_view import ReplicaJob, View
+from sluice.serve.replicad.weights import peers_of
 from sluice.serve.replicad.words import why_it_ended, why_it_waits
 
 DEMAND_S = 3.0
@@ -106,6 +107,7 @@ class _Known:
     seen: ReplicaJob | None = None
     heard: Heartbeat | None = None
     heard_at: float = 0.0
+    staging: float = float("inf")  # since when it gives the model to others
     drained: float | None = None
     told: bool = False  # to drain
     requeued: bool = False  # its job, and its process is no more
@@ -211,6 +213,7 @@ class Keeper:
             before = (one.heard.state, one.heard.why) if one.heard is not None else None
             one.heard, one.heard_at = beat, now
             one.job = beat.job if one.job is None else one.job
+            one.staging = min(one.staging, now) if beat.weights is not None else float("inf")
             self._touched.add(beat.launch)
             if beat.state in (State.DRAINING, State.GONE) and one.drained is None:
                 one.drained = now
@@ -219,7 +222,17 @@ class Keeper:
                 self._wake()
             if one.ending is not None:
                 return Orders("stop")
-            return Orders("drain" if one.told else "go on")
+            do: Literal["drain", "go on"] = "drain" if one.told else "go on"
+            return Orders(do, *peers_of(beat, self._heard_of(one, now)))
+
+    def _heard_of(self, one: _Known, now: float) -> list[Heartbeat]:
+        """What the replicas of its service and user say, those first that staged first."""
+        same = [
+            other for other in self._known.values()
+            if (other.service, other.user) == (one.service, one.user) and now - other.heard_at < LOST_S
+        ]  # fmt: skip
+        same.sort(key=lambda other: (other.staging, other.launch))
+        return [other.heard for other in same if other.heard is not None]
 
     def expected(self, launch: str) -> Expected | None:
         """Whether heartbeats of a launch are taken."""

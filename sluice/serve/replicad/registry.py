@@ -18,6 +18,7 @@ from sluice.slurm.munge import Message
 from sluice.slurm.munge_service import RefusedError
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}\Z|\[?[0-9A-Fa-f:.]{2,45}\]?\Z")
+_ENTRY = re.compile(r"[A-Za-z0-9._-]{1,200}\Z")
 _HEXADECIMAL = re.compile(r"[0-9a-f]{64}\Z")
 _MOST_SLOTS = 1_000_000
 _MOST_WHY = 1000
@@ -100,6 +101,9 @@ class Registry:
             raise self._refusal("malformed", f"{beat.launch}: no secret or no fingerprint")
         if not 0 < beat.slots <= _MOST_SLOTS or len(beat.why) > _MOST_WHY:
             raise self._refusal("malformed", f"{beat.launch}: slots or why")
+        weights = beat.weights
+        if weights is not None and not (0 < weights.port < 65536 and _ENTRY.match(weights.entry)):
+            raise self._refusal("malformed", f"{beat.launch}: weights")
         load = beat.load
         counts = load.running, load.waiting, load.prompt_tokens, load.completion_tokens
         shares = (

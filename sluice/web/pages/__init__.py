@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.web.pages import jobs, operators, overview, reports, search, submit, tenants
+from sluice.web.pages import jobs, operators, overview, reports, search, services, submit, tenants
 from sluice.web.pages.view import Form, View
 
 
@@ -25,6 +25,7 @@ NAVIGATION = (
     Entry("/", "Overview", "o"),
     Entry("/jobs", "My jobs", "j", mine=True),
     Entry("/submit", "Submit", "s", writes=True),
+    Entry("/services", "Services", "v"),
     Entry("/tenants", "Tenants", "t"),
     Entry("/reports", "Reports", "r"),
     Entry("/nodes", "Nodes", "n"),
@@ -37,7 +38,7 @@ NAVIGATION = (
 )
 
 VIEWS: tuple[View, ...] = (
-    *overview.VIEWS, *jobs.VIEWS, *submit.VIEWS, *tenants.VIEWS, *reports.VIEWS, *search.VIEWS,
+    *overview.VIEWS, *jobs.VIEWS, *submit.VIEWS, *services.VIEWS, *tenants.VIEWS, *reports.VIEWS, *search.VIEWS,
     *operators.VIEWS,
 )  # fmt: skip
-FORMS: tuple[Form, ...] = (*jobs.FORMS, *submit.FORMS, *operators.FORMS)
+FORMS: tuple[Form, ...] = (*jobs.FORMS, *submit.FORMS, *services.FORMS, *operators.FORMS)

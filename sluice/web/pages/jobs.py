@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
 
-from sluice.base.errors import SluiceError
 from sluice.client import models
 from sluice.web.access import Viewer
 from sluice.web.api.jobs import JobsQuery
 from sluice.web.endpoint import Site
-from sluice.web.pages.view import Done, Form, Seen, View, ask, whole, write
+from sluice.web.pages.view import Done, Form, Seen, View, ask, soon, whole, write
 from sluice.web.problems import ProblemError
 
 ENDED = (
@@ -61,16 +60,6 @@ def _jobs(site: Site, viewer: Viewer, request: Request) -> Seen:
     }  # fmt: skip
 
 
-async def _soon(answer: Any, seconds: float) -> tuple[Any, str]:
-    """What is awaited, or why it is not there; both empty: not yet."""
-    try:
-        return await asyncio.wait_for(answer, seconds) if isinstance(answer, Awaitable) else answer, ""
-    except TimeoutError:
-        return None, ""
-    except SluiceError as error:
-        return None, error.what
-
-
 async def _job(site: Site, viewer: Viewer, request: Request) -> Seen | Done:
     name = request.path_params["job"]
     patience = 10.0 if "wait" in request.query_params else _PATIENCE_S
@@ -81,8 +70,8 @@ async def _job(site: Site, viewer: Viewer, request: Request) -> Seen | Done:
             raise
         page = None  # slurmctld has forgotten it; the accounting may know it
     explanation, report = await asyncio.gather(
-        _soon(None if page is None else ask(site, viewer, "/jobs/{job}/explanation", job=name), patience),
-        _soon(ask(site, viewer, "/jobs/{job}/report", job=name), 10.0 if page is None else patience),
+        soon(None if page is None else ask(site, viewer, "/jobs/{job}/explanation", job=name), patience),
+        soon(ask(site, viewer, "/jobs/{job}/report", job=name), 10.0 if page is None else patience),
     )
     if page is None and report[0] is None:
         raise ProblemError(

@@ -18,13 +18,16 @@ from sluice.web.pages.show import NOTHING
 from sluice.web.pages.view import Seen, View, ask, whole
 from sluice.web.problems import ProblemError
 
-KINDS = ("tenants", "users", "gpus", "nodes", "efficiency", "waste", "fairness")
+KINDS = ("tenants", "users", "gpus", "nodes", "efficiency", "waste", "fairness", "services")
 _PLOTTED_DAYS = 31
 _AT_A_TIME = 4
 _HIDDEN = ("state",)
+# What lines are compared by: field, what makes one unit of it, title, and that of its plot and of the largest ones.
+GPU_HOURS = ("gpu_s", 3600, "GPU hours", "GPU hours a day", "Most GPU hours")
+TOKENS = ("tokens", 1, "Tokens", "Tokens a day", "Most tokens")
 # Fields of a report's rows, how each is shown, and its title; what no row has is left out.
 COLUMNS = (
-    ("account", "text", "Tenant"), ("user", "text", "User"), ("partition", "text", "Partition"), ("qos", "text", "QOS"),
+    ("service", "text", "Service"), ("account", "text", "Tenant"), ("user", "text", "User"), ("partition", "text", "Partition"), ("qos", "text", "QOS"),
     ("gpu_type", "text", "GPU class"), ("gpu_class", "text", "GPU class"), ("node", "text", "Node"), ("gpu", "text", "GPU"),
     ("gpu_s", "hours", "GPU hours"), ("allocated_percent", "percent", "Allocated"),
     ("utilisation_percent", "percent", "Busy"), ("efficiency_percent", "percent", "Efficiency"),
@@ -33,7 +36,11 @@ COLUMNS = (
     ("gpu_energy_j", "energy", "Energy"), ("wait_p50_s", "duration", "Half wait less than"),
     ("wait_p95_s", "duration", "95 % wait less than"), ("entitled_percent", "percent", "Entitled to"),
     ("got_percent", "percent", "Got"), ("got_ratio", "number", "Got of it"), ("capacity_gpu_s", "hours", "Capacity"),
-    ("unallocated_gpu_s", "hours", "Not allocated"),
+    ("unallocated_gpu_s", "hours", "Not allocated"), ("requests", "number", "Requests"), ("tokens", "number", "Tokens"),
+    ("refused", "number", "Refused by a limit"), ("expired", "number", "Waited too long"),
+    ("first_token_p50_ms", "milliseconds", "Half begin within"),
+    ("first_token_p95_ms", "milliseconds", "95 % begin within"),
+    ("tokens_per_gpu_hour", "number", "Tokens a GPU hour"),
 )  # fmt: skip
 
 
@@ -63,21 +70,25 @@ async def _reports(site: Site, viewer: Viewer, request: Request) -> Seen:
         "account": given.get("account", ""),
         "user": given.get("user", ""),
     }
+    if kind == "services":
+        query["service"] = given.get("service", "")
+    measure = TOKENS if kind == "services" else GPU_HOURS
     found, why = None, None
     try:
-        found = whole(models.Report, await ask(site, viewer, "/reports/{report}", query, report=kind))
+        found = await _asked(site, viewer, kind, query)
     except ProblemError as error:
         if error.status not in (403, 503):
             raise
         why = error
     rows = [] if found is None else found["rows"]
     columns = [one for one in COLUMNS if any(row.get(one[0]) is not None for row in rows)]
-    sizes = sorted(rows, key=lambda row: -(row.get("gpu_s") or 0))[:12]
-    days = await _days(site, viewer, query, since, until) if "days" in given else None
+    sizes = sorted(rows, key=lambda row: -(row.get(measure[0]) or 0))[:12]
+    daily = _tokens_of_days if kind == "services" else _days
+    days = await daily(site, viewer, query, since, until) if "days" in given else None
     return {
         "kinds": KINDS, "kind": kind, "since": since, "until": until, "asked": query, "found": found, "rows": rows,
-        "columns": columns, "sizes": [row for row in sizes if row.get("gpu_s")], "why": why, "days": days,
-        "most": max((row.get("gpu_s") or 0 for row in rows), default=0), "name_of": name_of,
+        "columns": columns, "sizes": [row for row in sizes if row.get(measure[0])], "why": why, "days": days,
+        "most": max((row.get(measure[0]) or 0 for row in rows), default=0), "name_of": name_of, "measure": measure,
         "few_days": (until - since).days < _PLOTTED_DAYS,
         "accounts": sorted(row["name"] for row in ask(site, viewer, "/tenants")["tenants"]),
     }  # fmt: skip
@@ -86,9 +97,35 @@ async def _reports(site: Site, viewer: Viewer, request: Request) -> Seen:
 def name_of(row: Mapping[str, Any]) -> str:
     """What a line is of."""
     return (
-        " / ".join(str(row[name]) for name in ("account", "user", "node", "gpu_type", "gpu") if row.get(name))
+        " / ".join(
+            str(row[name]) for name in ("service", "account", "user", "node", "gpu_type", "gpu") if row.get(name)
+        )
         or NOTHING
     )
+
+
+async def _asked(site: Site, viewer: Viewer, kind: str, query: Mapping[str, str]) -> dict[str, Any]:
+    """A report with all fields of its model."""
+    path, model = (
+        ("/reports/services", models.ServicesReport) if kind == "services" else ("/reports/{report}", models.Report)
+    )
+    found = whole(model, await ask(site, viewer, path, query, **({} if kind == "services" else {"report": kind})))
+    return found or {}
+
+
+async def _tokens_of_days(
+    site: Site, viewer: Viewer, query: Mapping[str, str], since: date, until: date
+) -> list[tuple[float, float]]:
+    """Tokens of each day, which one report has."""
+    first = max(since, until - timedelta(days=_PLOTTED_DAYS - 1))
+    found = await ask(site, viewer, "/reports/services", {**query, "since": str(first), "by": "day"})
+    tokens = {row["day"]: row.get("tokens") or 0 for row in found["rows"]}
+    days = (first + timedelta(days=count) for count in range((until - first).days + 1))
+    return [(_noon(day), tokens.get(str(day), 0)) for day in days]
+
+
+def _noon(day: date) -> float:
+    return datetime(day.year, day.month, day.day, 12, tzinfo=UTC).timestamp()
 
 
 async def _days(
@@ -103,8 +140,7 @@ async def _days(
             found = await ask(
                 site, viewer, "/reports/{report}", {**query, "since": str(day), "until": str(day)}, report="users"
             )
-        moment = datetime(day.year, day.month, day.day, 12, tzinfo=UTC).timestamp()
-        return moment, sum(row.get("gpu_s") or 0 for row in found["rows"]) / 3600
+        return _noon(day), sum(row.get("gpu_s") or 0 for row in found["rows"]) / 3600
 
     return list(await asyncio.gather(*(of(until - timedelta(days=age)) for age in reversed(range(count)))))
 

@@ -34,6 +34,8 @@ STATES = {
     "drained": ("warn", "⚠"), "draining": ("warn", "⚠"), "unknown": ("off", "?"), "ok": ("good", "✓"),
     "out": ("bad", "✕"), "fault": ("bad", "✕"), "warning": ("warn", "⚠"), "firing": ("bad", "⚠"),
     "waiting": ("wait", "◔"), "silenced": ("off", "‖"), "problem": ("bad", "✕"), "remark": ("warn", "⚠"),
+    "ready": ("good", "✓"), "running": ("run", "▶"), "starting": ("wait", "◔"), "queued": ("wait", "◔"),
+    "failed": ("bad", "✕"), "paused": ("off", "‖"), "gone": ("off", "⊘"),
     "free": ("good", "✓"), "whole": ("run", "▶"), "shared": ("run", "◐"),
 }  # fmt: skip
 

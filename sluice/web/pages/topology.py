@@ -64,7 +64,8 @@ class Drawing:
     lines: list[Line] = field(default_factory=list)
     gpus: list[Box] = field(default_factory=list)
     nics: list[Box] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    said: list[tuple[str, list[str]]] = field(default_factory=list)
+    """Links in words: of what kind, and the GPUs that it joins, each with each."""
     """The links in words, for those who do not see the drawing."""
 
 
@@ -143,11 +144,11 @@ def _join_gpus(drawing: Drawing, inventory: Mapping[str, Any], boxes: Mapping[in
                 drawing.lines += [
                     Line(boxes[at].middle, y + _BAR_H, boxes[at].middle, _GPU_Y, "fabric") for at in group
                 ]
-                drawing.said.append(f"{label}: {', '.join(names[at] for at in group)}, each with each")
+                drawing.said.append((label, [names[at] for at in group]))
                 joined = {pair for pair in joined if not set(pair) <= set(group)}
         for one, other in sorted(joined):
             drawing.lines.append(Line(boxes[one].middle, _GPU_Y, boxes[other].middle, _GPU_Y, "fabric", label))
-            drawing.said.append(f"{label}: {names[one]} and {names[other]}")
+            drawing.said.append((label, [names[one], names[other]]))
 
 
 def _cliques(pairs: set[tuple[int, int]]) -> list[Sequence[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from sluice.base.errors import SluiceError
 from sluice.web.access import Viewer
 from sluice.web.api import ENDPOINTS
 from sluice.web.endpoint import Endpoint, Site, checked
@@ -86,6 +88,16 @@ def ask(site: Site, viewer: Viewer, path: str, query: Mapping[str, Any] | None =
         what = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg'][:300]}"
         raise ProblemError(400, what, remedy="correct it in the form or in the address") from error
     return endpoint.answer(site, viewer, asked, names)
+
+
+async def soon(answer: Any, seconds: float) -> tuple[Any, str]:
+    """What is awaited, or why it is not there; both empty: not yet."""
+    try:
+        return await asyncio.wait_for(answer, seconds) if isinstance(answer, Awaitable) else answer, ""
+    except TimeoutError:
+        return None, ""
+    except SluiceError as error:
+        return None, error.what
 
 
 async def write(

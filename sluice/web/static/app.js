@@ -17,6 +17,8 @@ function localTimes(root) {
 }
 
 // ---- live parts: what the browser has already is not sent again ----
+const held = new Set(); // parts that are being filled in, and not as they are now
+
 htmx.defineExtension("pieces", {
   onEvent(name, event) {
     if (name !== "htmx:configRequest") return true;
@@ -28,7 +30,10 @@ htmx.defineExtension("pieces", {
   handleSwap(style, target, fragment) {
     if (style !== "pieces") return false;
     const fields = [...target.querySelectorAll("input, textarea")];
-    if (fields.some(one => one === document.activeElement || one.value !== one.defaultValue)) return [target]; // being filled in
+    if (fields.some(one => one === document.activeElement || one.value !== one.defaultValue)) {
+      held.add(target);
+      return [target];
+    }
     const open = new Set([...target.querySelectorAll("details[open][id]")].map(one => one.id));
     const focused = target.contains(document.activeElement) ? document.activeElement.id : "";
     for (const stub of fragment.querySelectorAll("[data-keep]")) {
@@ -46,22 +51,38 @@ htmx.defineExtension("pieces", {
   },
 });
 
+const LOOK_MS = 3000, QUIET_MS = 45000; // the server says something every 15 s
 const live = document.getElementById("live");
-let stream = null;
+let stream = null, heard = 0;
 const due = new Map(), last = new WeakMap();
+
+function refresh(part, wait) {
+  if (due.has(part)) return;
+  due.set(part, setTimeout(() => {
+    due.delete(part);
+    last.set(part, Date.now());
+    if (part.isConnected) htmx.trigger(part, "sluice-refresh");
+  }, wait));
+}
+
+const pace = part => part.dataset.pace * 1000;
 
 // Each live part is asked for soon after a change, and not more often than its pace; the last change is never lost.
 function wake(topic) {
-  for (const part of document.querySelectorAll(`[data-topics~="${topic}"]`)) {
-    if (due.has(part)) continue;
-    const wait = (last.get(part) ?? -Infinity) + part.dataset.pace * 1000 - Date.now();
-    due.set(part, setTimeout(() => {
-      due.delete(part);
-      last.set(part, Date.now());
-      if (part.isConnected) htmx.trigger(part, "sluice-refresh");
-    }, Math.max(300, wait)));
-  }
+  heard = Date.now();
+  for (const part of document.querySelectorAll(`[data-topics~="${topic}"]`))
+    refresh(part, Math.max(300, (last.get(part) ?? -Infinity) + pace(part) - Date.now()));
 }
+
+document.addEventListener("htmx:afterRequest", event => {
+  const part = event.detail.elt;
+  if (!event.detail.successful && part.matches("[data-topics]")) refresh(part, pace(part));
+});
+
+document.addEventListener("focusout", () => {
+  held.forEach(part => refresh(part, 300));
+  held.clear();
+});
 
 function topicsOfPage() {
   return new Set([...document.querySelectorAll("[data-topics]")].flatMap(one => one.dataset.topics.split(" ")));
@@ -71,12 +92,13 @@ function follow() {
   const topics = topicsOfPage();
   if (!live || !topics.size || document.hidden || stream) return;
   stream = new EventSource(`/api/v1/stream?rows=false&topics=${[...topics].join(",")}`);
+  heard = Date.now();
   let lost = false;
   stream.onopen = () => {
     live.textContent = document.body.dataset.saidLive;
     live.className = "live on";
-    if (lost) topics.forEach(wake);
     lost = false;
+    topics.forEach(wake); // it does not tell what changed between the making of the page, or the loss, and now
   };
   stream.onerror = () => {
     if (!lost) live.textContent = `${document.body.dataset.saidLost} ${CLOCK.format(new Date())}`;
@@ -88,8 +110,17 @@ function follow() {
     }
   };
   stream.addEventListener("reset", () => topics.forEach(wake));
+  stream.addEventListener("quiet", () => heard = Date.now());
   for (const topic of topics) stream.addEventListener(topic, () => wake(topic));
 }
+
+// A connection can be gone without anybody having been told, as after a sleep or behind a router that was restarted.
+setInterval(() => {
+  if (!stream || Date.now() - heard < QUIET_MS) return;
+  stream.close();
+  stream = null;
+  follow();
+}, LOOK_MS);
 
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) { // a browser has few connections to a host for all its tabs
@@ -188,7 +219,7 @@ function plots(root) {
     const plot = new uPlot({
       width: width(), height: 240,
       scales: {x: {time: Boolean(figure.dataset.time)}, y: {range: (_, low, high) => [Math.min(0, low ?? 0), (high || 1) * 1.05]}},
-      axes: [{...axis, ...timed}, {...axis, label: figure.dataset.unit, size: 60}],
+      axes: [{...axis, ...timed}, {...axis, label: figure.dataset.unit, size: (_, ticks) => Math.max(60, 24 + 8 * Math.max(0, ...(ticks ?? []).map(one => one.length)))}],
       series: titles.map((label, at) => at ? {
         label, stroke: color(`--plot-${at}`), width: 2, dash: at === 2 ? [6, 4] : at === 3 ? [2, 3] : undefined,
         fill: titles.length === 2 ? color("--plot-fill") : undefined, points: {show: rows.length < 60},
@@ -203,5 +234,6 @@ document.addEventListener("htmx:load", event => {
   plots(event.detail.elt);
 });
 localTimes(document);
+document.querySelector(".menu [aria-current]")?.scrollIntoView({block: "nearest", inline: "center"}); // on a phone it may be beyond the edge
 plots(document);
 follow();

@@ -97,7 +97,7 @@ def test_roles_are_asked_of_slurm(world: World) -> None:
     for do, words, least in (
         ("health-return", returned, 1), ("silence", {"rule": "x"}, 1), ("silence-end", {"id": "12345678"}, 1),
         ("policy-check", {"text": ""}, 1), ("policy-plan", {"text": ""}, 1), ("policy-apply", {"hash": "0" * 64}, 2),
-        ("policy-drift", {}, 1),
+        ("policy-drift", {}, 1), ("service-change", {"service": "llm", "most": 2}, 2),
     ):  # fmt: skip
         for user, level in world.users.items():
             if level < least:

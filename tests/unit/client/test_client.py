@@ -340,7 +340,7 @@ def followed(server: Server, *topics: str, asynchronous: bool) -> list[Change]:
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_stream_is_followed_over_its_connections_each_of_which_begins_with_a_reset(asynchronous: bool) -> None:
     server = Server(
-        "retry: 3000\n\n: still here\n\n" + changed(7, "PENDING") + event("jobs", {"key": "8"}),
+        "retry: 3000\n\n" + event("quiet", {}) + changed(7, "PENDING") + event("jobs", {"key": "8"}),
         problem(503, **{"retry-after": "1"}),
         event("reset", {}) + event("of a newer server", {"key": "1"}) + changed(7, "RUNNING") + "event: jobs\ndata: {",
     )

@@ -400,6 +400,15 @@ def test_where_the_kernel_ends_a_whole_cgroup_nobody_is_looked_for(tmp_path: Pat
         other.wait()
 
 
+def test_no_process_of_a_step_sees_another_ones_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch script went on with its next line, for a moment."""
+    kill, seen = tmp_path / "cgroup.kill", []
+    kill.touch()
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: seen.append(kill.read_text()))
+    end_step(tmp_path, [os.getpid()], any_one)
+    assert seen == ["1"]
+
+
 def test_ending_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signalled: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, _: signalled.append(pid))

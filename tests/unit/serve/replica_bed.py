@@ -44,6 +44,7 @@ def spec_of(model: Path | str, **changes: Any) -> ReplicaSpec:
         "service": "tiny", "launch": LAUNCH, "engine": "llama.cpp", "model": str(model), "sha256": None, "stage": None,
         "options": ("--ctx-size", "16384", "--threads", "1"), "command": (), "slots": 4, "registries": (),
         "registry_uid": REGISTRY_UID, "ready_s": 60.0, "drain_s": 20.0, "health": "/health",
+        "broadcast": 1024, "nodes": 1,
     }  # fmt: skip
     return ReplicaSpec(**{**given, **changes})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from policy.services import HEALTH, TAKEN
 from sluice.base.errors import UsageError
 from sluice.exchange.serving import ENGINES, Abilities, Load
 from sluice.serve.engines import xllamacpp_server
-from sluice.serve.engines.base import Place, has_option, option_value, samples
+from sluice.serve.engines.base import Group, Place, has_option, option_value, samples
 from sluice.serve.engines.known import engine_of
 from tests.unit.serve.replica_bed import spec_of
 
@@ -59,6 +60,23 @@ def test_tei_has_its_key_in_its_environment() -> None:
     assert start.address == 4321 and start.environment["API_KEY"] == KEY
     words = " ".join(start.arguments)
     assert "--hostname 127.0.0.1 --port 4321" in words and "--model-id /stage/model" in words and KEY not in words
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_parts_on_several_nodes(rank: int) -> None:
+    place = replace(PLACE, group=Group(3, rank, "n1", 7000))
+    words = " ".join(start_of("vllm", place).arguments)
+    assert f"--nnodes 3 --node-rank {rank} --master-addr n1 --master-port 7000" in words
+    assert "--pipeline-parallel-size 3 --tensor-parallel-size 2" in words and ("--headless" in words) == (rank > 0)
+    words = " ".join(start_of("vllm", place, options=("--tensor-parallel-size", "6")).arguments)
+    assert "--pipeline" not in words and words.count("--tensor-parallel-size") == 1
+    config = start_of("sglang", place).files["sglang.yaml"]
+    for line in ("nnodes: 3", f"node-rank: {rank}", 'dist-init-addr: "n1:7000"', "tensor-parallel-size: 6"):
+        assert f"{line}\n" in config
+    given = start_of("openai", place, command=("/srv/run", "{socket}")).environment
+    assert [given[f"SLUICE_{name}"] for name in ("NODES", "NODE_RANK", "LEADER_HOST", "LEADER_PORT")] == [
+        "3", str(rank), "n1", "7000",
+    ]  # fmt: skip
 
 
 def test_llama_cpp(tmp_path: Path) -> None:

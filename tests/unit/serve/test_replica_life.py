@@ -480,3 +480,17 @@ def test_tls_1_2_is_refused(tmp_path: Path, models: dict[str, Path], registry: R
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         with pytest.raises(ssl.SSLError), socket.create_connection(("127.0.0.1", beat.port)) as plain:
             context.wrap_socket(plain)
+
+
+def test_embeddings_of_llama_cpp(tmp_path: Path, models: dict[str, Path], registry: Registry) -> None:
+    options = ("--ctx-size", "4096", "--threads", "1", "--embeddings", "--pooling", "mean")
+    spec = spec_of(models["random"], registries=(registry.address,), options=options)
+    with replica(spec, tmp_path):
+        beat = registry.wait(State.READY)
+        assert beat.abilities.embeddings and not beat.abilities.chat
+        with connect(beat.port, beat.secret) as connection:
+            connection.sendall(request("/v1/embeddings", {"input": ["one two", "three", "one two"]}))
+            answer = json.loads(read_all(connection).partition(b"\r\n\r\n")[2])
+    first, second, again = (one["embedding"] for one in answer["data"])
+    assert len(first) > 8 and any(first) and first == again and first != second
+    assert answer["usage"]["prompt_tokens"] >= 5

@@ -12,11 +12,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sluice.serve.replica import stage as stage_module
+from sluice.serve.replica.pieces import Pieces
 from sluice.serve.replica.stage import StageError, find_staged, stage
 from tests.unit.serve.replica_bed import ROOT, spec_of
 
@@ -77,15 +76,15 @@ def test_another_hash_is_refused_and_nothing_stays(tmp_path: Path, model: Path, 
 def test_a_model_that_changes_while_it_is_copied_is_not_used(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = stage_module._copy_file
+    real = Pieces.read_source
 
-    def copy(file: Any, *more: Any) -> str:
-        digest = real(file, *more)
-        with file.path.open("ab") as other:
+    def read(pieces: Pieces, number: int) -> bytes:
+        data = real(pieces, number)
+        with (model / "config.json").open("ab") as other:
             other.write(b"x")
-        return digest
+        return data
 
-    monkeypatch.setattr(stage_module, "_copy_file", copy)
+    monkeypatch.setattr(Pieces, "read_source", read)
     with pytest.raises(StageError, match="changed while it was copied"):
         stage(spec_of(model, stage=str(tmp_path / "stage")))
     assert not entries(tmp_path / "stage")

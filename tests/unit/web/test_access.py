@@ -281,7 +281,7 @@ ROWS: dict[str, tuple[Any, str]] = {
 """Of endpoints with rows of several owners: whose they are, and the property of `Role` that says whose they must be."""
 OBJECTS = {
     "/jobs/{job}", "/jobs/{job}/explanation", "/jobs/{job}/report", "/jobs/{job}/series", "/nodes/{node}/topology",
-    "/services/{service}", "/tenants/{tenant}", "/tenants/{tenant}/quota",
+    "/services/{service}", "/services/{service}/series", "/tenants/{tenant}", "/tenants/{tenant}/quota",
 }  # fmt: skip
 """Of one object, which is there for who may see it."""
 NO_ROWS = {

@@ -19,6 +19,7 @@ from policy.service_jobs import ServicePolicy, ServicesPolicy
 from policy.service_use import service_documents
 from sluice.client import models
 from sluice.exchange import serve_status
+from sluice.exchange.recent_use import ServiceUse
 from sluice.exchange.serving import State
 from sluice.explain.shadow import Difference, Shadow
 from sluice.failover.shared import Lease
@@ -137,7 +138,10 @@ def a_service() -> dict[str, Any]:
         "llm", "0123456789abcdef", 17, "n1", State.READY, 16, 3, 1, 10, 20, 0.5, "tokens", 5.0, None
     )
     (found,) = service_documents(
-        policy, [], serve_status.Status({"llm": serve_status.ServiceStatus(1, 2.0)}, {said.launch: said})
+        policy,
+        [],
+        serve_status.Status({"llm": serve_status.ServiceStatus(1, 2.0)}, {said.launch: said}),
+        {"llm": ServiceUse(3, 900, 99.5)},
     )
     return found
 
@@ -154,6 +158,7 @@ PRINTED: dict[str, Callable[[], dict[str, Any]]] = {
     "report services": a_report_of_services,
     "serve list": lambda: {
         "schema_version": 1,
+        "address": "https://models.site.org/v1",
         "services": [{name: value for name, value in a_service().items() if name != "replicas"}],
     },
     "serve show": lambda: {"schema_version": 1, **a_service()},

@@ -22,7 +22,7 @@ from jinja2 import nodes
 
 from sluice.controllerd.snapshot import gpu_rows, job_row
 from sluice.exchange.acts import ActError
-from sluice.web.pages import FORMS, NAVIGATION, VIEWS, heat, jobs, reports, show, static, submit, why, words
+from sluice.web.pages import FORMS, NAVIGATION, VIEWS, heat, jobs, reports, services, show, static, submit, why, words
 from sluice.web.pages.routes import POLICY, local, templates
 from sluice.web.pages.show import Ui, parse_have
 from sluice.web.pages.words import catalogue, choose, say_in
@@ -30,11 +30,12 @@ from sluice.web.problems import ProblemError
 from tests.unit.web.test_access import OWNERS, Web
 from tests.web.demo_site import HOSTILE, Demo, DemoSite
 
-PATHS = {"job": "3", "tenant": "chemistry", "node": "n1", "act": "cancel", "silence": "0" * 12}
+PATHS = {"job": "3", "tenant": "chemistry", "node": "n1", "act": "cancel", "silence": "0" * 12, "service": "own",
+         "change": "pause"}  # fmt: skip
 QUERIES = {
     "/search": ("?q=secret", "?q=3"),
     "/submit": ("?from=3",),
-    "/reports": ("?days=1&since=2026-01-01&until=2026-01-02",),
+    "/reports": tuple(f"?days=1&since=2026-01-01&until=2026-01-02{more}" for more in ("", "&report=services")),
 }
 KB = 1024
 
@@ -385,7 +386,8 @@ def texts_of_python() -> Iterator[str]:
                     yield call.args[0].value
     yield from (one.title for one in (*NAVIGATION, *VIEWS, *FORMS))
     yield from (name for _, name in jobs.CHIPS)
-    yield from jobs.ACTS.values()
+    yield from (*jobs.ACTS.values(), *services.ACTS.values(), *services.OUTCOMES.values(), *services.LIMITS.values())
+    yield from (*services.REPLICAS, *(title for one in (reports.GPU_HOURS, reports.TOKENS) for title in one[2:]))
     yield from (title for _, title, _ in submit.MORE)
     yield from (title for _, _, title in reports.COLUMNS)
     yield from (*reports.KINDS, *show.STATES, *show.REASONS.values(), *show.RESOURCES.values(), *why._SMALLER.values())
@@ -403,6 +405,7 @@ def texts_of_python() -> Iterator[str]:
         "policy",
         "inventory",
         "failover",
+        "services",
     )
 
 

@@ -29,10 +29,10 @@ from tests.unit.web.test_writes import BODIES
 
 USER = "oscar"  # an operator: what is refused is refused for how it logged in
 PROXY = "10.0.0.5"
-NAMES_IN = {**PATHS, "silence": "12345678", "act": "cancel", "name": "n1"}
+NAMES_IN = {**PATHS, "silence": "12345678", "act": "cancel", "change": "pause", "name": "n1"}
 FIELDS = {"node": "n1", "rule": "x", "subject": "*", "seconds": "3600", "do": "check", "text": "tenants: {}",
           "script": "#!/bin/sh\n", "hash": "0" * 64}  # fmt: skip
-DOES = ("cancel", "health-return", "silence", "silence-end", "policy-check")
+DOES = ("cancel", "health-return", "silence", "silence-end", "policy-check", "service-change")
 OF_PROOFS = {"/audit", "/policy/drift"}  # read by root's helper, which wants a proof
 
 Headers = dict[str, str]

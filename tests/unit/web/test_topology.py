@@ -35,7 +35,7 @@ def test_gpus_behind_a_switch_hang_on_one_bar_and_each_nic_is_below_its_gpu() ->
     assert sum(line.kind == "pci" for line in found.lines) == 8
     assert [frame.label for frame in found.frames] == ["NUMA 0", "NUMA 1"]
     assert [nic.x for nic in found.nics] == [gpu.x for gpu in found.gpus]
-    assert found.said == ["NVLink x18: " + ", ".join(f"GPU {n}" for n in range(8)) + ", each with each"]
+    assert found.said == [("NVLink x18", [f"GPU {n}" for n in range(8)])]
 
 
 def test_pairs_and_groups_of_links_are_told_apart() -> None:
@@ -43,7 +43,7 @@ def test_pairs_and_groups_of_links_are_told_apart() -> None:
     found = joined(Demo(40).inventory("gpu01"), {pair: bridge for pair in {*four, (4, 5), (6, 7)}})
     assert len(found.bars) == 1
     assert [line.label for line in found.lines if line.label.startswith("NV")] == ["NVLink x4"] * 2
-    assert found.said[1:] == ["NVLink x4: GPU 4 and GPU 5", "NVLink x4: GPU 6 and GPU 7"]
+    assert found.said[1:] == [("NVLink x4", ["GPU 4", "GPU 5"]), ("NVLink x4", ["GPU 6", "GPU 7"])]
 
 
 def test_all_boxes_are_inside_and_none_covers_another() -> None:

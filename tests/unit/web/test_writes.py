@@ -31,6 +31,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "SilenceRequest": {"rule": "x"},
     "PolicyText": {"text": "tenants: {}"},
     "ApplyRequest": {"hash": "0" * 64},
+    "ServiceChange": {"most": 2},
 }
 
 
@@ -53,7 +54,7 @@ def send(
 @pytest.mark.parametrize("one", WRITES, ids=lambda one: f"{one.method} {one.path}")
 def test_each_write_needs_a_proof_that_may_write_and_passes_it_on(tmp_path: Path, one: Any) -> None:
     web = Web(tmp_path, [])
-    path = one.path.format(job="3", silence="12345678")
+    path = one.path.format(job="3", silence="12345678", service="own")
     body = None if one.body is None else BODIES[one.body.__name__]
     said = send(web, path, body, "root", method=one.method, scopes=("read",))
     assert said.status_code == 403 and "--scope write" in said.json()["remedy"]
@@ -153,7 +154,9 @@ def test_whom_a_proxy_names_can_only_read(tmp_path: Path) -> None:
     said = web.get("/whoami", **{"x-remote-user": "root"})
     assert said.status_code == 200
     for one in WRITES:
-        said = web.get(one.path.format(job="1", silence="12345678"), method=one.method, **{"x-remote-user": "root"})
+        said = web.get(
+            one.path.format(job="1", silence="12345678", service="own"), method=one.method, **{"x-remote-user": "root"}
+        )
         assert said.status_code == 403 and "proxy" in said.json()["detail"], one.path
     assert not web.acted
 
