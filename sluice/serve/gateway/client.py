@@ -100,15 +100,15 @@ class Client(asyncio.Protocol):
     """One connection of a client."""
 
     __slots__ = (
-        "_chunked", "_closing", "_counted", "_late", "_next", "_owner", "_parser", "_reading", "_since", "_stuck",
-        "address",
-        "handler", "peer", "request", "transport", "waiting", "worker",
+        "_chunked", "_closing", "_counted", "_fresh", "_late", "_next", "_owner", "_parser", "_reading", "_since",
+        "_stuck", "address", "handler", "peer", "request", "transport", "waiting", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.transport: asyncio.Transport | None = None
         self.peer = self.address = ""
+        self._fresh = True  # its first request may be on its way
         self.handler: Handler | None = None
         self.request: Request | None = None
         """The one that is being answered."""
@@ -232,8 +232,14 @@ class Client(asyncio.Protocol):
                     self.transport.abort()
 
     def drain(self) -> None:
-        """Take no further requests; at once where there is none."""
-        if self.request is None and self._next is None and not self._late and self.transport is not None:
+        """Take no further requests; at once where there is none and has been one."""
+        if (
+            not self._fresh
+            and self.request is None
+            and self._next is None
+            and not self._late
+            and self.transport is not None
+        ):
             self._close()
 
     def abort(self) -> None:
@@ -245,6 +251,7 @@ class Client(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        self._fresh = False
         now = time.monotonic()
         if self.request is None:
             self._since = now
