@@ -10,6 +10,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,9 @@ class Site:
     @property
     def guard(self) -> int:
         """Its number outside of the cluster."""
-        found = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _is_guard(pid, self.cluster)]
-        assert len(found) == 1, found
-        return found[0]
+        found = {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _is_guard(pid, self.cluster)}
+        [guard] = {pid for pid in found if _parent(pid) not in found}  # an agent that begins is its guard until exec
+        return guard
 
     @property
     def agent(self) -> int | None:
@@ -155,6 +156,13 @@ class Site:
         found = events.read(self.cluster.folder / "controllerd/ctl1/events.jsonl", 0)
         words = [str(event.fields["reason"]) for event in found if event.kind == "health.warn"]
         return [reason for reason in words if "agent_lost" in reason]
+
+
+def _parent(pid: int) -> int | None:
+    """None: it has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 def _is_guard(pid: int, cluster: DevCluster) -> bool:
