@@ -89,7 +89,19 @@ def change_replicas(
     if paused:
         one["paused"] = True
     elif paused is not None:
-        one.pop("paused", None)
+        take_out(one, "paused")
+        if one.get("paused"):  # of a mapping that is merged into it
+            one["paused"] = False
+
+
+def take_out(mapping: Any, key: str) -> None:
+    """Without a key. Raises UsageError where ruamel cannot."""
+    try:
+        mapping.pop(key, None)
+    except KeyError as error:
+        raise UsageError(
+            f"{key!r}: other mappings have it from this one by an anchor", remedy="change the file by hand"
+        ) from error
 
 
 def value_of(word: str) -> Any:
@@ -117,7 +129,7 @@ def set_value(mapping: Any, key: str, word: str) -> None:
         if not hasattr(here, "keys"):
             raise UsageError(f"{key!r}: {part!r} is not a mapping in the file", remedy="see man sluice.yaml")
     if word == "":
-        here.pop(last, None)
+        take_out(here, last)
     else:
         here[last] = value_of(word)
 

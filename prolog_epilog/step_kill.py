@@ -15,7 +15,7 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ _MOST_FREED = 64
 _SECONDS = 0.2
 
 
-def end_step(folder: Path | None, pids: Iterable[int], is_still: Callable[[int], bool]) -> int:
+def end_step(folder: Path | None, pids: Collection[int], is_still: Callable[[int], bool]) -> int:
     """End the processes below a step's folder (`Place.step_folder`), and these; how many there were to end.
 
     `is_still`: whether a process is still the one that was found: it may have ended, and another may have its number.
@@ -45,7 +45,9 @@ def end_step(folder: Path | None, pids: Iterable[int], is_still: Callable[[int],
                 files.callback(os.close, file)
             else:
                 os.close(file)
-        if folder is None or at_once:
+        if at_once:  # those that have gone by now are ended as well
+            return len(pids)
+        if folder is None:
             return ended
         ended = max(ended, _end_frozen(folder))
         if (folder / "freezer.state").exists():

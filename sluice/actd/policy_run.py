@@ -20,7 +20,7 @@ from policy.access import Caller
 from policy.changes import show
 from policy.edit import change_replicas, edited, save
 from policy.site import Comparison, Site
-from sluice.base.errors import SluiceError
+from sluice.base.errors import SluiceError, UsageError
 from sluice.base.files import write_atomic
 
 _MOST_LINES = 20_000
@@ -57,13 +57,17 @@ def _lasting(changes: list[dict[str, Any]]) -> list[Any]:
 
 def apply(site: Site, path: Path, text: str, wanted: str, who: Caller) -> dict[str, Any]:
     """Make the changes of a plan, and its text the policy file. Raises SluiceError, PlanChangedError."""
+    was = document.read(path) if path.exists() else None
     comparison, made = plan(site, path, text)
     if made["hash"] != wanted:
         raise PlanChangedError("the plan has changed since it was shown", remedy="make a new plan, and look at it")
     said: list[str] = []
 
     def before() -> None:
-        write_atomic(path, text, mode=path.stat().st_mode & 0o777 if path.exists() else 0o644)
+        if was is None:
+            write_atomic(path, text)
+        else:
+            save(comparison.source, was)
 
     done, left = site.apply(comparison, who=who, progress=said.append, before=before)
     return {"schema_version": 1, "hash": wanted, "changes": len(done), "left": len(left), "messages": said[:100]}
@@ -71,7 +75,9 @@ def apply(site: Site, path: Path, text: str, wanted: str, who: Caller) -> dict[s
 
 def change_service(site: Site, path: Path, asked: dict[str, Any], who: Caller) -> dict[str, Any]:
     """Scale, pause or resume a service in the policy file, and apply it. Nothing else is changed by it: where the file
-    has more that is not applied, it is refused. Raises SluiceError, PlanChangedError."""
+    has more that is not applied, or other services share its replicas, it is refused. Raises SluiceError,
+    PlanChangedError.
+    """
     was = document.read(path)
     before = site.compare(document.load(path), keep_level=True)
     if before.changes:
@@ -80,6 +86,12 @@ def change_service(site: Site, path: Path, asked: dict[str, Any], who: Caller) -
         )
     name, words = asked["service"], {word: asked.get(word) for word in ("least", "most", "paused")}
     source = edited(path, lambda policy: change_replicas(policy, name, **words))
+    there = before.source.policy.services
+    if shared := [one for one, now in source.policy.services.items() if one != name and now != there.get(one)]:
+        raise UsageError(
+            f"{path}: service {name!r} shares its replicas with {', '.join(shared[:10])} by an anchor",
+            remedy="write the fields of each out, or change the file by hand",
+        )
     said: list[str] = []
     comparison = site.compare(source, keep_level=True)
     done, _ = site.apply(

@@ -60,16 +60,17 @@ def serve_local(
 
 
 def _listen(path: Path, remedy: str) -> socket.socket:
-    """A socket that everybody may connect to, in place of what was at its path."""
+    """A socket that everybody may connect to, in place of what was at its path. It is there once it listens."""
     if not path.parent.is_dir():
         raise SluiceError(f"{path.parent}: not there", remedy=remedy)
-    with suppress(FileNotFoundError):
-        path.unlink()
+    new = path.with_name(f".{path.name}")
+    new.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        listening.bind(str(path))
-        path.chmod(0o666)
+        listening.bind(str(new))
+        new.chmod(0o666)
         listening.listen(64)
+        new.replace(path)
     except BaseException:
         listening.close()
         raise

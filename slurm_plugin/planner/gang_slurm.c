@@ -509,23 +509,40 @@ static void release(const struct sluice_gang_instance *instance)
     publish();
 }
 
-/* Give the nodes back: Slurm queues the job again, as when its prolog failed. */
-static void give_back(job_record_t *job, const char *name)
+/*
+ * Whether the user of an srun is sent the text now: its job ends in a later pass, as Slurm sends the text and the end from
+ * two threads, and srun ends with the latter.
+ */
+static bool tell(job_record_t *job, char *text)
 {
-    uint16_t wanted = job->details->requeue;
-    int rc = ESLURM_BATCH_ONLY;
+    if (job->state_desc && !strcmp(job->state_desc, text))
+        return false;
+    set_text(job, text);
+    if (!job->batch_flag)
+        srun_user_message(job, text);
+    return !job->batch_flag;
+}
+
+static char *not_in_time(const struct sluice_gang_member *member, char *text, size_t size)
+{
+    snprintf(text, size, SLUICE_GANG_MARK "%s: not all members got nodes in time; cancelled", member->name);
+    return text;
+}
+
+/* Give the nodes back: Slurm queues a batch job again, as when its prolog failed; others were told why they end. */
+static void give_back(job_record_t *job, char *text)
+{
     if (job->batch_flag) { /* nothing of it ran: --no-requeue is no reason to lose it */
+        uint16_t wanted = job->details->requeue;
         job->details->requeue = 1;
-        rc = sluice_job_requeue(job);
+        int rc = sluice_job_requeue(job);
         if (job->details)
             job->details->requeue = wanted;
-    }
-    if (rc) {
-        char text[160];
-        snprintf(text, sizeof text, "gang %s: not all members got nodes in time; cancelled", name);
+        if (!rc)
+            return;
         srun_user_message(job, text);
-        job_signal(job, SIGKILL, 0, 0, false);
     }
+    job_signal(job, SIGKILL, 0, 0, false);
 }
 
 static void requeue(const struct sluice_gang_instance *instance)
@@ -533,6 +550,16 @@ static void requeue(const struct sluice_gang_instance *instance)
     const struct sluice_gang_member *first = &picture.members[instance->first];
     uint64_t held = gpu_seconds(instance);
     int64_t seconds = held_for(instance);
+    char text[SLUICE_GANG_REASON_SIZE];
+    bool told = false;
+    for (uint32_t i = 0; i < instance->members; i++) {
+        const struct sluice_gang_member *member = &picture.members[instance->first + i];
+        job_record_t *job = kept_job(member);
+        if (job && !job->batch_flag)
+            told |= tell(job, not_in_time(member, text, sizeof text));
+    }
+    if (told)
+        return;
     for (uint32_t i = 0; i < instance->members; i++) {
         const struct sluice_gang_member *member = &picture.members[instance->first + i];
         job_record_t *job = kept_job(member);
@@ -540,7 +567,7 @@ static void requeue(const struct sluice_gang_instance *instance)
         if (!job)
             continue;
         set_text(job, NULL);
-        give_back(job, member->name);
+        give_back(job, not_in_time(member, text, sizeof text));
         if (take_kept(member->job_id, &prolog))
             end_prolog(member->job_id, prolog.done);
     }
@@ -553,10 +580,11 @@ static void requeue(const struct sluice_gang_instance *instance)
     publish();
 }
 
-/* Whether the users of all members that wait have been told why they are cancelled; those who have not are now. */
-static bool have_been_told(const struct sluice_gang_instance *instance)
+/* The rest of the gang never arrived: the members that wait are cancelled, an array's running tasks are not. */
+static void cancel(const struct sluice_gang_instance *instance)
 {
-    bool all = true;
+    const struct sluice_gang_member *first = &picture.members[instance->first];
+    bool told = false;
     for (uint32_t i = 0; i < instance->members; i++) {
         const struct sluice_gang_member *member = &picture.members[instance->first + i];
         char text[SLUICE_GANG_REASON_SIZE];
@@ -565,25 +593,9 @@ static bool have_been_told(const struct sluice_gang_instance *instance)
             continue;
         snprintf(text, sizeof text, SLUICE_GANG_MARK "%s: only %u of %u members submitted in %u s; cancelled",
                  member->name, instance->present, member->count, picture.incomplete_s);
-        if (job->state_desc && !strcmp(job->state_desc, text))
-            continue;
-        set_text(job, text);
-        if (!job->batch_flag) {
-            srun_user_message(job, text);
-            all = false;
-        }
+        told |= tell(job, text);
     }
-    return all;
-}
-
-/*
- * The rest of the gang never arrived: the members that wait are cancelled, an array's running tasks are not. Not in the
- * pass in which an srun is sent the reason: Slurm sends it and the end from two threads, and srun ends with the latter.
- */
-static void cancel(const struct sluice_gang_instance *instance)
-{
-    const struct sluice_gang_member *first = &picture.members[instance->first];
-    if (!have_been_told(instance))
+    if (told)
         return;
     for (uint32_t i = 0; i < instance->members; i++) {
         job_record_t *job = waiting_job(&picture.members[instance->first + i]);

@@ -321,7 +321,7 @@ def test_members_of_srun_start_together_or_are_cancelled_with_a_message(gangs: G
         until(lambda: gangs.states(busy), lambda seen: bool(seen == ["RUNNING"] * 2))
         both = [srun("stuck:2", "carol") for _ in range(2)]
         done, waiting = wait(both, timeout=GANG_LIMIT + PATIENCE, return_when=FIRST_COMPLETED)
-        assert "gang stuck: not all members got nodes in time; cancelled" in done.pop().result().stderr
+        assert "Gang stuck: not all members got nodes in time; cancelled" in done.pop().result().stderr
         gangs.cluster.run(["scancel", "-u", "carol"])
         assert all(run.result().stdout == "" for run in waiting)
 

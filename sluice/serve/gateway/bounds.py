@@ -25,7 +25,7 @@ MOST_PIPELINED: Final = 8
 MOST_CONNECTIONS: Final = (8000, 4000, 2000)
 """Of a worker: all, those of a network (/24, /64), those of an address."""
 HEAD_S: Final = 10.0
-"""In which a request's head must have come."""
+"""In which a request's head must have come; the first one of a connection also where its worker ends."""
 BODY_S: Final = 60.0
 """In which its body must have come..."""
 BODY_BYTES_S: Final = 64 << 10

@@ -218,7 +218,7 @@ class Client(asyncio.Protocol):
         elif self.request is None:
             coming = self._next
             if coming is None:
-                most = bounds.HEAD_S if self._late else bounds.IDLE_S
+                most = bounds.HEAD_S if self._late or self.worker.draining else bounds.IDLE_S
             elif coming.parts is None:
                 most = bounds.HEAD_S
             else:

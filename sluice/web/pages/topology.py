@@ -65,8 +65,7 @@ class Drawing:
     gpus: list[Box] = field(default_factory=list)
     nics: list[Box] = field(default_factory=list)
     said: list[tuple[str, list[str]]] = field(default_factory=list)
-    """Links in words: of what kind, and the GPUs that it joins, each with each."""
-    """The links in words, for those who do not see the drawing."""
+    """The links for those who do not see the drawing: of what kind, and the GPUs that they join, each with each."""
 
 
 def link_text(link: Mapping[str, Any]) -> str:

@@ -407,6 +407,8 @@ def test_no_process_of_a_step_sees_another_ones_end(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: seen.append(kill.read_text()))
     end_step(tmp_path, [os.getpid()], any_one)
     assert seen == ["1"]
+    kill.write_text("")
+    assert end_step(tmp_path, [os.getpid()], lambda _: kill.read_text() == "") == 1, "it went with the others"
 
 
 def test_ending_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

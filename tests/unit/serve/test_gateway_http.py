@@ -239,6 +239,28 @@ def test_clients_that_send_slowly_are_ended(tmp_path: Path, monkeypatch: pytest.
     run(work())
 
 
+def test_a_worker_that_drains_answers_first_requests_and_waits_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "HEAD_S", 1.0)
+
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            fresh = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(200)]
+            await until(lambda: len(one.worker._clients) == len(fresh))
+            one.worker.drain()
+            reader, writer = fresh[0]
+            writer.write(one.request({"model": "m", "messages": []}, connection="keep-alive"))
+            answer = Answer.of(await asyncio.wait_for(reader.read(), 10))
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+            await asyncio.wait_for(one.sweeping, 10)
+            for reader, writer in fresh[1:]:
+                assert await asyncio.wait_for(reader.read(), 1) == b""
+                writer.close()
+
+    run(work())
+
+
 def test_a_client_that_does_not_read_holds_the_replica_back_and_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
