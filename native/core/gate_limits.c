@@ -305,6 +305,7 @@ static enum sluice_error set_limit(struct sluice_gate *gate, enum sluice_gate_ki
         error = gate_lock(gate, text);
     if (error)
         return error;
+    shared = shared && is_limited(limit);
     bool known = is_limited(limit) || gate_table_find(&gate->subject_table, kind, id);
     uint32_t row = known ? gate_take_subject(gate, kind, id) : 0;
     const struct gate_subject *subject = &gate->subjects[row];

@@ -108,7 +108,7 @@ class Refused(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A gate's part of limits that several share: what is left of buckets (below 0: debt), and what counts may reach."""
+    """A gate's part of limits that several share: what is left of buckets (below 0: debt), what counts may reach."""
 
     requests: int = 0
     tokens: int = 0

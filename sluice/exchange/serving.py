@@ -84,6 +84,9 @@ class Limit:
     queued: int | None = None
 
 
+NO_LIMIT = Limit()
+
+
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """What an engine can do, by its adapter."""

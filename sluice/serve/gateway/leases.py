@@ -17,6 +17,7 @@ from sluice.core.gate import Gate, Kept, Kind, Limit, Part
 from sluice.exchange.serving import (
     LEASE_S,
     MOST_LEASE_ROWS,
+    NO_LIMIT,
     LeaseAnswer,
     LeaseGrant,
     LeaseReport,
@@ -88,9 +89,7 @@ def limit_of(amounts: Amounts) -> Limit:
 
 def share_of(limit: Limit, gateways: int, part: int) -> Limit:
     """One gateway's share of a limit: those of all together are the limit."""
-    amounts = [
-        None if amount is None else amount // gateways + (part < amount % gateways) for amount in limit[:4]
-    ]
+    amounts = [None if amount is None else amount // gateways + (part < amount % gateways) for amount in limit[:4]]
     return Limit(*amounts)
 
 
@@ -183,21 +182,20 @@ class Leases:
         need, mine.need = mine.need, None
         if self.state is State.SHARE:
             found = self._gate.subject(KINDS[key[0]], mine.number, now)
-            have = max(found.open, found.limit.concurrent or 0), max(found.waiting, found.limit.queued or 0)
-            return LeaseRow(*key, (0, 0, *have), (0, 0))
+            counts = max(found.open, found.limit.concurrent or 0), max(found.waiting, found.limit.queued or 0)
+            return LeaseRow(*key, (0, 0, *counts), (0, 0))
         kept = self._keep(key, mine, need, now)
-        left = self._left(key, kept)
+        have = self._have(key, kept)
         wants = int(mine.want[0] * 1.5 + 0.5), int(mine.want[1] * 1.5 + 0.5)
-        idle = need is None and not any((*left, kept.open, *wants)) and (mine.open, mine.waiting) == (0, 0)
-        mine.last = self._number if idle and not self._has_counts(key, kept) else 0
-        needs = (0, 0, 0, 0)
+        expected = *wants, mine.open, mine.waiting
+        mine.last = self._number if need is None and not any((*have, kept.open, *expected)) else 0
+        needs, least = (0, 0, 0, 0), 0
         if need is not None:
-            counts = kept.open + need.requests - kept.part.concurrent, kept.waiting + need.requests - kept.part.queued
-            needs = need.requests, need.tokens, max(counts[0], 0), max(counts[1], 0)
-        return LeaseRow(
-            *key, (*left, *self._counts(key, kept)), (mine.balance[0], mine.balance[1]), mine.over, needs,
-            need.least if need is not None else 0, wants, mine.last > 0,
-        )  # fmt: skip
+            places = max(kept.open + need.requests - kept.part.concurrent, 0)
+            queued = max(kept.waiting + need.requests - kept.part.queued, 0)
+            needs, least = (need.requests, need.tokens, places, queued), need.least
+        balance = mine.balance[0], mine.balance[1]
+        return LeaseRow(*key, have, balance, mine.over, needs, least, wants, mine.last > 0)
 
     def _keep(self, key: tuple[SubjectKind, str], mine: _Mine, need: Need | None, now: int) -> Kept:
         """Give back what will not be used soon."""
@@ -211,7 +209,7 @@ class Leases:
         if self.state is State.NONE:
             most = Part()
         kept = self._gate.keep(KINDS[key[0]], mine.number, now, most)
-        left = self._left(key, kept)
+        left = self._have(key, kept)
         mine.over += kept.tokens_over
         backs = kept.requests_back, kept.tokens_back
         share = (now - mine.at) / PERIOD_US
@@ -228,18 +226,11 @@ class Leases:
             mine.at, mine.used = now, [0, 0]
         return kept
 
-    def _left(self, key: tuple[SubjectKind, str], kept: Kept) -> tuple[int, int]:
-        amounts = self._find(*key)
-        limited = amounts is not None and amounts.requests_per_minute is not None, amounts is not None and amounts.tokens_per_minute is not None
-        return max(kept.part.requests, 0) if limited[0] else 0, max(kept.part.tokens, 0) if limited[1] else 0
-
-    def _counts(self, key: tuple[SubjectKind, str], kept: Kept) -> tuple[int, int]:
-        amounts = self._find(*key)
-        limited = amounts is not None and amounts.concurrent is not None, amounts is not None and amounts.queued is not None
-        return kept.part.concurrent if limited[0] else 0, kept.part.queued if limited[1] else 0
-
-    def _has_counts(self, key: tuple[SubjectKind, str], kept: Kept) -> bool:
-        return any(self._counts(key, kept))
+    def _have(self, key: tuple[SubjectKind, str], kept: Kept) -> tuple[int, int, int, int]:
+        """What it has of the limits that there are."""
+        limits = limit_of(self._find(*key) or NO_LIMIT)[:4]
+        found = [0 if limit is None else max(amount, 0) for limit, amount in zip(limits, kept.part, strict=True)]
+        return found[0], found[1], found[2], found[3]
 
     # ---- answers ----
 
@@ -264,7 +255,9 @@ class Leases:
         self._gate.parts_until(self.until)
         for one in answer.rows:
             self._give(one, now)
-        for key in [key for key, one in self._mine.items() if one.last and one.last == answer.number and one.need is None]:
+        for key in [
+            key for key, one in self._mine.items() if one.last and one.last == answer.number and one.need is None
+        ]:
             del self._mine[key]
 
     def _give(self, grant: LeaseGrant, now: int) -> None:

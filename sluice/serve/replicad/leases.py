@@ -1,4 +1,4 @@
-"""Limits that gateways of several hosts share: who has which part of them. No clock, no network.
+"""Limits that gateways of several hosts share: who has which part of them. The book has no clock and no network.
 
 A bucket of requests or tokens is here, and refills here. A gateway gets some of it, and may use that once; what it has
 left counts as if it were here still, so that all together never hold more than a full bucket. Of counts (requests at
@@ -12,17 +12,23 @@ not know what an earlier one gave away: it gives nothing until that is over, and
 
 from __future__ import annotations
 
+import json
+import secrets
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
 from sluice.exchange.serving import (
     LEASE_S,
-    Limit,
     LeaseAnswer,
     LeaseGrant,
     LeaseReport,
     LeaseRow,
+    Limit,
     SubjectKind,
     WithoutAuthority,
 )
@@ -35,6 +41,8 @@ MOST_HOLDERS: Final = 64
 _MOST_SUBJECTS: Final = 200_000
 _TIDY_US: Final = 10_000_000
 _CONTENDED_US: Final = 2_000_000
+FRESH_S: Final = 6.0
+"""For so long a controller may act on what it saw last of who leads."""
 
 Subject = tuple[SubjectKind, str]
 
@@ -106,7 +114,7 @@ class Book:
         if report.leaves:
             if holder is not None:
                 self._drop(report.holder, now)
-            return None
+            return LeaseAnswer(self.epoch, report.number, False, len(self._holders), 0, self.without)
         if holder is None:
             if len(self._holders) >= MOST_HOLDERS:
                 return None
@@ -268,3 +276,74 @@ def _of_bucket(row: LeaseRow, i: int, rate: int, level: int) -> tuple[int, int]:
     first = min(need, there)
     # half of the rest at most, so that a gateway which comes later finds some
     return first + max(min(row.want[i] - have, (there - first) // 2), 0), 0
+
+
+class Authority:
+    """The book of the replicad whose controller leads. Thread-safe; times are seconds of the boot's clock.
+
+    `path`: where it keeps what a book leaves that ends in good order, for the next one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._book: Book | None = None
+        self._limits: Mapping[Subject, Limit] = {}
+        self._without: WithoutAuthority = "share"
+
+    def set_policy(self, limits: Mapping[Subject, Limit], without: WithoutAuthority) -> None:
+        """What is shared, and what gateways do without an answer."""
+        with self._lock:
+            self._limits, self._without = limits, without
+            if self._book is not None:
+                self._book.set_limits(limits)
+                self._book.without = without
+
+    def lead(self, leads: bool, now: float, *, alone: bool) -> None:
+        """Whether this one is the authority now. `alone`: no other controller could have been before.
+        Raises OSError where the file cannot be written: then it is not."""
+        with self._lock:
+            if leads == (self._book is not None):
+                return
+            if not leads:
+                self._book = None
+                return
+            # an earlier one's leases are over by then, also if it does not know yet that another leads
+            wait = HOLD_US / 1e6 + (0.0 if alone else FRESH_S)
+            levels: dict[Subject, list[int]] | None = {}
+            if not alone or self._path.exists():
+                levels = self._read_levels() if alone else None
+                now += wait
+            self._write({"left": None})
+            self._book = Book(secrets.token_hex(8), int(now * 1e6), levels)
+            self._book.set_limits(self._limits)
+            self._book.without = self._without
+
+    def answer(self, report: LeaseReport, now: float) -> LeaseAnswer:
+        """Raises SluiceError where this is not the authority, or the report is not one to answer."""
+        with self._lock:
+            if self._book is None:
+                raise SluiceError("leases: no controller leads, as far as is known here", remedy="see: sluice failover")
+            answer = self._book.answer(report, int(now * 1e6))
+        if answer is None:
+            raise SluiceError("leases: the report came too late, or there are too many gateways", remedy="ask again")
+        return answer
+
+    def end(self, now: float) -> None:
+        """In good order: the next one goes on with what is left. Raises OSError."""
+        with self._lock:
+            book, self._book = self._book, None
+        if book is not None:
+            left = [[kind, name, *level] for (kind, name), level in book.left(int(now * 1e6)).items()]
+            self._write({"left": left})
+
+    def _read_levels(self) -> dict[Subject, list[int]] | None:
+        """Of a book that ended well; None: nothing is known."""
+        try:
+            found = json.loads(self._path.read_bytes())["left"]
+            return {(kind, name): [int(requests), int(tokens)] for kind, name, requests, tokens in found}
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _write(self, document: dict[str, Any]) -> None:
+        write_atomic(self._path, json.dumps(document) + "\n", mode=0o640, follow_links=False)

@@ -9,21 +9,22 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sluice.base.errors import SluiceError
 from sluice.core.gate import Gate, Kind, Refused, Shape
-from sluice.exchange.serving import LEASE_S, LeaseAnswer, LeaseReport, Limit, parse, render
+from sluice.exchange.serving import LEASE_S, LeaseAnswer, LeaseReport, LeaseRow, Limit, SubjectKind, parse, render
 from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.leases import Leases, Need, State, limit_of
-from sluice.serve.replicad.leases import HOLD_US, UNIT, Book
-
+from sluice.serve.replicad.leases import FRESH_S, HOLD_US, UNIT, Authority, Book
 
 S = 1_000_000
 _SEEDS = 300 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 12
 _SHAPE = Shape(workers=1, subjects=16, services=4, replicas=4, tickets=256, prefixes=8)
-_TENANT = ("tenant", "t")
+_TENANT: tuple[SubjectKind, str] = ("tenant", "t")
 _SERVICE = subject("service", "m")
 
 
@@ -169,7 +170,7 @@ class World:
         self.refill()
         self.level[1] = min((self.limit.tokens_per_minute or 0) * UNIT, self.level[1] + (reserved - used) * UNIT)
 
-    def run(self, seconds: float, each: Callable[[], None], step: int = 10_000) -> None:
+    def run(self, seconds: float, each: Callable[[], object], step: int = 10_000) -> None:
         until = self.now + int(seconds * S)
         while self.now < until:
             for host in self.hosts:
@@ -297,3 +298,61 @@ def test_a_gateway_that_vanishes_gives_back_what_it_had_when_its_lease_is_over()
     assert not second.open
     world.run(2, lambda: world.admit(second, 1, 1, 600 * S))
     assert len(second.open) == 4
+
+
+def ask(authority: Authority, now: float, number: int, holder: str = "g") -> LeaseAnswer:
+    """For all that there is."""
+    have, need = (0, 0, 0, 0), (10, 0, 0, 0)
+    return authority.answer(LeaseReport(holder, number, number - 1, (LeaseRow(*_TENANT, have, (0, 0), 0, need),)), now)
+
+
+def test_a_new_authority_gives_nothing_away_twice(tmp_path: Path) -> None:
+    def start() -> Authority:
+        made = Authority(tmp_path / "leases.json")
+        made.set_policy({_TENANT: Limit(60)}, "share")
+        return made
+
+    first = start()
+    with pytest.raises(SluiceError, match="no controller leads"):
+        ask(first, 10.0, 1)
+    first.lead(True, 10.0, alone=True)
+    assert ask(first, 10.0, 1).rows[0].give[0] == 10
+    first.end(11.0)
+
+    second = start()  # it ended well: what is left is known, and its leases are over after a while
+    second.lead(True, 12.0, alone=True)
+    assert not ask(second, 12.0, 1).granted
+    later = ask(second, 12.0 + HOLD_US / 1e6, 2)
+    assert later.granted and later.rows[0].give[0] == 10
+
+    third = start()  # the second one was killed: all may have been given away
+    third.lead(True, 20.0, alone=True)
+    ready = 20.0 + HOLD_US / 1e6
+    assert ask(third, ready, 1).rows[0].retry_us == S
+    assert ask(third, ready + 10.0, 2).rows[0].give[0] == 10
+
+    other = start()  # another controller leads, and may not know yet that this one does
+    other.lead(True, 40.0, alone=False)
+    assert not ask(other, 40.0 + FRESH_S, 1).granted
+    ready = 40.0 + FRESH_S + HOLD_US / 1e6
+    assert ask(other, ready, 2).granted
+    other.lead(False, ready, alone=False)
+    with pytest.raises(SluiceError, match="no controller leads"):
+        ask(other, ready, 3)
+
+
+def test_limits_that_change_and_gateways_that_leave() -> None:
+    world = World(7, Limit(None, None, 6), 2)
+    first, second = world.hosts
+    world.run(2, lambda: world.admit(first, 1, 1, 600 * S))
+    assert len(first.open) == 6
+    world.limit = Limit(None, None, 8)
+    world.book.set_limits({_TENANT: world.limit})
+    for host in world.hosts:
+        host.leases.changed()
+    world.run(2, lambda: world.admit(second, 1, 1, 600 * S))
+    assert (len(first.open), len(second.open)) == (6, 2)
+    world.book.answer(first.leases.leave(), world.now)
+    first.alive = False
+    world.run(0.2, lambda: world.admit(second, 1, 1, 600 * S))
+    assert len(second.open) == 8
