@@ -329,7 +329,7 @@ def test_a_new_authority_gives_nothing_away_twice(tmp_path: Path) -> None:
     third.lead(True, 20.0, alone=True)
     ready = 20.0 + HOLD_US / 1e6
     assert ask(third, ready, 1).rows[0].retry_us == S
-    assert ask(third, ready + 10.0, 2).rows[0].give[0] == 10
+    assert ask(third, ready + 10.01, 2).rows[0].give[0] == 10
 
     other = start()  # another controller leads, and may not know yet that this one does
     other.lead(True, 40.0, alone=False)
