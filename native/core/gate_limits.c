@@ -269,8 +269,9 @@ static void change_limit(struct sluice_gate *gate, struct gate_subject *subject,
         gate_put64(gate, &subject->concurrent_part, had && now->concurrent != no_limit ? now->concurrent : 0);
         gate_put64(gate, &subject->queued_part, had && now->queued != no_limit ? now->queued : 0);
     }
-    gate_put_signed(gate, &subject->requests_level,
-                    changed_level(subject->requests_level, now->requests, limit.requests, limit.requests_burst, shared));
+    gate_put_signed(
+        gate, &subject->requests_level,
+        changed_level(subject->requests_level, now->requests, limit.requests, limit.requests_burst, shared));
     gate_put_signed(gate, &subject->tokens_level,
                     changed_level(subject->tokens_level, now->tokens, limit.tokens, limit.tokens_burst, shared));
     if (shared && !subject->shared) { /* parts are whole */

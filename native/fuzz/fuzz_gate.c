@@ -100,7 +100,8 @@ static void share(struct state *state, struct input *input)
     uint32_t flags = take(input);
     enum sluice_gate_kind kind = (enum sluice_gate_kind)(flags >> 4 & 1);
     uint64_t id = 1 + (flags >> 5), none = UINT64_MAX;
-    struct sluice_gate_limit limit = {.requests = 100, .tokens = 1000, .concurrent = flags & 8 ? 4 : none, .queued = none};
+    struct sluice_gate_limit limit = {
+        .requests = 100, .tokens = 1000, .concurrent = flags & 8 ? 4 : none, .queued = none};
     struct sluice_gate_part part = {take(input), 5 * take(input), take(input) % 8, take(input) % 4};
     struct sluice_gate_kept kept;
     enum sluice_error error = SLUICE_OK;

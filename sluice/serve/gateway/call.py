@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, cast
 from sluice.core.gate import MAX_AMOUNT, Gate, Reason, Refused
 from sluice.core.gate import Kind as SubjectKind
 from sluice.exchange.requests import Outcome, RequestRecord
-from sluice.exchange.serving import Priority, ReplicaRow, ServiceRow
+from sluice.exchange.serving import NO_LIMIT, Priority, ReplicaRow, ServiceRow
 from sluice.serve.gateway import body, bounds, continuation, heads
 from sluice.serve.gateway.body import Asked
 from sluice.serve.gateway.client import Client, Handler, Request
@@ -284,6 +284,14 @@ class Call(Handler):
         """Its tokens, as they are reserved."""
         return cast(Asked, self.asked).reserved(cast(ServiceRow, self.service).default_tokens)
 
+    @property
+    def limited(self) -> list[tuple[str, str]]:
+        """Kinds and names of those of its subjects that have limits."""
+        caller, service, directory = cast(Caller, self.caller), cast(ServiceRow, self.service), self.worker.directory
+        subjects = ("key", caller.key), ("user", caller.user), ("tenant", self.tenant), ("service", service.name)
+        rows = [(one, directory.limit(*one)) for one in subjects]
+        return [one for one, row in rows if row is not None and row.limit != NO_LIMIT]
+
     def _admit(self, service: ServiceRow, asked: Asked, waiting: Waiting | None) -> bool:
         """Reserve; False: later. Raises RefusalError."""
         worker, caller = self.worker, cast(Caller, self.caller)
@@ -302,7 +310,7 @@ class Call(Handler):
             deadline_us=int(self.deadline * 1e6), prefix=prefix, tag=int(self.record_id, 16),
         )  # fmt: skip
         if isinstance(answer, Refused):
-            if answer.part and not answer.never and worker.parts.ask(self, answer, waiting):
+            if answer.part and not answer.never and worker.parts.ask(self, waiting):
                 return False
             raise self._over_limit(answer)
         self.ticket = answer

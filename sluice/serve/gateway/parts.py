@@ -6,31 +6,41 @@ is tried again when it has heard. Who was refused by the authority, too, is refu
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
-from sluice.core.gate import Kind, Refused
 from sluice.serve.gateway.refusals import RefusalError
-
-if TYPE_CHECKING:
-    from sluice.serve.gateway.call import Call
 
 _AGAIN_S: Final = 0.1  # for so long the authority's word is taken for the next requests, too
 _AWAY_S: Final = 0.25  # between two tries while nobody answers
 MOST_WAIT_S: Final = 10.0
 _MOST_TRIES: Final = 3  # others may have taken what was given
 
-Subject = tuple[Kind, str]
-
 
 class Worker(Protocol):
     """What is needed of the worker."""
 
-    loop: Any
+    loop: asyncio.AbstractEventLoop
     tell: Any
 
-    def limited(self, call: Call) -> list[tuple[str, str]]:
-        """Kinds and names of those of a request's subjects that have limits."""
+
+class Call(Protocol):
+    """What is needed of a request."""
+
+    over: bool
+    deadline: float
+
+    @property
+    def reserved(self) -> int:
+        """Its tokens, as they are reserved."""
+
+    @property
+    def limited(self) -> list[tuple[str, str]]:
+        """Kinds and names of those of its subjects that have limits."""
+
+    def enter_again(self, waiting: Waiting) -> None:
+        """More was asked for."""
 
 
 class Waiting:
@@ -56,7 +66,7 @@ class Parts:
         self._denied: dict[tuple[str, str], tuple[float, float]] = {}
         """Until when, and when there will be enough; 0: not known."""
 
-    def ask(self, call: Call, refused: Refused, waiting: Waiting | None) -> bool:
+    def ask(self, call: Call, waiting: Waiting | None) -> bool:
         """Ask for more, after which the request is tried again. False: it is refused, and `retry_after` says when
         there will be enough."""
         if waiting is None:
@@ -73,12 +83,12 @@ class Parts:
 
     def retry_after(self, call: Call) -> float | None:
         """Seconds until there is enough for a request that was refused; None: not known."""
-        found = [self._denied[one][1] - time.monotonic() for one in self._worker.limited(call) if one in self._denied]
+        found = [self._denied[one][1] - time.monotonic() for one in call.limited if one in self._denied]
         return max(found, default=0.0) if max(found, default=0.0) > 0 else None
 
     def _is_denied(self, call: Call) -> bool:
         now = time.monotonic()
-        return any(self._denied.get(one, (0.0, 0.0))[0] > now for one in self._worker.limited(call))
+        return any(self._denied.get(one, (0.0, 0.0))[0] > now for one in call.limited)
 
     def _send(self) -> None:
         """One question for all that came together."""
@@ -91,7 +101,7 @@ class Parts:
         needs: dict[tuple[str, str], list[int]] = {}
         for one in new:
             tokens = one.call.reserved
-            for key in self._worker.limited(one.call):
+            for key in one.call.limited:
                 found = needs.setdefault(key, [0, 0, tokens])
                 found[0] += 1
                 found[1] += tokens

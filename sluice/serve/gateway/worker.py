@@ -36,7 +36,7 @@ from sluice.core.errors import UNKNOWN, CoreError
 from sluice.core.gate import Gate, Limit, Use
 from sluice.core.gate import Kind as SubjectKind
 from sluice.exchange.requests import RequestLog, RequestRecord, render
-from sluice.exchange.serving import NO_LIMIT, Demand, State
+from sluice.exchange.serving import Demand, State
 from sluice.serve.gateway import bounds
 from sluice.serve.gateway.call import Call
 from sluice.serve.gateway.client import Client, Request
@@ -324,15 +324,6 @@ class Worker:
             self._subjects.clear()
         self._subjects[kind, name] = number
         return number
-
-    def limited(self, call: Call) -> list[tuple[str, str]]:
-        """Kinds and names of those of a request's subjects that have limits."""
-        caller, service = call.caller, call.service
-        if caller is None or service is None:
-            return []
-        subjects = ("key", caller.key), ("user", caller.user), ("tenant", call.tenant), ("service", service.name)
-        rows = [(one, self.directory.limit(*one)) for one in subjects]
-        return [one for one, row in rows if row is not None and row.limit != NO_LIMIT]
 
     def check_budget(self, tenant: str) -> None:
         """Raises RefusalError where a tenant has used what it may use."""
