@@ -38,6 +38,8 @@ class Host:
     drift: float
     open: list[tuple[int, int, int, int]] = field(default_factory=list)
     """Tickets that run: when they end, the ticket, tokens reserved and used."""
+    outlived: set[int] = field(default_factory=set)
+    """Tickets."""
     alive: bool = True
     cut_off: bool = False
 
@@ -58,7 +60,7 @@ class Host:
     def request(self, tokens: int, used: int, lasts: int) -> bool:
         """A request comes; whether it is let in."""
         now = self.clock()
-        self.leases.sweep(now)
+        self.sweep(now)
         answer = self.gate.admit(
             self.worker, now, key=0, user=0, tenant=subject(*_TENANT), service=_SERVICE, tokens=tokens
         )
@@ -70,6 +72,18 @@ class Host:
         self.open.append((self.world.now + lasts, answer, tokens, used))
         return True
 
+    def sweep(self, now: int) -> None:
+        """Requests that outlive their lease run on, and nobody else can know of them."""
+        before = self.leases.state
+        self.leases.sweep(now)
+        if before is not self.leases.state:
+            self.outlived |= {one[1] for one in self.open}
+
+    def running(self) -> int:
+        """Requests that a lease covers now."""
+        covered = self.alive and self.clock() < self.leases.until
+        return sum(one[1] not in self.outlived for one in self.open) if covered else 0
+
     def end_those_due(self) -> None:
         for one in [one for one in self.open if one[0] <= self.world.now]:
             self.open.remove(one)
@@ -79,7 +93,7 @@ class Host:
     def tick(self) -> None:
         """What the parent does every 10 ms."""
         now = self.clock()
-        self.leases.sweep(now)
+        self.sweep(now)
         if self.waiting and now - self.sent < S:
             return
         if self.leases.due(now):
@@ -161,7 +175,7 @@ class World:
             self.over += self.level[0] < 0
         if self.limit.tokens_per_minute is not None:
             self.over += self.level[1] < 0
-        running = sum(len(one.open) for one in self.hosts if one.alive and one.clock() < one.leases.until)
+        running = sum(one.running() for one in self.hosts)
         if self.limit.concurrent is not None:
             self.over += running > self.limit.concurrent
         return True
