@@ -61,6 +61,11 @@ _MUST = {
     "over_admitted_concurrent": ("==", 0.0),
     "requests_limit_use_percent": (">=", 99.0),
     "tokens_limit_use_percent": (">=", 99.0),
+    "hosts_over_admitted_requests": ("==", 0.0),
+    "hosts_over_admitted_tokens": ("==", 0.0),
+    "hosts_over_admitted_concurrent": ("==", 0.0),
+    "hosts_requests_limit_use_percent": (">=", 99.0),
+    "hosts_tokens_limit_use_percent": (">=", 99.0),
     "neighbour_first_token_p99_percent": ("<=", 110.0),
     "embeddings_batched_ratio": (">=", 3.0),
     "overload_goodput_percent": (">=", 95.0),
@@ -232,6 +237,34 @@ def limits(bench: Bench) -> None:
         bench.figures["concurrent_answers_per_s"] = len(answers.good) / seconds
 
 
+def hosts(bench: Bench) -> None:
+    """How exactly two gateways without common memory hold a tenant's limits, first both with half of the clients each,
+    then one with all of them, then the other."""
+    seconds, clients = 2 * bench.seconds, 64
+    for what, most in (("requests", 1200), ("tokens", 60_000)):
+        with Fast() as at:
+            keys = _one_tenant(at, clients, **{f"{what}_per_minute": most})
+            ports = at.site.start(2), at.site.start(2)
+            rows: list[tuple[int, int, int, int, int, bool]] = []
+            for turn in (ports, ports[:1], ports[1:]):
+                running = [at.load(port, keys, clients // len(turn), seconds, max_tokens=_TOKENS - 9) for port in turn]
+                rows += [row for one in running for row in one.wait().rows]
+            good = [row for row in rows if row[1] == 200]
+            used = len(good) * (1 if what == "requests" else _TOKENS)
+            allowed = most + most * (max(row[0] + row[3] for row in good) - min(row[0] for row in rows)) / 60e6
+            bench.figures[f"hosts_over_admitted_{what}"] = max(0.0, math.floor(used - allowed))
+            bench.figures[f"hosts_{what}_limit_use_percent"] = 100 * used / allowed
+            odd = sum(row[1] not in (200, 429) or not row[5] for row in rows)
+            bench.figures[f"hosts_{what}_other_answers"] = odd
+    with Fast(delay_us=20_000) as at:
+        keys = _one_tenant(at, clients, concurrent=8, queued=0)
+        ports = at.site.start(2), at.site.start(2)
+        running = [at.load(port, keys, clients // 2, seconds, max_tokens=4) for port in ports]
+        good = [row for one in running for row in one.wait().good]
+        bench.figures["hosts_over_admitted_concurrent"] = max(0.0, at.most() - 8)
+        bench.figures["hosts_concurrent_answers_per_s"] = len(good) / seconds
+
+
 def _one_tenant(at: Fast, clients: int, **words: int) -> list[str]:
     names = [f"u{number}" for number in range(clients)]
     at.site.publish(dict.fromkeys(names, "physics"), [limit("tenant", "physics", **words)])
@@ -345,8 +378,8 @@ def broadcast(bench: Bench) -> None:
 
 
 PARTS: Mapping[str, Callable[[Bench], None]] = {
-    "cpu": cpu, "latency": latency, "stream": stream, "limits": limits, "tenants": tenants, "overload": overload,
-    "kills": kills, "gateways": gateways, "embeddings": embeddings, "life": life, "zero": zero,
+    "cpu": cpu, "latency": latency, "stream": stream, "limits": limits, "hosts": hosts, "tenants": tenants,
+    "overload": overload, "kills": kills, "gateways": gateways, "embeddings": embeddings, "life": life, "zero": zero,
     "broadcast": broadcast,
 }  # fmt: skip
 

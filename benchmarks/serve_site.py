@@ -17,11 +17,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from sluice.base.clock import uptime
 from sluice.base.errors import SluiceError
 from sluice.base.run import run_command
 from sluice.base.tokens import TokenStore
@@ -32,14 +33,17 @@ from sluice.exchange.serving import (
     SERVICES,
     Abilities,
     AccountRow,
+    LeaseReport,
     Limit,
     LimitRow,
     ReplicaRow,
     ServiceRow,
     State,
     as_row,
+    row,
 )
-from sluice.exchange.snapshot import Snapshot
+from sluice.exchange.snapshot import Snapshot, render_answer
+from sluice.serve.replicad.leases import Book
 
 ROOT = Path(__file__).resolve().parents[1]
 USER = "nobody"
@@ -208,11 +212,18 @@ class _Published(socketserver.ThreadingUnixStreamServer):
 
     daemon_threads = True
 
-    def __init__(self, path: Path, snapshot: Snapshot) -> None:
+    def __init__(self, path: Path, snapshot: Snapshot, book: Book) -> None:
+        lock = threading.Lock()
+
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 with suppress(ValueError, OSError):
                     words = json.loads(self.rfile.readline(1 << 20))
+                    if words["do"] == "lease":
+                        with lock:
+                            answer = book.answer(row(LeaseReport, words["report"]), int(uptime() * 1e6))
+                        self.wfile.write(render_answer({"lease": asdict(answer)} if answer else {"error": "late"}))
+                        return
                     self.wfile.write(snapshot.after(str(words.get("epoch", "")), int(words.get("last", 0))))
 
         super().__init__(str(path), Handler)
@@ -234,7 +245,8 @@ class GatewaySite:
         made = self.folder / "tls"
         made.mkdir()
         self.certificate, self.fingerprint = _certificate(made)
-        self._published = _Published(self.folder / "replicad", self.snapshot)
+        self.book = Book("benchmark", 0, {})
+        self._published = _Published(self.folder / "replicad", self.snapshot, self.book)
         (self.folder / "replicad").chmod(0o666)
         threading.Thread(target=self._published.serve_forever, daemon=True).start()
 
@@ -259,6 +271,7 @@ class GatewaySite:
     ) -> None:
         """Users and their tenants, limits, and one service."""
         service = ServiceRow(MODEL, "serving", ("*",), "openai", "normal", deadline_s, 64, 1, 8, slots)
+        self.book.set_limits({(one.kind, one.name): one.limit for one in limits})
         self.snapshot.put(LIMITS, {f"{one.kind}/{one.name}": as_row(one) for one in limits})
         self.snapshot.put(ACCOUNTS, {user: as_row(AccountRow(user, (tenant,))) for user, tenant in tenants.items()})
         self.snapshot.put(SERVICES, {MODEL: as_row(service)})

@@ -32,6 +32,7 @@ from sluice.exchange.serving import (
     Priority,
     ReplicaSpec,
     ServiceRow,
+    WithoutAuthority,
 )
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class ServicesPolicy(_Compiled):
     address: str = ""
     """Where users reach the gateways."""
     usage_period: str = "none"
+    without_authority: WithoutAuthority = "share"
 
     def render(self) -> str:
         """The text of the file that everybody may read."""
@@ -152,6 +154,7 @@ def compile_services(policy: Policy) -> ServicesPolicy:
         registries=tuple(serving.registries),
         requests=serving.requests,
         address=serving.address,
+        without_authority=serving.without_authority,
         usage_period=policy.scheduling.usage_period,
     )
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from policy.names import Name, TenantName, UserName
 from policy.units import Count, Gpus, Mib, Seconds, parse_seconds
 from sluice.exchange.requests import FOLDER
-from sluice.exchange.serving import EngineName, Priority
+from sluice.exchange.serving import EngineName, Priority, WithoutAuthority
 
 MOST_SERVICES = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -317,6 +317,9 @@ class Serving(_Section):
     ] = ""
     """Where users reach the gateways, as clients have it; it is shown to those who may call. Example:
     `https://models.site.org/v1`."""
+    without_authority: WithoutAuthority = "share"
+    """What a gateway does with limits while no controller answers for them: `share`: it goes on with its share, the
+    limit divided by the number of gateways that there were; `refuse`: what has limits waits, and is refused then."""
     each_key: ServiceLimits = ServiceLimits()
     """For each key that has no line in `keys`."""
     each_user: ServiceLimits = ServiceLimits()

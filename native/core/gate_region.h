@@ -17,7 +17,7 @@
 #include <stdalign.h>
 
 #define GATE_MAGIC 0x6574616765636973u /* "sicegate", little-endian */
-enum { GATE_VERSION = 1, GATE_LOG_ENTRIES = 2048, GATE_PREFIX_WAYS = 8 };
+enum { GATE_VERSION = 2, GATE_LOG_ENTRIES = 2048, GATE_PREFIX_WAYS = 8 };
 
 /* A doubly linked list of rows; the row has the link. */
 struct gate_list {
@@ -62,6 +62,10 @@ struct gate_subject {
     uint32_t open, waiting;
     uint32_t weight;
     uint32_t epoch; /* counts the times that it got a limit of tokens; 0: never had one */
+    /* Where other gates share its limits. Its levels are whole requests and tokens, and do not refill. */
+    uint64_t concurrent_part, queued_part;
+    int64_t tokens_most, tokens_over; /* the most that its level may be, and what was settled beyond that; as levels */
+    uint32_t shared, reserved;
 };
 
 /* Where a service's virtual time begins: more than the lead that any priority has. */
@@ -171,6 +175,7 @@ struct gate_header {
     alignas(64) uint32_t log_count;
     uint32_t not_logged; /* the other half of the log's own word */
     uint64_t latest_us, sequence;
+    uint64_t parts_until_us;
     uint32_t serial, reserved;
     uint32_t ticket_fresh, ticket_free;
     uint32_t ticket_count;

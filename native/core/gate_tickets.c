@@ -179,7 +179,7 @@ enum sluice_error sluice_gate_admit(struct sluice_gate *gate, uint32_t worker, u
             found = refusal_of(SLUICE_GATE_FULL, 0, 0);
         }
     }
-    if (!found.ticket)
+    if (!found.ticket && !found.part)
         count_refusal(gate, request, &found);
     error = gate_unlock(gate, error, text);
     if (!error)

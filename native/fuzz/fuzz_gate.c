@@ -95,6 +95,36 @@ static void set(struct state *state, struct input *input)
     require(error == SLUICE_OK || error == SLUICE_ERROR_CAPACITY);
 }
 
+static void share(struct state *state, struct input *input)
+{
+    uint32_t flags = take(input);
+    enum sluice_gate_kind kind = (enum sluice_gate_kind)(flags >> 4 & 1);
+    uint64_t id = 1 + (flags >> 5), none = UINT64_MAX;
+    struct sluice_gate_limit limit = {
+        .requests = 100, .tokens = 1000, .concurrent = flags & 8 ? 4 : none, .queued = none};
+    struct sluice_gate_part part = {take(input), 5 * take(input), take(input) % 8, take(input) % 4};
+    struct sluice_gate_kept kept;
+    enum sluice_error error = SLUICE_OK;
+    switch (flags & 3) {
+    case 0:
+        error = sluice_gate_share(state->gate, kind, id, &limit, flags >> 2 & 1, NULL);
+        require(error == SLUICE_OK || error == SLUICE_ERROR_CAPACITY);
+        break;
+    case 1:
+        error = sluice_gate_give(state->gate, kind, id, state->now_us, &part, NULL);
+        require(error == SLUICE_OK || error == SLUICE_ERROR_UNKNOWN);
+        break;
+    case 2:
+        error = sluice_gate_keep(state->gate, kind, id, state->now_us, &part, &kept, NULL);
+        require(error == SLUICE_OK || error == SLUICE_ERROR_UNKNOWN);
+        if (!error)
+            require(kept.part.requests <= part.requests && kept.part.requests >= 0 && kept.tokens_over >= 0);
+        break;
+    default:
+        require(!sluice_gate_parts_until(state->gate, state->now_us + take(input), NULL));
+    }
+}
+
 static void change_replica(struct state *state, struct input *input)
 {
     uint32_t flags = take(input), name = 1 + flags % 5;
@@ -177,6 +207,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             change_replica(&state, &input);
             break;
         case 5:
+            share(&state, &input);
+            break;
         case 6:
             end(&state, &input);
             break;

@@ -48,6 +48,7 @@ class Reason(IntEnum):
     QUEUED = lib.SLUICE_GATE_QUEUED
     FULL = lib.SLUICE_GATE_FULL
     NO_REPLICAS = lib.SLUICE_GATE_NO_REPLICAS
+    NO_PART = lib.SLUICE_GATE_NO_PART
 
 
 class Use(IntEnum):
@@ -102,6 +103,29 @@ class Refused(NamedTuple):
     """Then the same request succeeds if nobody else asks meanwhile; 0: no time can be known, others must end first."""
     never: bool
     """It is larger than the limit: waiting does not help."""
+    part: bool = False
+    """It is this gate's part of the limit that is used up: another gate may have more."""
+
+
+class Part(NamedTuple):
+    """A gate's part of limits that several share: what is left of buckets (below 0: debt), what counts may reach."""
+
+    requests: int = 0
+    tokens: int = 0
+    concurrent: int = 0
+    queued: int = 0
+
+
+class Kept(NamedTuple):
+    """What a gate keeps of a part, and what it gives back."""
+
+    part: Part
+    requests_back: int
+    tokens_back: int
+    tokens_over: int
+    """Settled beyond the part since the last time: given back, too."""
+    open: int
+    waiting: int
 
 
 class Turn(NamedTuple):
@@ -255,8 +279,31 @@ class Gate:
 
     def set_limit(self, kind: Kind, subject: int, limit: Limit) -> None:
         """Limits of a subject; `Limit()` removes them."""
-        amounts = [_NONE if amount is None else amount for amount in limit[:4]] + [amount or 0 for amount in limit[4:]]
-        self._call(lib.sluice_gate_set_limit, kind, subject, ffi.new("struct sluice_gate_limit *", amounts))
+        self._call(lib.sluice_gate_set_limit, kind, subject, _limit(limit))
+
+    def share(self, kind: Kind, subject: int, limit: Limit, *, convert: bool = False) -> None:
+        """A subject's limits, `limit` in whole, are shared with other gates; it has nothing of them until `give`.
+
+        One that has limits of its own keeps them, unless `convert`: then what it has is its part."""
+        self._call(lib.sluice_gate_share, kind, subject, _limit(limit), convert)
+
+    def give(self, kind: Kind, subject: int, now_us: int, more: Part) -> None:
+        """Add requests and tokens to a part, and set its counts."""
+        self._call(lib.sluice_gate_give, kind, subject, now_us, ffi.new("struct sluice_gate_part *", tuple(more)))
+
+    def keep(self, kind: Kind, subject: int, now_us: int, most: Part) -> Kept:
+        """Keep at most so much of a part."""
+        kept = ffi.new("struct sluice_gate_kept *")
+        self._call(lib.sluice_gate_keep, kind, subject, now_us, ffi.new("struct sluice_gate_part *", tuple(most)), kept)
+        part = kept.part
+        return Kept(
+            Part(part.requests, part.tokens, part.concurrent, part.queued),
+            kept.requests_back, kept.tokens_back, kept.tokens_over, kept.open, kept.waiting,
+        )  # fmt: skip
+
+    def parts_until(self, until_us: int) -> None:
+        """All parts hold until then; 0: none does."""
+        self._call(lib.sluice_gate_parts_until, until_us)
 
     def set_weight(self, tenant: int, weight: int) -> None:
         """A tenant's share in all queues, 1 unless set."""
@@ -330,6 +377,7 @@ class Gate:
             answer.used,
             0 if never else answer.retry_after_us,
             never,
+            bool(answer.part),
         )
 
     def turn(self, worker: int, now_us: int) -> list[Turn]:
@@ -420,6 +468,11 @@ class Gate:
 
     def _call(self, function: Any, *arguments: Any) -> None:
         check(function(self._gate, *arguments, self._text), self._text)
+
+
+def _limit(limit: Limit) -> Any:
+    amounts = [_NONE if amount is None else amount for amount in limit[:4]] + [amount or 0 for amount in limit[4:]]
+    return ffi.new("struct sluice_gate_limit *", amounts)
 
 
 def _amount(amount: int, none: int) -> int | None:

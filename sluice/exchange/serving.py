@@ -49,6 +49,14 @@ LIMITS = "limits"
 ACCOUNTS = "accounts"
 """Sections that replicad publishes: services by name, replicas by launch, limits by KIND/NAME, users by name."""
 
+LEASE_S = 3.0
+"""For so long a gateway has its parts of limits after it has asked; the authority waits a little longer."""
+MOST_LEASE_ROWS = 200
+"""In one report."""
+SubjectKind = Literal["key", "user", "tenant", "service"]
+WithoutAuthority = Literal["share", "refuse"]
+"""What a gateway does with limits while no authority answers: it goes on with its share of each, or it refuses."""
+
 EngineName = Literal["vllm", "sglang", "llama.cpp", "tei", "openai", "python"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 Priority = Literal["low", "normal", "high"]
@@ -74,6 +82,9 @@ class Limit:
     tokens_per_minute: int | None = None
     concurrent: int | None = None
     queued: int | None = None
+
+
+NO_LIMIT = Limit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +224,7 @@ class ReplicaRow:
 class LimitRow:
     """A limit; `kind` and `name` are its key. Name "*": each one that has none of its own."""
 
-    kind: Literal["key", "user", "tenant", "service"]
+    kind: SubjectKind
     name: str
     limit: Limit
     weight: int = 1  # of a tenant, in the fair queue
@@ -277,7 +288,78 @@ def peer_key(secret: str) -> str:
     return hmac.new(secret.encode(), b"weights", hashlib.sha256).hexdigest()
 
 
-Message = Heartbeat | Orders | Demand | ReplicaSpec | PeerNote
+# ---- leases: the parts that gateways of several hosts have of one limit ----
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """What a gateway has of one subject's limits, and needs. Four numbers are of requests, tokens, concurrent, queued;
+    two of requests and tokens."""
+
+    kind: SubjectKind
+    name: str
+    have: tuple[int, int, int, int]
+    """Of requests and tokens what is left, of the others what they may reach, here and now."""
+    balance: tuple[int, int]
+    """All that it was given since it has its name, less all that it gave back."""
+    over: int = 0
+    """Tokens that requests had reserved and did not use, beyond what it had at the last report: all since it has its
+    name."""
+    need: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Of requests that wait for it."""
+    least: int = 0
+    """The fewest tokens with which one of them could go on."""
+    want: tuple[int, int] = (0, 0)
+    """What it will use until it asks again, as far as it can tell."""
+    last: bool = False
+    """It has nothing, and needs nothing: it is not named again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReport:
+    """A gateway renews its lease of all that it has, and says of some of it how it is."""
+
+    holder: str
+    """A name of its own, another one each time that it loses what it has."""
+    number: int
+    """Of this report; an earlier one that comes later is not looked at."""
+    answered: int
+    """The latest one whose answer it got. Only an answer to its latest report counts for it."""
+    rows: tuple[LeaseRow, ...] = ()
+    leaves: bool = False
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """What a gateway gets more: requests and tokens to add, and what its counts may reach from now on."""
+
+    kind: SubjectKind
+    name: str
+    give: tuple[int, int, int, int]
+    retry_us: int = 0
+    """Not given for want of it; then there will be enough. 0: not known, or nothing was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswer:
+    """What the authority says."""
+
+    epoch: str
+    number: int
+    """Of the report."""
+    granted: bool
+    """Whether what the gateway has is its own for LEASE_S from when it sent the report. Not yet while an earlier
+    authority's leases may hold."""
+    gateways: int
+    part: int
+    """How many there are, and which of them this one is, from 0: its part of all limits where nobody answers."""
+    without: WithoutAuthority
+    rows: tuple[LeaseGrant, ...] = ()
+    version: int = VERSION
+
+
+Message = Heartbeat | Orders | Demand | ReplicaSpec | PeerNote | LeaseReport | LeaseAnswer
 M = TypeVar("M")
 
 

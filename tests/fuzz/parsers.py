@@ -365,7 +365,7 @@ def heartbeats() -> Target:
         return Orders()
 
     expected = {launch: Expected("llm", 2001, 17, frozenset({"n1"}))}
-    registry = Registry(990, lambda: {2001: "u"}, expected.get, take, lambda note: note)
+    registry = Registry(990, lambda: {2001: "u"}, expected.get, take, lambda note: note, lambda report: b"")
     asked = LaunchRequest("launch_replica", "llm", launch)
 
     def run(data: bytes) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from sluice.base.errors import SluiceError
+from sluice.exchange.serving import LeaseReport, LeaseRow
 from tests.integration.serve_site import ServeSite, serve_site
 
 pytestmark = pytest.mark.cluster
+_NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="module", params=["native", pytest.param("24.11", marks=pytest.mark.trixie)])
@@ -40,6 +47,34 @@ def test_both_hear_the_replica_that_one_launches(site: ServeSite) -> None:
     assert len(site.jobs()) == 1
 
 
+def lease(site: ServeSite, host: str, number: int) -> dict[str, Any]:
+    """What a gateway gets, over replicad of its host, of the ten requests at once that alice may have."""
+    need = LeaseRow("user", "alice", (0, 0, 0, 0), (0, 0), need=(0, 0, 10, 0))
+    report = LeaseReport(f"gateway-{host}", number, number - 1, (need,))
+    found: dict[str, Any] = site.ask("lease", host, report=asdict(report))["lease"]
+    return found
+
+
+def leased(site: ServeSite) -> dict[str, dict[str, Any]]:
+    """As soon as both gateways are answered, and given what there is."""
+
+    def ask() -> dict[str, dict[str, Any]]:
+        with suppress(SluiceError):
+            return {host: lease(site, host, next(_NUMBERS)) for host in ("ctl1", "ctl2")}
+        return {}
+
+    found: dict[str, dict[str, Any]] = site.until(
+        ask, lambda seen: bool(seen) and all(one["granted"] for one in seen.values())
+    )
+    return found
+
+
+def test_gateways_of_both_hosts_get_their_parts_of_limits_from_one_of_them(site: ServeSite) -> None:
+    found = leased(site)
+    assert len({one["epoch"] for one in found.values()}) == 1  # the one that does not lead passes the question on
+    assert len({one["part"] for one in found.values()}) == 2  # of the gateways that there are
+
+
 def test_a_takeover_loses_no_replica_and_goes_on(site: ServeSite) -> None:
     site.gateways = "ctl1"
     site.need(in_flight=1)
@@ -53,6 +88,7 @@ def test_a_takeover_loses_no_replica_and_goes_on(site: ServeSite) -> None:
     assert launches(site, "ctl2") == 1, site.logs()
     time.sleep(2)
     assert {launch for _, _, launch in site.jobs()} == set(found)
+    assert len({one["epoch"] for one in leased(site).values()}) == 1
 
 
 def test_the_other_ones_death_changes_nothing(site: ServeSite) -> None:

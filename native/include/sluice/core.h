@@ -937,6 +937,11 @@ enum sluice_error sluice_ledger_plan_compaction(struct sluice_ledger *ledger, ui
  * a debt that refills first. `concurrent` counts tickets, waiting ones included; `queued` those that wait, and is not
  * asked while the service has more free places than waiting tickets.
  *
+ * Parts. Where gates of several hosts share a subject's limit, sluice_gate_share says so, and each gate has a part: its
+ * buckets do not refill but get what sluice_gate_give adds, and its counts are what that sets. sluice_gate_keep gives
+ * back what is not needed here. Parts hold until the time of sluice_gate_parts_until, and admit nothing afterwards; the
+ * sum of all parts is their giver's to keep within the limit. A refusal says where more may be had.
+ *
  * Order of a service's queue: weighted fair queueing over tenants (start-time fair queueing; a turn costs its reserved
  * tokens over the tenant's weight, and settling gives back the rest). A tenant's first ticket of priority p goes ahead
  * as if its tenant had used p * SLUICE_GATE_PRIORITY_TOKENS fewer tokens a unit of weight: a bounded lead that does not
@@ -971,7 +976,7 @@ enum {
 };
 
 /* How much a region has room for; each at least 1. Subjects without limit or weight take room only while they have
- * tickets. About 490 bytes a ticket, 144 a subject, 76 a replica, 16 a prefix block. */
+ * tickets. About 490 bytes a ticket, 184 a subject, 76 a replica, 16 a prefix block. */
 struct sluice_gate_shape {
     uint32_t workers;
     uint32_t subjects;
@@ -998,6 +1003,7 @@ enum sluice_gate_reason {
     SLUICE_GATE_QUEUED = 3,      /* waiting requests */
     SLUICE_GATE_FULL = 4,        /* the region has no room: tickets, services or subjects are all in use */
     SLUICE_GATE_NO_REPLICAS = 5, /* the service has no replica, and the request would not wait for one */
+    SLUICE_GATE_NO_PART = 6,     /* the time of all parts is over */
 };
 
 /* Limits of a subject; UINT64_MAX: no limit, else at most SLUICE_GATE_MAX_AMOUNT. */
@@ -1008,6 +1014,24 @@ struct sluice_gate_limit {
     uint64_t queued;
     uint64_t requests_burst; /* what a full bucket holds; 0: a minute's worth */
     uint64_t tokens_burst;
+};
+
+/* A part of a subject's limits. What the subject has no limit of is not looked at. */
+struct sluice_gate_part {
+    int64_t requests; /* left of it; below 0: debt */
+    int64_t tokens;
+    uint64_t concurrent;
+    uint64_t queued;
+};
+
+/* What a gate keeps of a part, and what it gives back: a debt is given back as less than 0. */
+struct sluice_gate_kept {
+    struct sluice_gate_part part; /* concurrent and queued: at least what is there */
+    int64_t requests_back;
+    int64_t tokens_back;
+    int64_t tokens_over; /* settled beyond the part since the last time: given back, too */
+    uint64_t open;       /* tickets */
+    uint64_t waiting;    /* of these */
 };
 
 /* What a worker asks for. */
@@ -1033,8 +1057,10 @@ struct sluice_gate_answer {
     uint64_t limit; /* the limit (burst of a bucket), and what is taken of it; 0 and 0: no room in the region */
     uint64_t used;
     /* After so many microseconds the same request succeeds if nobody else asked, or settled a debt, meanwhile. UINT64_MAX: never, it is larger
-     * than the limit. 0: no time can be known, as it depends on when others end. */
+     * than the limit. 0: no time can be known, as it depends on when others end, or on whether there is more than the part. */
     uint64_t retry_after_us;
+    uint32_t part; /* 1: it is this gate's part that is used up; 0: the whole limit */
+    uint32_t reserved;
 };
 
 /* A ticket whose turn it is. */
@@ -1162,6 +1188,27 @@ enum sluice_error sluice_gate_set_limit(struct sluice_gate *gate, enum sluice_ga
                                         const struct sluice_gate_limit *limit, struct sluice_error_text *text);
 enum sluice_error sluice_gate_set_weight(struct sluice_gate *gate, uint64_t tenant, uint64_t weight,
                                          struct sluice_error_text *text);
+
+/*
+ * A subject's limits are shared with other gates, and `limit` is the whole of them. One that had none before has nothing
+ * of them yet. One that has limits of its own keeps them, unless `convert`: then what it has is its part. Limits that are
+ * shared already are changed, and nothing is lost. sluice_gate_set_limit ends it. O(1). Errors: as sluice_gate_set_limit.
+ */
+enum sluice_error sluice_gate_share(struct sluice_gate *gate, enum sluice_gate_kind kind, uint64_t id,
+                                    const struct sluice_gate_limit *limit, bool convert,
+                                    struct sluice_error_text *text);
+/* Add requests and tokens to a part, and set its counts. O(1). Errors: UNKNOWN (no shared subject), RANGE. */
+enum sluice_error sluice_gate_give(struct sluice_gate *gate, enum sluice_gate_kind kind, uint64_t id, uint64_t now_us,
+                                   const struct sluice_gate_part *more, struct sluice_error_text *text);
+/*
+ * Keep at most `most` of a part: what is over is given back, once. Counts stay at what is there. From now on what is
+ * settled goes to the part up to what it has now, and what is beyond is given back, too. O(1). Errors: as above.
+ */
+enum sluice_error sluice_gate_keep(struct sluice_gate *gate, enum sluice_gate_kind kind, uint64_t id, uint64_t now_us,
+                                   const struct sluice_gate_part *most, struct sluice_gate_kept *kept,
+                                   struct sluice_error_text *text);
+/* All parts hold until then; 0: none does. */
+enum sluice_error sluice_gate_parts_until(struct sluice_gate *gate, uint64_t until_us, struct sluice_error_text *text);
 
 /*
  * Make a replica known, or change it: any process may, any number of times. *slot (may be NULL): its number while it is

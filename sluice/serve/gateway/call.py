@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from typing import Any, Final, Protocol, cast
@@ -11,7 +12,7 @@ from typing import Any, Final, Protocol, cast
 from sluice.core.gate import MAX_AMOUNT, Gate, Reason, Refused
 from sluice.core.gate import Kind as SubjectKind
 from sluice.exchange.requests import Outcome, RequestRecord
-from sluice.exchange.serving import Priority, ReplicaRow, ServiceRow
+from sluice.exchange.serving import NO_LIMIT, Priority, ReplicaRow, ServiceRow
 from sluice.serve.gateway import body, bounds, continuation, heads
 from sluice.serve.gateway.body import Asked
 from sluice.serve.gateway.client import Client, Handler, Request
@@ -19,6 +20,7 @@ from sluice.serve.gateway.continuation import Plan, Rewriter, Story
 from sluice.serve.gateway.directory import Directory
 from sluice.serve.gateway.figures import Delays, Figures
 from sluice.serve.gateway.keys import Caller
+from sluice.serve.gateway.parts import Parts, Waiting, nobody_answers
 from sluice.serve.gateway.refusals import RefusalError, failed_request
 from sluice.serve.gateway.repeated import Repeated
 from sluice.serve.gateway.sse import Events, Kind, TooLongError, document_of, event_of, kind_of
@@ -38,6 +40,8 @@ _ENDS: Final = frozenset(("response.completed", "response.incomplete", "response
 _PROGRESS: Final = 8  # parts of an answer between two reports to the gate
 _BYTES_A_TOKEN: Final = 4
 _UNKNOWN_S: Final = 0.05
+
+log = logging.getLogger("sluice.gateway")
 
 
 class Usage:
@@ -70,6 +74,7 @@ class Worker(Protocol):
     waiting: dict[int, Call]
     metrics: Figures
     delays: Delays
+    parts: Parts
     repeated: Repeated
 
     def subject(self, kind: SubjectKind, name: str) -> int:
@@ -127,6 +132,7 @@ class Call(Handler):
         "_passing",
         "_plan",
         "_pool",
+        "_read",
         "_rest",
         "_rewriter",
         "_story",
@@ -194,6 +200,7 @@ class Call(Handler):
         self._usage: Usage | None = None
         self._count = 0
         self._first: float | None = None
+        self._read = 0  # tokens of the prompt that the replica has
         self._granted = 0.0
         self._done = False
         self._tries = 0
@@ -243,21 +250,51 @@ class Call(Handler):
                 remedy="ask again from the begin",
                 param=body.RESUME, code="cannot_resume",
             )  # fmt: skip
+        worker.check_budget(tenant)
+        worker.check_records()
+        self._enter(None)
+
+    def _enter(self, waiting: Waiting | None) -> None:
+        """Reserve, and wait for a turn; later, where more of a limit has to be asked for. Raises RefusalError."""
+        worker = self.worker
+        if not self._admit(cast(ServiceRow, self.service), cast(Asked, self.asked), waiting):
+            return
         if self._story is not None and self._story.finish is not None:
-            self._admit(service, asked)
             self._succeed_from_story()
             return
-        self._admit(service, asked)
         worker.calls[self.ticket] = self
         worker.turn()
         if self.replica is None and not self.over:
             self._wait()
 
-    def _admit(self, service: ServiceRow, asked: Asked) -> None:
-        """Reserve. Raises RefusalError."""
+    def enter_again(self, waiting: Waiting) -> None:
+        """More was asked for."""
+        if self.over:
+            return
+        try:
+            self._enter(waiting)
+        except RefusalError as refusal:
+            self.refuse(refusal)
+        except Exception:
+            log.exception("request %s: unexpected", self.request.id)
+            self.crashed()
+
+    @property
+    def reserved(self) -> int:
+        """Its tokens, as they are reserved."""
+        return cast(Asked, self.asked).reserved(cast(ServiceRow, self.service).default_tokens)
+
+    @property
+    def limited(self) -> list[tuple[str, str]]:
+        """Kinds and names of those of its subjects that have limits."""
+        caller, service, directory = cast(Caller, self.caller), cast(ServiceRow, self.service), self.worker.directory
+        subjects = ("key", caller.key), ("user", caller.user), ("tenant", self.tenant), ("service", service.name)
+        rows = [(one, directory.limit(*one)) for one in subjects]
+        return [one for one, row in rows if row is not None and row.limit != NO_LIMIT]
+
+    def _admit(self, service: ServiceRow, asked: Asked, waiting: Waiting | None) -> bool:
+        """Reserve; False: later. Raises RefusalError."""
         worker, caller = self.worker, cast(Caller, self.caller)
-        worker.check_budget(self.tenant)
-        worker.check_records()
         now = time.monotonic()
         self.admitted = now
         priority = _LOWER.get(self.request.headers.get(b"sluice-priority", b""), service.priority)
@@ -273,8 +310,11 @@ class Call(Handler):
             deadline_us=int(self.deadline * 1e6), prefix=prefix, tag=int(self.record_id, 16),
         )  # fmt: skip
         if isinstance(answer, Refused):
+            if answer.part and not answer.never and worker.parts.ask(self, waiting):
+                return False
             raise self._over_limit(answer)
         self.ticket = answer
+        return True
 
     def _over_limit(self, refused: Refused) -> RefusalError:
         caller, asked = cast(Caller, self.caller), cast(Asked, self.asked)
@@ -285,6 +325,8 @@ class Call(Handler):
         who = names[refused.kind]
         if refused.what is Reason.FULL:
             return RefusalError(503, "this gateway is full", remedy="try again", retry_after=1.0, code="busy")
+        if refused.what is Reason.NO_PART:
+            return nobody_answers()
         what = {
             Reason.REQUESTS: "requests a minute", Reason.TOKENS: "tokens a minute",
             Reason.CONCURRENT: "requests at once",
@@ -296,6 +338,8 @@ class Call(Handler):
                 remedy="ask for fewer tokens (max_tokens), or send a shorter prompt", code="larger_than_limit",
             )  # fmt: skip
         after = refused.retry_after_us / 1e6 if refused.retry_after_us else None
+        if refused.part and refused.what in (Reason.REQUESTS, Reason.TOKENS):
+            after = self.worker.parts.retry_after(self)
         remedy = f"try again in {after:.1f} s" if after is not None else "try again when others have ended"
         return RefusalError(
             429, f"{who}: over the limit of {refused.limit} {what}", remedy=remedy, code="rate_limit_exceeded",
@@ -403,6 +447,7 @@ class Call(Handler):
             engine = cast(ServiceRow, self.service).engine
             if continuation.has_ids(asked, engine):
                 data, self.wanted_ids = continuation.with_ids(asked, engine), True
+        self._read = asked.prompt_tokens
         row = upstream.pool.row
         head = heads.to_replica(path, row.service, row.secret, self.request.id, len(data), self.request.headers)
         upstream.send(self, head, data)
@@ -426,6 +471,7 @@ class Call(Handler):
     def _lost(self, why: str, *, surely: bool = False, sent: bool = True) -> None:
         """The replica failed, `surely` by its own fault: another one, for the whole answer or for the rest of it."""
         pool = cast(Pool, self._pool)
+        self._read = 0
         self.worker.failed(pool, why, surely=surely)
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
@@ -731,6 +777,9 @@ class Call(Handler):
         """The replica's work ends with the connection to it."""
         if self.over:
             return
+        if not self.ticket:  # it waits for a part of a limit, and has used nothing
+            self.over = True
+            return
         self.worker.metrics.add("cancelled", cast(ServiceRow, self.service).name)
         self._settle("cancelled", 499)
 
@@ -803,8 +852,11 @@ class Call(Handler):
         usage = self._usage
         if usage is not None:
             return usage.prompt, usage.completion, usage.cached
-        if (self._head == 0 and not self._count) or (self._head >= 400 and not self._count):
+        if self._head >= 400 and not self._count:
             return 0, 0, 0
+        if self._head == 0 and not self._count:
+            # a client that broke off has had the engine read its prompt; a replica that failed is not its fault
+            return (self._read if outcome == "cancelled" else 0), 0, 0
         asked, story = cast(Asked, self.asked), self._story
         if story is None:
             if not self._passing:

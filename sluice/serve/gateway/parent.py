@@ -12,11 +12,12 @@ import json
 import logging
 import mmap
 import os
+import secrets
 import signal
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,11 +31,24 @@ from sluice.base.text import one_line
 from sluice.base.tokens import TokenStore
 from sluice.core.gate import Gate, Settled, Shape
 from sluice.exchange.requests import RequestLog, RequestRecord, prune
-from sluice.exchange.serving import ACCOUNTS, LIMITS, REPLICAS, SERVICES
+from sluice.exchange.serving import (
+    ACCOUNTS,
+    LIMITS,
+    NO_LIMIT,
+    REPLICAS,
+    SERVICES,
+    LeaseAnswer,
+    LeaseReport,
+    Limit,
+    LimitRow,
+    SubjectKind,
+    row,
+)
 from sluice.exchange.snapshot import MOST_ANSWER, parse_answer, render_request
 from sluice.serve.gateway import repeated
 from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.figures import Key, render
+from sluice.serve.gateway.leases import Leases, Need, State
 from sluice.serve.gateway.worker import Settings, now_us
 
 _PERIOD_S: Final = 0.1
@@ -47,6 +61,9 @@ _BACKLOG: Final = 4096
 _DEMAND_S: Final = 3.0
 _DAY_S: Final = 86_400.0
 _LATE_S: Final = 1.0  # between two tries to write a record
+_LEASE_TIMEOUT_S: Final = 1.0
+_LEASE_STEP_S: Final = 0.1
+_LEASE_LEAST_S: Final = 0.005  # between two reports, so that what is needed at once is in one
 
 log = logging.getLogger("sluice.gateway")
 log.addFilter(FewLines())
@@ -108,7 +125,7 @@ class Follow:
         """Ask for what is new; whether there is more. Raises SluiceError, and what a bad answer raises."""
         now = time.monotonic()
         lately = [one for said, rows in self.demand.values() if now - said < _DEMAND_S for one in rows]
-        answer = await self._ask(render_request("changes", epoch=self._epoch, last=self._last, demand=lately))
+        answer = await self.ask(render_request("changes", epoch=self._epoch, last=self._last, demand=lately))
         rows = self._coming if self._coming is not None else self.rows
         if answer["reset"]:
             rows = {name: {} for name in _SECTIONS}
@@ -132,9 +149,10 @@ class Follow:
             self._changed({name: self.rows[name] for name in touched or _SECTIONS})
         return False
 
-    async def _ask(self, line: bytes) -> dict[str, Any]:
+    async def ask(self, line: bytes, seconds: float = _TIMEOUT_S) -> dict[str, Any]:
+        """What replicad answers. Raises SluiceError."""
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(seconds):
                 reader, writer = await asyncio.open_unix_connection(str(self.path), limit=2 * MOST_ANSWER)
                 try:
                     writer.write(line)
@@ -168,6 +186,69 @@ class Child:
         self._writer.close()
 
 
+class Leasing:
+    """Asks the authority of limits for this gateway's parts of them, and tells workers that wait."""
+
+    def __init__(self, leases: Leases, ask: Callable[[LeaseReport], Awaitable[LeaseAnswer]]) -> None:
+        self.leases = leases
+        self._ask = ask
+        self._waiting: list[tuple[Child, int]] = []  # who is to hear of the next answer, and of which request
+        self._soon = asyncio.Event()
+        self._problem = ""
+
+    def need(self, child: Child, message: dict[str, Any]) -> None:
+        """Requests of a worker wait for more."""
+        self.leases.need([Need(*one) for one in message["needs"]], now_us())
+        self._waiting.append((child, message["need"]))
+        self._soon.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            try:
+                await self._step()
+            except Exception:  # without it nothing that has limits is let in
+                log.exception("limits: unexpected")
+                await asyncio.sleep(_LEASE_STEP_S)
+
+    async def _step(self) -> None:
+        self.leases.sweep(now_us())
+        if self.leases.state is State.SHARE and self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._tell(waiting, known=True)
+        if self.leases.due(now_us()):
+            await self._exchange()
+            await asyncio.sleep(_LEASE_LEAST_S)
+            return
+        self._soon.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._soon.wait(), _LEASE_STEP_S)
+
+    async def _exchange(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        try:
+            self.leases.take(await self._ask(self.leases.report(now_us())), now_us())
+            problem = ""
+        except SluiceError as error:
+            problem = one_line(str(error), limit=300)
+        if problem != self._problem:
+            self._problem = problem
+            log.warning("limits: %s", problem or "are leased again")
+        self._tell(waiting, known=not problem and self.leases.state is not State.NONE)
+        if problem:
+            await asyncio.sleep(_LEASE_STEP_S)
+
+    def _tell(self, waiting: list[tuple[Child, int]], *, known: bool) -> None:
+        retry = [[kind, name, us] for (kind, name), us in self.leases.retry.items()]
+        for child, number in waiting:
+            child.tell({"parts": number, "known": known, "retry": retry})
+
+    async def leave(self) -> None:
+        """What this gateway has is free."""
+        with suppress(SluiceError):
+            await self._ask(self.leases.leave())
+
+
 class Parent:
     """The process."""
 
@@ -185,6 +266,8 @@ class Parent:
         self._current: dict[int, Child] = {}
         self._dead: Counter[Key] = Counter()
         self._follow = Follow(options.replicad, self._changed)
+        self._limits: dict[tuple[str, str], Limit] = {}
+        self.leasing = Leasing(Leases(self.gate, lambda: secrets.token_hex(8), self._limit), self._ask_for_parts)
         self._records = RequestLog(Path(options.settings.records))
         self._store = TokenStore(Path(options.settings.tokens))
         self._sent: dict[str, Any] = {}
@@ -208,6 +291,7 @@ class Parent:
         loop.add_signal_handler(signal.SIGINT, stop.set)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self.reload()))
         following = loop.create_task(self._follow.run())
+        leasing = loop.create_task(self.leasing.run())
         pruning = loop.create_task(self._prune())
         writing = loop.create_task(self._keep_writing())
         await asyncio.gather(*(self._replace(place) for place in range(len(self._sockets))))
@@ -224,6 +308,8 @@ class Parent:
             child.tell({"do": "drain"})
         await asyncio.gather(*(child.process.wait() for child in self._children))
         writing.cancel()
+        leasing.cancel()
+        await self.leasing.leave()
         self._write_late()
         if self._late:
             log.error("%d usage records of workers that were killed are lost", len(self._late))
@@ -313,6 +399,8 @@ class Parent:
             self._follow.demand[str(child.process.pid)] = time.monotonic(), message["demand"]
             if any(one["waiting"] for one in message["demand"]):
                 self._follow.ask_soon()
+        if "need" in message:
+            self.leasing.need(child, message)
         if "metrics" in message:
             child.tell({"metrics": message["metrics"], "text": self._figures()})
 
@@ -403,8 +491,22 @@ class Parent:
     def _rows(self) -> dict[str, Any]:
         return {name: _plain(name, rows) for name, rows in self._follow.rows.items()}
 
+    def _limit(self, kind: SubjectKind, name: str) -> Limit | None:
+        found = self._limits.get((kind, name)) or self._limits.get((kind, "*"))
+        return None if found == NO_LIMIT else found
+
+    async def _ask_for_parts(self, report: LeaseReport) -> LeaseAnswer:
+        answer = await self._follow.ask(render_request("lease", report=asdict(report)), _LEASE_TIMEOUT_S)
+        return row(LeaseAnswer, answer["lease"])
+
     def _changed(self, sections: dict[str, Any]) -> None:
         """Tell the workers, where it is news for them."""
+        if LIMITS in sections:
+            known = [row(LimitRow, one) for one in sections[LIMITS].values()]
+            limits: dict[tuple[str, str], Limit] = {(one.kind, one.name): one.limit for one in known}
+            if limits != self._limits:
+                self._limits = limits
+                self.leasing.leases.changed()
         news = {}
         for name, rows in sections.items():
             plain = _plain(name, rows)

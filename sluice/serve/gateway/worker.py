@@ -43,6 +43,7 @@ from sluice.serve.gateway.client import Client, Request
 from sluice.serve.gateway.directory import Directory, subject
 from sluice.serve.gateway.figures import Delays, Figures
 from sluice.serve.gateway.keys import Caller, Keys
+from sluice.serve.gateway.parts import Parts
 from sluice.serve.gateway.refusals import RefusalError, failed_request
 from sluice.serve.gateway.repeated import Repeated
 from sluice.serve.gateway.upstream import Pool, tls_context
@@ -108,6 +109,7 @@ class Worker:
         """By their tickets."""
         self.waiting: dict[int, Call] = {}
         """Those of them that wait for their turn."""
+        self.parts = Parts(self)
         self.metrics = Figures()
         self.delays = Delays()
         self.held = 0
@@ -308,7 +310,7 @@ class Worker:
             limit = row.limit
             amounts = Limit(limit.requests_per_minute, limit.tokens_per_minute, limit.concurrent, limit.queued)
             try:
-                self.gate.set_limit(kind, number, amounts)
+                self.gate.share(kind, number, amounts)
                 if kind is SubjectKind.TENANT:
                     self.gate.set_weight(number, row.weight)
             except CoreError as error:
@@ -428,6 +430,8 @@ class Worker:
             if client is not None and request is not None and client.request is request:
                 self.log(request, 200)
                 client.answer(200, "text/plain; version=0.0.4; charset=utf-8", message["text"].encode())
+        if "parts" in message:
+            self.parts.told(message)
         if message.get("do") == "drain":
             self.replaced = message.get("replaced") is True
             self.drain()
@@ -559,6 +563,7 @@ class Worker:
                 call.sweep(now)
         for call in list(self.calls.values()):
             call.look(now)
+        self.parts.sweep(now)
         with suppress(SluiceError):
             self.keys.refresh()
         self.flush()

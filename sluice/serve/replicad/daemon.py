@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from policy.service_jobs import FILE_NAME, ServicesFile, ServicesPolicy, has_budgets
+from policy.service_jobs import FILE_NAME, ServicesFile, ServicesPolicy, has_budgets, limit_rows
+from sluice.base.clock import uptime
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.base.line_server import Kind
@@ -38,19 +39,26 @@ from sluice.exchange.serving import (
     MOST_MESSAGE,
     SOCKET,
     Demand,
+    LeaseAnswer,
+    LeaseReport,
+    M,
+    Message,
     PeerNote,
     parse,
     render,
     replicad_port,
+    row,
 )
 from sluice.exchange.snapshot import MOST_REQUEST, VERSION, Snapshot, render_answer
 from sluice.exchange.snapshot import SOCKET as SNAPSHOT_SOCKET
 from sluice.serve.replicad.journal import Journal
 from sluice.serve.replicad.keeper import WARM_S, Keeper, Result
+from sluice.serve.replicad.leases import FRESH_S, Authority
 from sluice.serve.replicad.pattern import Patterns
 from sluice.serve.replicad.registry import Registry, addresses
 from sluice.serve.replicad.slurm_view import read_view
-from sluice.slurm.munge import Message, decode, encode
+from sluice.slurm.munge import Message as Credential
+from sluice.slurm.munge import decode, encode
 from sluice.slurm.munge_service import Service, listen
 
 STATE = Path("/var/lib/sluice/replicad")
@@ -121,6 +129,10 @@ class Replicad:
         self._urgent = threading.Event()
         self._problem = ""
         self.snapshot = Snapshot()
+        self.authority = Authority(settings.state / "leases.json")
+        self._view_at = 0.0  # of the latest view of Slurm, as its controller says
+        self._viewed = -FRESH_S  # when it came, by the boot's clock
+        self._leader: tuple[str, int] | None = None  # where the other controller's daemon says that it leads
         self.patterns = Patterns(settings.state / "patterns.json")
         self.patterns.load()
         self.keeper = Keeper(
@@ -138,6 +150,7 @@ class Replicad:
             self.keeper.expected,
             lambda beat: self.keeper.hear(beat, time.time()),
             lambda note: self.keeper.take_note(note, time.time()),
+            lambda report: render(self.authority.answer(report, uptime())),
         )
 
     def serve(self) -> None:
@@ -182,6 +195,7 @@ class Replicad:
                     policy_at = time.monotonic()
                     self._set_policy()
                 self.keeper.step(time.time())
+                self.authority.lead(self._leads(), uptime(), alone=self._is_alone())
                 if time.monotonic() > saved_at + _SAVE_S:
                     saved_at = time.monotonic()
                     self._save()
@@ -191,6 +205,7 @@ class Replicad:
             self._woken.wait(_STEP_S)
             self.stopping.wait(_LEAST_STEP_S)
         with suppress(OSError):
+            self.authority.end(uptime())
             self._save()
 
     def _say(self, problem: str) -> None:
@@ -217,6 +232,8 @@ class Replicad:
         if self._services.problem is not None:
             log.warning("%s", one_line(str(self._services.problem)))
         self.keeper.set_policy(policy, self._spent_now(policy))
+        limits = {(one.kind, one.name): one.limit for one in limit_rows(policy)}
+        self.authority.set_policy(limits, policy.without_authority)
 
     def _spent_now(self, policy: ServicesPolicy) -> dict[str, int]:
         """Tokens of tenants in this usage period, for those that have a budget; the last known where it fails."""
@@ -238,7 +255,10 @@ class Replicad:
         said = ""
         while not self.stopping.is_set():
             try:
-                self.keeper.see(read_view(self.settings.snapshot, self.keeper.users()))
+                view = read_view(self.settings.snapshot, self.keeper.users())
+                self.keeper.see(view)
+                if view.at != self._view_at:
+                    self._view_at, self._viewed = view.at, uptime()
                 problem = ""
             except SluiceError as error:
                 problem = one_line(str(error))
@@ -252,7 +272,7 @@ class Replicad:
 
     # ---- the network ----
 
-    def _answer_message(self, message: Message) -> bytes:
+    def _answer_message(self, message: Credential) -> bytes:
         return self.registry.answer(message)
 
     def _tell_peers(self) -> None:
@@ -265,12 +285,14 @@ class Replicad:
                 if place in mine or self.stopping.is_set():
                     continue
                 try:
-                    note = tell(place, self.keeper.note(time.time()), self._own_uid)
+                    note = tell(place, self.keeper.note(time.time()), PeerNote, self._own_uid)
                     problem = ""
                     if note.host == self.settings.host:
                         mine.add(place)
                     else:
                         self.keeper.take_note(note, time.time())
+                        if note.leads or self._leader == place:
+                            self._leader = place if note.leads else None
                 except (SluiceError, OSError) as error:
                     problem = one_line(str(error))
                 if problem != said.get(place, ""):
@@ -294,6 +316,24 @@ class Replicad:
     @property
     def _port(self) -> int:
         return self.settings.port or replicad_port()
+
+    # ---- limits that gateways share ----
+
+    def _leads(self) -> bool:
+        """Whether this one says who has which part of limits: its controller leads, and was seen just now to do so."""
+        return self.keeper.leads and uptime() < self._viewed + FRESH_S
+
+    def _is_alone(self) -> bool:
+        return len(self._services.current().registries or self._controllers.hosts) < 2
+
+    def _lease(self, report: LeaseReport) -> LeaseAnswer:
+        """The authority's answer to a gateway of this host. Raises SluiceError."""
+        if self._leads() or self._leader is None:
+            return self.authority.answer(report, uptime())
+        try:
+            return tell(self._leader, report, LeaseAnswer, self._own_uid, 0.5)
+        except OSError as error:
+            raise SluiceError(f"{self._leader[0]}: {error.strerror or error}", remedy="does it run there?") from error
 
     # ---- the local socket ----
 
@@ -330,12 +370,14 @@ class Replicad:
                 raise SluiceError("request: not status", remedy="only gateways and root may ask for more")
             if "demand" in request:
                 self.keeper.demand(_demands(request["demand"]), time.time())
+            if do == "lease":
+                return render_answer({"lease": asdict(self._lease(row(LeaseReport, request.get("report"))))})
             if do == "changes":
                 last = request.get("last")
                 return self.snapshot.after(str(request.get("epoch")), last if type(last) is int else 0)
             if do in ("demand", None) and "demand" in request:
                 return render_answer({"ok": True})
-            raise SluiceError("request: not one of changes, demand, status", remedy="install one version of Sluice")
+            raise SluiceError("request: not one that is known", remedy="install one version of Sluice")
         except SluiceError as error:
             return render_answer({"error": error.what, "remedy": error.remedy, "usage": error.usage})
         except (ValueError, RecursionError) as error:
@@ -350,16 +392,16 @@ def _demands(given: Any) -> Iterable[Demand]:
     return [parse(Demand, json.dumps(one).encode()) for one in many]
 
 
-def tell(place: tuple[str, int], note: PeerNote, uid: int) -> PeerNote:
+def tell(place: tuple[str, int], message: Message, answer: type[M], uid: int, seconds: float = 5.0) -> M:
     """Tell the daemon at an address, and what it answers. Raises SluiceError, OSError."""
-    with socket.create_connection(place, 2.0) as connection:
-        connection.sendall(encode(render(note), readable_by=uid).encode() + b"\n")
-        connection.settimeout(5.0)
+    with socket.create_connection(place, min(seconds, 2.0)) as connection:
+        connection.sendall(encode(render(message), readable_by=uid).encode() + b"\n")
+        connection.settimeout(seconds)
         with connection.makefile("rb") as answers:
             line = answers.readline(_CREDENTIAL)
     if not line:
         raise SluiceError("closed the connection", remedy="check that users and MUNGE keys agree on both controllers")
-    message = decode(line.decode("ascii", "replace").strip())
-    if message.uid != uid:
-        raise SluiceError(f"the answer is from uid {message.uid}, not from this daemon's user")
-    return parse(PeerNote, message.payload)
+    said = decode(line.decode("ascii", "replace").strip())
+    if said.uid != uid:
+        raise SluiceError(f"the answer is from uid {said.uid}, not from this daemon's user")
+    return parse(answer, said.payload)

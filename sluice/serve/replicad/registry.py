@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sluice.base.errors import SluiceError
-from sluice.exchange.serving import Heartbeat, Orders, PeerNote, parse, render
+from sluice.exchange.serving import Heartbeat, LeaseReport, Orders, PeerNote, parse, render
 from sluice.slurm.munge import Message
 from sluice.slurm.munge_service import RefusedError
 
@@ -39,6 +39,7 @@ class Expected:
 Expect = Callable[[str], Expected | None]
 Take = Callable[[Heartbeat], Orders]
 TakeNote = Callable[[PeerNote], PeerNote]
+Lease = Callable[[LeaseReport], bytes]
 
 
 def names_node(host: str, nodes: Iterable[str]) -> bool:
@@ -47,15 +48,18 @@ def names_node(host: str, nodes: Iterable[str]) -> bool:
 
 
 class Registry:
-    """Answers what was authenticated. Thread-safe.
+    """Answers what was authenticated: heartbeats, notes, and gateways' reports that the other replicad passes on.
+    Thread-safe.
 
     `uids`: of the services' users, the only ones besides `own` (replicad's) whose messages are looked at.
     """
 
     def __init__(
-        self, own: int, uids: Callable[[], Mapping[int, object]], expect: Expect, take: Take, note: TakeNote
-    ) -> None:
+        self, own: int, uids: Callable[[], Mapping[int, object]], expect: Expect, take: Take, note: TakeNote,
+        lease: Lease,
+    ) -> None:  # fmt: skip
         self._own, self._uids, self._expect, self._take, self._note = own, uids, expect, take, note
+        self._lease = lease
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
@@ -71,6 +75,8 @@ class Registry:
 
     def answer(self, message: Message) -> bytes:
         """The answer to a heartbeat or to a note. Raises SluiceError, RefusedError for what is not answered."""
+        if message.uid == self._own and message.payload.startswith(b'{"holder":'):
+            return self._lease(parse(LeaseReport, message.payload))
         if message.uid == self._own:
             return render(self._note(parse(PeerNote, message.payload)))
         if message.uid not in self._uids():

@@ -16,7 +16,7 @@ import pytest
 
 from sluice.core import lib
 from sluice.core.errors import CoreError
-from sluice.core.gate import ALIGNMENT, Gate, Kind, Limit, Reason, Refused, Settled, Shape, Turn, Use
+from sluice.core.gate import ALIGNMENT, Gate, Kind, Limit, Part, Reason, Refused, Settled, Shape, Turn, Use
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import gate as reference
@@ -70,6 +70,46 @@ def test_life_of_a_request() -> None:
     assert (settled.prompt_tokens, settled.completion_tokens, settled.replica) == (0, 0, 0xABC)
     with pytest.raises(CoreError, match="it has ended"):
         gate.abandon(waiting, 204)
+    gate.audit()
+
+
+def test_parts_of_a_limit() -> None:
+    """What a gate has of limits that it shares: it does not refill, and holds for a time."""
+    gate = new_gate()
+    worker = gate.join(77, 5)
+    gate.set_replica(0xABC, SERVICE, 9)
+    gate.share(Kind.TENANT, TENANT, Limit(requests=600, tokens=1000, concurrent=8))
+    refused = ask(gate, worker, 0)
+    assert isinstance(refused, Refused) and refused.part and refused.what is Reason.NO_PART
+    gate.parts_until(1_000_000)
+    assert ask(gate, worker, 0) == Refused(Kind.TENANT, Reason.REQUESTS, 600, 600, 0, False, True)
+    gate.give(Kind.TENANT, TENANT, 0, Part(3, 200, 2))
+    first, second = admit(gate, worker, 1, 100), admit(gate, worker, 1, 60)
+    assert ask(gate, worker, 900_000) == Refused(Kind.TENANT, Reason.CONCURRENT, 8, 2, 0, False, True)
+    assert ask(gate, worker, 900_000, 1001) == Refused(Kind.TENANT, Reason.TOKENS, 1000, 960, 0, True, True)
+    # 40 tokens are left: what a ticket did not use goes there, and what is beyond that goes back
+    kept = gate.keep(Kind.TENANT, TENANT, 900_000, Part(0, 40, 1))
+    assert (kept.part, kept.requests_back, kept.tokens_back, kept.open) == (Part(0, 40, 2, 2), 1, 0, 2)
+    admit_more = ask(gate, worker, 900_000, 30)
+    assert isinstance(admit_more, Refused)
+    gate.settle(first, 900_001, 10, 20)
+    kept = gate.keep(Kind.TENANT, TENANT, 900_001, Part(0, 40, 1))
+    assert (kept.part.tokens, kept.tokens_over, kept.open) == (40, 70, 1)
+    gate.settle(second, 900_002, 100, 50)  # more than it had reserved
+    kept = gate.keep(Kind.TENANT, TENANT, 900_002, Part())
+    assert (kept.part, kept.tokens_back, kept.tokens_over) == (Part(), -50, 0)
+    gate.give(Kind.TENANT, TENANT, 900_002, Part(1, 100, 1))
+    late = ask(gate, worker, 1_000_000)
+    assert isinstance(late, Refused) and late.what is Reason.NO_PART
+    # limits of its own again: it keeps what it has, and refills
+    gate.set_limit(Kind.TENANT, TENANT, Limit(requests=600, tokens=1000, concurrent=4))
+    assert isinstance(ask(gate, worker, 1_000_001, 100), int)
+    assert not isinstance(ask(gate, worker, 1_000_002, 100), int)
+    assert isinstance(ask(gate, worker, 7_000_002, 100), int)
+    gate.share(Kind.TENANT, TENANT, Limit(requests=600), convert=False)
+    assert gate.subject(Kind.TENANT, TENANT, 7_000_002).limit.concurrent == 4
+    with pytest.raises(CoreError, match="has no limits that are shared"):
+        gate.give(Kind.TENANT, TENANT, 7_000_002, Part())
     gate.audit()
 
 
@@ -306,7 +346,7 @@ def test_as_the_reference() -> None:
         refused |= pair.refused
         turns += pair.turns
         with_prefix += pair.with_prefix
-    assert refused == set(Reason)
+    assert refused == set(Reason) - {Reason.NO_PART}  # of gates that share limits: test_parts_of_a_limit
     assert turns > 2000
     assert with_prefix > 200
 

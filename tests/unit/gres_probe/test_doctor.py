@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import grp
 import json
 import os
 import pwd
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gres_probe.doctor import CHECKS, SiteView, Verdict, ebpf, examine
+from gres_probe.doctor import CHECKS, SiteView, Verdict, ebpf, examine, services
 from gres_probe.doctor.check import Check, Outcome, ok, warn
 from sluice.base.errors import UsageError
 from sluice.base.slurm_version import parse_slurm_version
@@ -270,6 +271,21 @@ def test_the_order_of_units(host: Host, wrong: dict[str, str], verdict: str, say
     host.write("usr/bin/systemctl", UNITS.format(**RIGHT | wrong), 0o755)
     [(what, found)] = host.verdicts("units").items()
     assert found == verdict and says in what
+
+
+def test_who_reads_the_records_of_requests(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host.verdicts("services") == {"no model services were applied": "skip"}
+    host.write("etc/slurm/sluice.services.json", "{}")
+    members: list[str] = []
+    monkeypatch.setattr(services.grp, "getgrnam", lambda _: grp.struct_group(("sluice-gateway", "x", 991, members)))
+    numbers = {"sluice-serve": 990, USER: 64030}
+    known = {name: pwd.struct_passwd((name, "x", uid, uid, "", "/", "")) for name, uid in numbers.items()}
+    monkeypatch.setattr(services.pwd, "getpwnam", known.__getitem__)
+    members += [USER]
+    [(what, found)] = host.verdicts("services").items()
+    assert found == "fail" and "sluice-serve is not in group sluice-gateway" in what
+    members += ["sluice-serve"]
+    assert set(host.verdicts("services").values()) == {"ok"}
 
 
 def test_state_that_only_one_controller_sees(host: Host) -> None:

@@ -24,18 +24,24 @@ from cryptography.x509.oid import NameOID
 
 from sluice.base.tokens import TokenStore
 from sluice.core.gate import Gate, Shape
+from sluice.core.gate import Limit as GateLimit
 from sluice.exchange.requests import RequestLog, RequestRecord, parse
 from sluice.exchange.serving import (
+    NO_LIMIT,
     Abilities,
     AccountRow,
+    Limit,
     LimitRow,
     ReplicaRow,
     ServiceRow,
     State,
+    SubjectKind,
     as_row,
 )
 from sluice.serve.gateway.client import Client
+from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.keys import Keys
+from sluice.serve.gateway.leases import KINDS, limit_of
 from sluice.serve.gateway.repeated import SIZE, Repeated
 from sluice.serve.gateway.worker import Settings, Worker
 
@@ -173,6 +179,8 @@ class Bed:
     services: dict[str, ServiceRow] = field(default_factory=dict)
     limits: list[LimitRow] = field(default_factory=list)
     accounts: list[AccountRow] = field(default_factory=list)
+    given: set[tuple[SubjectKind, str]] = field(default_factory=set)
+    """Whose limits the gate has."""
 
     def publish(self) -> None:
         """As the parent does."""
@@ -182,7 +190,21 @@ class Bed:
             "limits": {f"{one.kind}/{one.name}": as_row(one) for one in self.limits},
             "accounts": {one.user: as_row(one) for one in self.accounts},
         }
+        for kind, name in self.given:
+            self.worker.gate.set_limit(KINDS[kind], subject(kind, name), limit_of(self._limit(kind, name)))
         self.worker.told({"rows": json.loads(json.dumps(rows))})
+
+    def give_all(self, kind: SubjectKind, name: str) -> None:
+        """The only gateway has the whole of each limit."""
+        if (kind, name) not in self.given:
+            self.given.add((kind, name))
+            number, gate = subject(kind, name), self.worker.gate
+            gate.set_limit(KINDS[kind], number, GateLimit())
+            gate.set_limit(KINDS[kind], number, limit_of(self._limit(kind, name)))
+
+    def _limit(self, kind: SubjectKind, name: str) -> Limit:
+        found = {one.name: one.limit for one in self.limits if one.kind == kind}
+        return found.get(name) or found.get("*") or NO_LIMIT
 
     def records(self) -> list[RequestRecord]:
         return [
@@ -310,7 +332,15 @@ async def bed(
     keys.refresh()
     worker = Worker(made, gate, Repeated(bytearray(SIZE)), keys, RequestLog(records), loop)
     told: list[dict[str, Any]] = []
-    worker.tell = told.append
+
+    def tell(message: dict[str, Any]) -> None:
+        told.append(message)
+        if "need" in message:
+            for kind, name, *_ in message["needs"]:
+                one.give_all(kind, name)
+            loop.call_soon(worker.told, {"parts": message["need"], "known": True, "retry": []})
+
+    worker.tell = tell
     worker.server = await loop.create_server(lambda: Client(worker), "127.0.0.1", 0)
     sweeping = loop.create_task(worker.run())
     context, fingerprint = certificate(folder)

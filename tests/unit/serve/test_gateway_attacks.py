@@ -133,3 +133,21 @@ def test_a_call_that_cannot_be_sent_costs_nobody_else(tmp_path: Path, monkeypatc
 )
 def test_what_is_reserved_is_the_most_that_an_engine_may_make_of_it(more: dict[str, int]) -> None:
     assert body.read("chat", json.dumps({"model": "m", "messages": [], **more}).encode()).reserved(7) > 500
+
+
+def test_a_client_that_goes_before_the_first_byte_pays_for_the_prompt_that_was_read(tmp_path: Path) -> None:
+    async def reads(heard: Heard) -> None:
+        await heard.reader.read(1)
+        raise ConnectionResetError
+
+    async def work() -> None:
+        async with bed(tmp_path, reads) as one:
+            _, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(one.request({"model": "m", "messages": [{"role": "user", "content": "word " * 4000}]}))
+            await until(lambda: len(one.replicas[0].heard) == 1)
+            writer.close()
+            await until(lambda: one.worker.calls == {} and one.replicas[0].gone == 1)
+            (record,) = one.records()
+            assert record.outcome == "cancelled" and record.prompt_tokens >= 4000 and record.completion_tokens == 0
+
+    run(work())

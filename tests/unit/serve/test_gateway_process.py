@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ from sluice.base.local_server import serve_local
 from sluice.base.tokens import TokenStore
 from sluice.core.gate import Settled
 from sluice.exchange.requests import RequestRecord, parse
-from sluice.exchange.serving import AccountRow, Limit, LimitRow, as_row
+from sluice.exchange.serving import AccountRow, LeaseReport, Limit, LimitRow, as_row, row
 from sluice.exchange.snapshot import Snapshot, render_answer
 from sluice.serve.client import AsyncResumingStream
 from sluice.serve.gateway.parent import Options, Parent
 from sluice.serve.gateway.worker import Settings
+from sluice.serve.replicad.leases import Book
 from tests.unit.serve.gateway_bed import (
     DONE,
     STREAM_HEAD,
@@ -70,10 +71,16 @@ class Replicad:
 
     snapshot: Snapshot = field(default_factory=Snapshot)
     demand: list[dict[str, Any]] = field(default_factory=list)
+    book: Book = field(default_factory=lambda: Book("e", 0, {}))
 
     def answer(self, line: bytes, who: Any) -> bytes:
         asked = json.loads(line)
         self.demand += asked.get("demand", ())
+        if asked["do"] == "lease":
+            limit = self.snapshot.get("limits", "tenant/physics")
+            self.book.set_limits({} if limit is None else {("tenant", "physics"): row(LimitRow, limit).limit})
+            answer = self.book.answer(row(LeaseReport, asked["report"]), time.monotonic_ns() // 1000)
+            return render_answer({"lease": asdict(answer)} if answer else {"error": "late"})
         if asked["do"] == "changes":
             return self.snapshot.after(asked["epoch"], asked["last"])
         return render_answer({"ok": True})

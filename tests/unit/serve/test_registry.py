@@ -15,6 +15,9 @@ from sluice.exchange.serving import (
     Demand,
     Heartbeat,
     Launched,
+    LeaseAnswer,
+    LeaseReport,
+    LeaseRow,
     Load,
     Orders,
     Outlook,
@@ -42,7 +45,9 @@ class Site:
             LAUNCH: Expected("words", ALICE, 17, frozenset({"n1", "n2.site"})),
             "f" * 16: Expected("words", ALICE, None, frozenset()),
         }
-        self.registry = Registry(OWN, lambda: {ALICE: "alice", BOB: "bob"}, self.expected.get, self.take, self.note)
+        self.registry = Registry(
+            OWN, lambda: {ALICE: "alice", BOB: "bob"}, self.expected.get, self.take, self.note, self.lease
+        )  # fmt: skip
 
     def take(self, beat: Heartbeat) -> Orders:
         self.taken.append(beat)
@@ -51,6 +56,10 @@ class Site:
     def note(self, note: PeerNote) -> PeerNote:
         self.notes.append(note)
         return replace(note, host="ctl1")
+
+    @staticmethod
+    def lease(report: LeaseReport) -> bytes:
+        return render(LeaseAnswer("e", report.number, True, 1, 0, "share"))
 
     def say(self, beat: Heartbeat | bytes, uid: int = ALICE) -> bytes:
         return self.registry.answer(Message(beat if isinstance(beat, bytes) else render(beat), uid, uid))
@@ -151,6 +160,13 @@ def test_only_replicads_own_user_may_send_notes(site: Site) -> None:
     with pytest.raises(SluiceError):
         site.say(render(BEAT), OWN)
     assert len(site.notes) == 1
+
+
+def test_only_replicads_own_user_may_pass_on_reports_of_gateways(site: Site) -> None:
+    report = LeaseReport("g", 3, 2, (LeaseRow("user", "alice", (1, 2, 3, 4), (5, -6)),))
+    assert parse(LeaseReport, render(report)) == report
+    assert parse(LeaseAnswer, site.say(render(report), OWN)).number == 3
+    assert site.refused(render(report), ALICE) == "malformed"
 
 
 def test_addresses() -> None:

@@ -1,0 +1,349 @@
+"""Limits that gateways of several hosts share: who has which part of them. The book has no clock and no network.
+
+A bucket of requests or tokens is here, and refills here. A gateway gets some of it, and may use that once; what it has
+left counts as if it were here still, so that all together never hold more than a full bucket. Of counts (requests at
+once, requests that wait) a gateway has some as its own until it gives them back. A gateway's report replaces what is
+known of it, so that lost, late and doubled messages do no harm: it says how much it has and how much it was given in
+all, from which follows what it gave back, and which answer it never got.
+
+A gateway that is not heard for LEASE_S uses nothing more; a little later, what it had is free again. A new book does
+not know what an earlier one gave away: it gives nothing until that is over, and its buckets begin empty then.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.exchange.serving import (
+    LEASE_S,
+    LeaseAnswer,
+    LeaseGrant,
+    LeaseReport,
+    LeaseRow,
+    Limit,
+    SubjectKind,
+    WithoutAuthority,
+)
+
+UNIT: Final = 60_000_000
+"""A bucket is counted in so many parts of a request or token, so that a rate a minute is one a microsecond."""
+HOLD_US: Final = int(LEASE_S * 1.01e6) + 100_000
+"""How long a gateway's lease is kept after its report came: clocks differ by less than one in a hundred."""
+MOST_HOLDERS: Final = 64
+_MOST_SUBJECTS: Final = 200_000
+_TIDY_US: Final = 10_000_000
+_CONTENDED_US: Final = 2_000_000
+FRESH_S: Final = 6.0
+"""For so long a controller may act on what it saw last of who leads."""
+
+Subject = tuple[SubjectKind, str]
+
+
+@dataclass(slots=True)
+class _Hold:
+    """What a gateway has of a subject, at most."""
+
+    have: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    balance: tuple[int, int] = (0, 0)
+    over: int = 0
+    peak: int = 0
+    """The most tokens that there were since its last report, here and at gateways, in UNITs."""
+    unmet_us: int = -_CONTENDED_US
+    """When it needed more of a count than it got."""
+    last: int = 0
+    """The report that said that it is not named again."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A subject whose limits are shared."""
+
+    at: int
+    level: list[int]
+    """Of requests and tokens, in UNITs: below 0, a debt."""
+    holds: dict[str, _Hold] = field(default_factory=dict)
+    sums: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    """Of what gateways have."""
+
+
+@dataclass(slots=True)
+class _Holder:
+    number: int
+    until: int
+    subjects: set[Subject] = field(default_factory=set)
+    gone: set[Subject] = field(default_factory=set)
+    """Those that it does not name again."""
+
+
+def amounts_of(limit: Limit) -> tuple[int | None, int | None, int | None, int | None]:
+    """In the order of all messages."""
+    return limit.requests_per_minute, limit.tokens_per_minute, limit.concurrent, limit.queued
+
+
+class Book:
+    """Who has what. Times are microseconds of one clock that goes on in suspend."""
+
+    def __init__(self, epoch: str, grants_from: int, levels: Mapping[Subject, list[int]] | None = None) -> None:
+        """`levels`: what an earlier book left that is known to have no gateway any more; other buckets are full then.
+        None: nothing is known, and all are empty at `grants_from`."""
+        self.epoch = epoch
+        self.without: WithoutAuthority = "share"
+        self._from = grants_from
+        self._levels = levels
+        self._limits: Mapping[Subject, Limit] = {}
+        self._subjects: dict[Subject, _Shared] = {}
+        self._holders: dict[str, _Holder] = {}
+        self._tidied = grants_from
+
+    def set_limits(self, limits: Mapping[Subject, Limit]) -> None:
+        """By kind and name; name "*": each one that has none of its own."""
+        self._limits = limits
+
+    def answer(self, report: LeaseReport, now: int) -> LeaseAnswer | None:
+        """What a gateway gets; None: a report that came too late, or there is no room for another gateway."""
+        self._expire(now)
+        holder = self._holders.get(report.holder)
+        if report.leaves:
+            if holder is not None:
+                self._drop(report.holder, now)
+            return LeaseAnswer(self.epoch, report.number, False, len(self._holders), 0, self.without)
+        if holder is None:
+            if len(self._holders) >= MOST_HOLDERS:
+                return None
+            holder = self._holders[report.holder] = _Holder(0, 0)
+        if report.number <= holder.number:
+            return None
+        holder.number, holder.until = report.number, now + HOLD_US
+        self._forget(report, holder)
+        granted = now >= self._from
+        given = [self._row(row, report, holder, now, granted) for row in report.rows]
+        names = sorted(self._holders)
+        return LeaseAnswer(
+            self.epoch, report.number, granted, len(names), names.index(report.holder), self.without,
+            tuple(one for one in given if one is not None),
+        )  # fmt: skip
+
+    def left(self, now: int) -> dict[Subject, list[int]]:
+        """What is left of buckets that are not full, where all gateways have what they were given."""
+        found = {}
+        for subject, shared in self._subjects.items():
+            self._refill(subject, shared, now)
+            if not self._is_full(subject, shared):
+                found[subject] = list(shared.level)
+        return found
+
+    # ---- gateways ----
+
+    def _expire(self, now: int) -> None:
+        for name in [name for name, one in self._holders.items() if now >= one.until]:
+            self._drop(name, now)
+        if now - self._tidied > _TIDY_US:
+            self._tidied = now
+            for subject, shared in list(self._subjects.items()):
+                self._refill(subject, shared, now)
+                if not shared.holds and self._is_full(subject, shared):
+                    del self._subjects[subject]
+
+    def _drop(self, name: str, now: int) -> None:
+        """A gateway has nothing any more."""
+        for subject in self._holders.pop(name).subjects:
+            shared = self._subjects[subject]
+            self._refill(subject, shared, now)
+            for i, amount in enumerate(shared.holds.pop(name).have):
+                shared.sums[i] -= amount
+
+    def _forget(self, report: LeaseReport, holder: _Holder) -> None:
+        """What it said that it does not name again, where it knows that this was heard."""
+        for subject in [one for one in holder.gone if self._subjects[one].holds[report.holder].last <= report.answered]:
+            del self._subjects[subject].holds[report.holder]
+            holder.subjects.discard(subject)
+            holder.gone.discard(subject)
+
+    # ---- subjects ----
+
+    def _limit(self, subject: Subject) -> Limit | None:
+        return self._limits.get(subject) or self._limits.get((subject[0], "*"))
+
+    def _shared(self, subject: Subject, limit: Limit, now: int) -> _Shared | None:
+        found = self._subjects.get(subject)
+        if found is not None or len(self._subjects) >= _MOST_SUBJECTS:
+            return found
+        since = max(now - self._from, 0)
+        level = []
+        for i, amount in enumerate(amounts_of(limit)[:2]):
+            full = (amount or 0) * UNIT
+            if self._levels is None:
+                level.append(min(full, since * (amount or 0)))
+            else:
+                kept = self._levels.get(subject)
+                level.append(full if kept is None else min(full, kept[i] + since * (amount or 0)))
+        made = self._subjects[subject] = _Shared(now, level)
+        return made
+
+    def _refill(self, subject: Subject, shared: _Shared, now: int) -> None:
+        """Up to now. What gateways have left is in no other place: with it there is never more than a full bucket."""
+        limit = self._limit(subject)
+        elapsed, shared.at = max(now - max(shared.at, self._from), 0), now
+        for i, rate in enumerate(amounts_of(limit)[:2] if limit is not None else ()):
+            if rate is not None:
+                shared.level[i] = min(shared.level[i] + elapsed * rate, (rate - shared.sums[i]) * UNIT)
+        for hold in shared.holds.values():
+            hold.peak = max(hold.peak, shared.level[1] + shared.sums[1] * UNIT)
+
+    def _is_full(self, subject: Subject, shared: _Shared) -> bool:
+        limit = self._limit(subject)
+        rates = amounts_of(limit)[:2] if limit is not None else ()
+        return all(rate is None or shared.level[i] >= rate * UNIT for i, rate in enumerate(rates))
+
+    def _row(self, row: LeaseRow, report: LeaseReport, holder: _Holder, now: int, granted: bool) -> LeaseGrant | None:
+        subject = (row.kind, row.name)
+        limit = self._limit(subject)
+        shared = None if limit is None else self._shared(subject, limit, now)
+        if limit is None or shared is None:
+            return None
+        self._refill(subject, shared, now)
+        hold = shared.holds.setdefault(report.holder, _Hold())
+        holder.subjects.add(subject)
+        room = (limit.tokens_per_minute or 0) * UNIT - hold.peak
+        for i, amount in enumerate(row.have):
+            shared.sums[i] += amount - hold.have[i]
+            hold.have[i] = amount
+        for i in (0, 1):
+            shared.level[i] += (hold.balance[i] - row.balance[i]) * UNIT
+        # it came back at some time since the last report: at its fullest, the bucket had room for no more than this
+        shared.level[1] += max(min((row.over - hold.over) * UNIT, room), 0)
+        hold.over, hold.peak = row.over, shared.level[1] + shared.sums[1] * UNIT
+        hold.balance, hold.last = row.balance, report.number if row.last else 0
+        (holder.gone.add if row.last else holder.gone.discard)(subject)
+        self._refill(subject, shared, now)  # what came back fills the bucket, and no more
+        if not granted:
+            return LeaseGrant(row.kind, row.name, (0, 0, row.have[2], row.have[3]))
+        return self._grant(row, amounts_of(limit), shared, hold, report.holder, now)
+
+    # ---- grants ----
+
+    def _grant(
+        self, row: LeaseRow, limits: tuple[int | None, ...], shared: _Shared, hold: _Hold, name: str, now: int
+    ) -> LeaseGrant:
+        given, waits = [0, 0], [0, 0]
+        for i in (0, 1):
+            rate = limits[i]
+            if rate is not None:
+                given[i], waits[i] = _of_bucket(row, i, rate, shared.level[i])
+                shared.level[i] -= given[i] * UNIT
+                hold.have[i] += given[i]
+                shared.sums[i] += given[i]
+        hold.balance = row.balance[0] + given[0], row.balance[1] + given[1]
+        counts = [self._count(row, i, limits[i], shared, hold, name, now) for i in (2, 3)]
+        return LeaseGrant(row.kind, row.name, (given[0], given[1], counts[0], counts[1]), max(waits))
+
+    def _count(
+        self, row: LeaseRow, i: int, limit: int | None, shared: _Shared, hold: _Hold, name: str, now: int
+    ) -> int:
+        """What a count may reach. Who has more than an even part gives way to one that needs some: it gets no more
+        requests than that until it says that those above have ended."""
+        if limit is None:
+            return 0
+        others = sum(1 for one, other in shared.holds.items() if one != name and now - other.unmet_us < _CONTENDED_US)
+        even = max(limit // (others + 1), 1)
+        if others and hold.have[i] > even:
+            return even
+        room = max(limit - shared.sums[i], 0)
+        more = min(room, row.need[i], max(even - hold.have[i], 0) if others else room)
+        if row.need[i] > more and hold.have[i] < even + (limit % (others + 1) > 0):
+            hold.unmet_us = now
+        hold.have[i] += more
+        shared.sums[i] += more
+        return hold.have[i]
+
+
+def _of_bucket(row: LeaseRow, i: int, rate: int, level: int) -> tuple[int, int]:
+    """How much is given of a level, and after how long there is enough, where there is not."""
+    have = max(row.have[i], 0)
+    there = max(level, 0) // UNIT
+    need = max(row.need[i] - have, 0)
+    least = min(need, max((row.least if i == 1 else 1) - have, 1)) if need else 0
+    if least > there:
+        return 0, -(-(least * UNIT - level) // rate) if rate else 0
+    first = min(need, there)
+    # half of the rest at most, so that a gateway which comes later finds some
+    return first + max(min(row.want[i] - have, (there - first) // 2), 0), 0
+
+
+class Authority:
+    """The book of the replicad whose controller leads. Thread-safe; times are seconds of the boot's clock.
+
+    `path`: where it keeps what a book leaves that ends in good order, for the next one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._book: Book | None = None
+        self._limits: Mapping[Subject, Limit] = {}
+        self._without: WithoutAuthority = "share"
+
+    def set_policy(self, limits: Mapping[Subject, Limit], without: WithoutAuthority) -> None:
+        """What is shared, and what gateways do without an answer."""
+        with self._lock:
+            self._limits, self._without = limits, without
+            if self._book is not None:
+                self._book.set_limits(limits)
+                self._book.without = without
+
+    def lead(self, leads: bool, now: float, *, alone: bool) -> None:
+        """Whether this one is the authority now. `alone`: no other controller could have been before.
+        Raises OSError where the file cannot be written: then it is not."""
+        with self._lock:
+            if leads == (self._book is not None):
+                return
+            if not leads:
+                self._book = None
+                return
+            # an earlier one's leases are over by then, also if it does not know yet that another leads
+            wait = HOLD_US / 1e6 + (0.0 if alone else FRESH_S)
+            levels: dict[Subject, list[int]] | None = {}
+            if not alone or self._path.exists():
+                levels = self._read_levels() if alone else None
+                now += wait
+            self._write({"left": None})
+            self._book = Book(secrets.token_hex(8), int(now * 1e6), levels)
+            self._book.set_limits(self._limits)
+            self._book.without = self._without
+
+    def answer(self, report: LeaseReport, now: float) -> LeaseAnswer:
+        """Raises SluiceError where this is not the authority, or the report is not one to answer."""
+        with self._lock:
+            if self._book is None:
+                raise SluiceError("leases: no controller leads, as far as is known here", remedy="see: sluice failover")
+            answer = self._book.answer(report, int(now * 1e6))
+        if answer is None:
+            raise SluiceError("leases: the report came too late, or there are too many gateways", remedy="ask again")
+        return answer
+
+    def end(self, now: float) -> None:
+        """In good order: the next one goes on with what is left. Raises OSError."""
+        with self._lock:
+            book, self._book = self._book, None
+        if book is not None:
+            left = [[kind, name, *level] for (kind, name), level in book.left(int(now * 1e6)).items()]
+            self._write({"left": left})
+
+    def _read_levels(self) -> dict[Subject, list[int]] | None:
+        """Of a book that ended well; None: nothing is known."""
+        try:
+            found = json.loads(self._path.read_bytes())["left"]
+            return {(kind, name): [int(requests), int(tokens)] for kind, name, requests, tokens in found}
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _write(self, document: dict[str, Any]) -> None:
+        write_atomic(self._path, json.dumps(document) + "\n", mode=0o640, follow_links=False)
