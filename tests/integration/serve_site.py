@@ -195,7 +195,11 @@ def serve_site(make_cluster: Callable[..., DevCluster], *, controllers: int = 1,
             "controllerd": True,
             "serve": True,
             "accounts": [{"name": "physics"}, {"name": "chemistry"}],
-            "users": [{"name": "alice", "accounts": ["physics"]}, {"name": "mallory", "accounts": ["chemistry"]}],
+            "users": [
+                {"name": "alice", "accounts": ["physics"]},
+                {"name": "mallory", "accounts": ["chemistry"]},
+                {"name": "sluice-web", "accounts": ["chemistry"]},
+            ],
             "slurm_conf": "PrivateData=jobs,usage,users,accounts\n"
             "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1\n",
             "policy": json.dumps(policy(in_tree=bool(options.get("root"))), indent=1),
