@@ -21,6 +21,8 @@ from policy.names import OVER_QOS
 from policy.node import CompiledFile
 from policy.services import HEALTH, Service, ServiceLimits, Serving, TenantServing
 from sluice.base.errors import SluiceError, UsageError
+from sluice.exchange.batches import JOB_PREFIX as BATCH_PREFIX
+from sluice.exchange.batches import LEAVE_S, BatchPlace
 from sluice.exchange.requests import FOLDER
 from sluice.exchange.serving import (
     JOB_PREFIX,
@@ -111,6 +113,20 @@ class LimitPolicy(_Compiled):
     """Budget of a tenant in each usage period."""
 
 
+class BatchPolicy(_Compiled):
+    """Files and batches of gateways, with plain values: MiB and seconds."""
+
+    gateways: tuple[str, ...]
+    ca: str | None = None
+    api: str
+    api_ca: str | None = None
+    folder: str
+    quota: int
+    keep: int
+    nice: int
+    program: str
+
+
 class ServicesPolicy(_Compiled):
     """The whole file."""
 
@@ -126,6 +142,7 @@ class ServicesPolicy(_Compiled):
     """Where users reach the gateways."""
     usage_period: str = "none"
     without_authority: WithoutAuthority = "share"
+    batches: BatchPolicy | None = None
 
     def render(self) -> str:
         """The text of the file that everybody may read."""
@@ -156,6 +173,7 @@ def compile_services(policy: Policy) -> ServicesPolicy:
         address=serving.address,
         without_authority=serving.without_authority,
         usage_period=policy.scheduling.usage_period,
+        batches=None if serving.batches is None else BatchPolicy.model_validate(serving.batches.model_dump()),
     )
 
 
@@ -375,6 +393,42 @@ def replica_spec(
         broadcast=one.broadcast,
         nodes=one.nodes,
     )
+
+
+def batch_job(policy: ServicesPolicy, service: str, place: BatchPlace) -> dict[str, Any]:
+    """The job of a batch, as the REST API's `POST /jobs` has it; who pays is the caller's to add.
+
+    Raises UsageError for a service that is not in the policy, or has replicas of several nodes.
+    """
+    one, batches = find_service(policy, service), policy.batches
+    if batches is None:
+        raise UsageError("serving.batches: not in the policy that is applied", remedy="add it, and apply it")
+    if one.nodes > 1:
+        raise UsageError(f"service {service!r}: on {one.nodes} nodes", remedy="send its requests one by one")
+    spec = ReplicaSpec(
+        one.name, "0" * 16, one.engine, one.model, None, None, one.options, one.command, one.slots, (), 0,
+        one.ready_s, 0.0, one.health, 0, 1,
+    )  # fmt: skip
+    orders = {"version": 1, "batch": asdict(place), "spec": asdict(spec), "seconds": one.walltime_s}
+    text = json.dumps(orders, ensure_ascii=True, separators=(",", ":"))
+    fields = {
+        "name": f"{BATCH_PREFIX}{service}",
+        "partition": one.partition,
+        "nodes": "1",
+        "ntasks": 1,
+        "cpus_per_task": one.cpus,
+        "memory": f"{one.memory}M" if one.memory else None,
+        "gres": one.gres,
+        "constraint": one.constraint,
+        "time_limit": str(-(-one.walltime_s // 60)),
+        "nice": batches.nice,
+        "requeue": True,
+        "signal": f"B:TERM@{min(LEAVE_S, one.walltime_s // 4)}",
+        "work_dir": "/",
+        "output": "/dev/null",
+        "script": f"#!/bin/sh\nexec {batches.program} <<'SLUICE_BATCH'\n{text}\nSLUICE_BATCH\n",
+    }
+    return {name: value for name, value in fields.items() if value not in ("", None)}
 
 
 def registries_of(hosts: Iterable[str], port: int = PORT) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from policy.names import Name, TenantName, UserName
 from policy.units import Count, Gpus, Mib, Seconds, parse_seconds
+from sluice.exchange.batches import FOLDER as FILES
+from sluice.exchange.batches import PROGRAM
 from sluice.exchange.requests import FOLDER
 from sluice.exchange.serving import EngineName, Priority, WithoutAuthority
 
@@ -17,6 +19,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]*")
 _HOST_PORT = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5})")
 _KEY = re.compile(r"[0-9a-f]{16}")
+_URL = re.compile(r"(https?)://([A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?")
+_THIS_HOST = re.compile(r"127(\.\d{1,3}){3}|localhost|\[::1\]")
+_PLAIN_PATH = re.compile(r"(/[A-Za-z0-9_.+-]+)+")
 _FILLED = ("socket", "port", "model", "service")
 """Words in braces of a command that the replica fills in."""
 
@@ -303,6 +308,49 @@ def taken_option(engine: str, word: str) -> str | None:
     return next((one for one in TAKEN[engine] if one == name or (len(name) > 3 and one.startswith(name))), None)
 
 
+class Batches(_Section):
+    """`/v1/files` and `/v1/batches` of gateways: files of requests that jobs of their callers answer."""
+
+    gateways: Annotated[list[str], Field(min_length=1, max_length=8)]
+    """Where the jobs reach gateways; one that does not answer is passed over. Example: `[https://models.site.org]`."""
+    ca: FilePath | None = None
+    """Certificates, on the nodes, that the jobs trust for these; default: the nodes' own. Example:
+    `/etc/ssl/site-ca.pem`."""
+    api: str = "http://127.0.0.1:6823"
+    """`sluice web`, where gateways submit the jobs, each with its caller's own token."""
+    api_ca: FilePath | None = None
+    """Certificates that gateways trust for it; default: the host's own."""
+    folder: FilePath = str(FILES)
+    """Folder of the files, of the gateways' user alone; one that all gateways share. Example:
+    `/shared/sluice-gateway/files`."""
+    quota: Annotated[Mib, Field(ge=1)] = 100 << 10
+    """Space for the files of one tenant, its batches' answers included. Example: `500G`."""
+    keep: Annotated[Seconds, Field(ge=3600)] = 30 * 86_400
+    """Time after which files and batches are removed. Example: `14d`."""
+    nice: Annotated[int, Field(ge=0, le=2_147_483_645)] = 10_000
+    """By how much the jobs' priority is lowered. Example: `100000`."""
+    program: FilePath = str(PROGRAM)
+    """sluice-batch, where nodes have it."""
+
+    @field_validator("gateways", "api")
+    @classmethod
+    def _urls(cls, value: list[str] | str) -> list[str] | str:
+        for one in [value] if isinstance(value, str) else value:
+            match = _URL.fullmatch(one)
+            if match is None:
+                raise ValueError(f"{one[:80]!r} is not an address of a server; write it as https://HOST:PORT")
+            if match[1] == "http" and not _THIS_HOST.fullmatch(match[2]):
+                raise ValueError(f"{one[:80]!r} would send secrets without encryption; write https://")
+        return value
+
+    @field_validator("program")
+    @classmethod
+    def _program(cls, value: str) -> str:
+        if not _PLAIN_PATH.fullmatch(value):
+            raise ValueError(f"{value[:80]!r} becomes a word of a script; write letters, digits and `_.+-` only")
+        return value
+
+
 class Serving(_Section):
     """What all services share: limits of those who call, and where things are."""
 
@@ -320,6 +368,8 @@ class Serving(_Section):
     without_authority: WithoutAuthority = "share"
     """What a gateway does with limits while no controller answers for them: `share`: it goes on with its share, the
     limit divided by the number of gateways that there were; `refuse`: what has limits waits, and is refused then."""
+    batches: Batches | None = None
+    """Files and batches of OpenAI's API; default: there are none."""
     each_key: ServiceLimits = ServiceLimits()
     """For each key that has no line in `keys`."""
     each_user: ServiceLimits = ServiceLimits()

@@ -68,6 +68,14 @@ _PATH = click.Path(path_type=Path)
     help="Where usage records go.",
 )
 @click.option(
+    "--services",
+    type=_PATH,
+    default=Path("/etc/slurm/sluice.services.json"),
+    show_default=True,
+    metavar="FILE",
+    help="What `sluice apply` wrote next to slurm.conf; for files and batches.",
+)
+@click.option(
     "--keep-records", type=click.IntRange(1), default=400, show_default=True, metavar="DAYS", help="How long."
 )
 @click.option("--no-access-log", is_flag=True, help="No line for each request on standard error.")
@@ -85,6 +93,7 @@ def command(
     tokens: Path,
     provider: Path,
     records: Path,
+    services: Path,
     keep_records: int,
     no_access_log: bool,
     verbose: bool,
@@ -122,5 +131,6 @@ def command(
         listening=-1, region=-1, repeated=-1, wakes=(), tokens=str(tokens), oidc=str(provider), records=str(records),
         proxies=proxies, metrics_from=metrics_from, certificate=None if certificate is None else str(certificate),
         key=None if key is None else str(key), access_log=not no_access_log, verbose=verbose,
+        services=str(services),
     )  # fmt: skip
     serve(Options(address, port, workers, replicad, keep_records * 86_400.0, settings))

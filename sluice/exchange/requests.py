@@ -28,6 +28,8 @@ from sluice.base.errors import SluiceError
 FOLDER = Path("/var/lib/sluice-gateway/requests")
 """Where they are, unless the policy says otherwise (serving.requests)."""
 VERSION = 1
+BATCHES = "/v1/batches"
+"""Endpoint of records of batches' requests, which jobs of their callers have answered."""
 Outcome = Literal["ok", "refused-limit", "cancelled", "failed", "expired"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 MOST_LINE = 4096

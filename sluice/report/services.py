@@ -1,7 +1,7 @@
 """What requests to services used: the gateways' records, and the GPU time of the replicas' jobs.
 
 The GPU time of a service on a day is divided among those who called it by their tokens; of a day without tokens it is
-its own tenant's. Days are local ones.
+its own tenant's. Tokens of batches have no part in it: a batch's job is its caller's own. Days are local ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from policy.service_jobs import ServicesPolicy, parse_job_name
 from sluice.base.errors import UsageError
 from sluice.base.files import write_atomic
-from sluice.exchange.requests import Added, Outcome, RequestRecord, files_of, recent_requests
+from sluice.exchange.requests import BATCHES, Added, Outcome, RequestRecord, files_of, recent_requests
 from sluice.report.build import Report
 from sluice.report.collect import Selection, Source
 from sluice.report.count import Span, tally
@@ -31,7 +31,7 @@ from sluice.slurm.allocations import Allocation
 GROUPS = ("service", "account", "user", "day")
 """What --by takes."""
 USUAL = ("service", "account")
-VERSION = 1
+VERSION = 2
 KEPT = "services"
 """Below the folder of rolled-up days."""
 _TWICE_S = 3600.0  # a record that is there twice is so within this time
@@ -43,7 +43,15 @@ _OUTCOMES: dict[Outcome, str] = {
     "failed": "failed",
     "expired": "expired",
 }
-SUMS = ("requests", *_OUTCOMES.values(), "prompt_tokens", "completion_tokens", "cached_tokens", "resumed")
+SUMS = (
+    "requests",
+    *_OUTCOMES.values(),
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "batch_tokens",
+    "resumed",
+)
 
 
 class ServiceKey(NamedTuple):
@@ -68,6 +76,7 @@ class ServiceTally:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    batch_tokens: int = 0
     resumed: int = 0
     gpu_s: float = 0.0
     shared_gpu_s: float = 0.0
@@ -86,6 +95,8 @@ class ServiceTally:
         self.prompt_tokens += times * one.prompt_tokens
         self.completion_tokens += times * one.completion_tokens
         self.cached_tokens += times * one.cached_tokens
+        if one.endpoint == BATCHES:
+            self.batch_tokens += times * (one.prompt_tokens + one.completion_tokens)
         self.resumed += times * (one.resumed > 0)
         if one.first_token_s is not None:
             bucket = bucket_of(round(one.first_token_s * 1000))
@@ -239,8 +250,9 @@ def add_gpu_time(
 
 
 def _divide(cells: Cells, callers: list[ServiceKey], owner: ServiceKey, made: Tally) -> None:
-    tokens = sum(cells[key].tokens for key in callers)
-    shares = {key: cells[key].tokens / tokens for key in callers} if tokens else {owner: 1.0}
+    used = {key: cells[key].tokens - cells[key].batch_tokens for key in callers}
+    tokens = sum(used.values())
+    shares = {key: one / tokens for key, one in used.items()} if tokens else {owner: 1.0}
     for key, share in shares.items():
         into = cells.setdefault(key, ServiceTally())
         into.gpu_s += made.gpu_s * share

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import hashlib
 import hmac
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -64,10 +66,14 @@ from sluice.exchange.serving import render as render_serving
 from sluice.report.fields import fields_of
 from sluice.report.output import row_document
 from sluice.report.services import ServiceKey, ServiceTally, rows_of
+from sluice.serve.batch.lines import Lines
 from sluice.serve.gateway import continuation, heads
+from sluice.serve.gateway.batch_state import Asked, Batches
 from sluice.serve.gateway.body import read as read_body
 from sluice.serve.gateway.continuation import Rewriter, Story
+from sluice.serve.gateway.form import Form
 from sluice.serve.gateway.refusals import RefusalError
+from sluice.serve.gateway.shelf import Owner, Shelf
 from sluice.serve.gateway.sse import Events, document_of, event_of, kind_of
 from sluice.serve.replicad.registry import Expected, Registry
 from sluice.slurm import jwt
@@ -532,8 +538,8 @@ def gateway_heads() -> Target:
         try:
             length = heads.check_framing(parser.get_http_version(), head.headers)
             assert length is None or length >= 0
-            heads.route_of(parser.get_method(), head.url)
-            heads.check_body_headers(head.headers)
+            route, _ = heads.route_of(parser.get_method(), head.url)
+            heads.check_body_headers(route, head.headers, length)
             heads.idempotency_key(head.headers)
             heads.deadline(head.headers, 100.0)
         except RefusalError as error:
@@ -555,6 +561,65 @@ def gateway_heads() -> Target:
     )
 
 
+def gateway_uploads() -> Target:
+    """The form of an upload, in pieces, and the lines of its file."""
+
+    def run(data: bytes) -> None:
+        size, lines = 1 + len(data) % 29, Lines()
+        try:
+            form = Form(b'multipart/form-data; boundary="b"', lines.feed)
+            for begin in range(0, len(data), size):
+                form.feed(data[begin : begin + size])
+            form.end()
+        except RefusalError as error:
+            assert json.loads(error.document("id"))
+        found = lines.end()
+        assert found.requests <= found.rows and (found.errors or found.model)
+        assert json.dumps(found.errors)
+
+    line = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":"x"}}'
+    part = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    whole = part % (b"purpose", b"batch") + part % (b'file"; filename="f', line + b"\n" + line.replace(b"a", b"b", 1))
+    return Target(run, (whole + b"--b--\r\n", part % (b"file", line) + b"--b--", line))
+
+
+def batch_words() -> Target:
+    """What a batch's job sends, stored in a batch of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="sluice-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    owner, shelf = Owner("physics", "alice"), Shelf(folder, 1 << 30, 1e6)
+    incoming = shelf.begin(owner, 1 << 20)
+    line = '{"custom_id":"r%d","method":"POST","url":"/v1/completions","body":{"model":"m"}}\n'
+    incoming.write("".join(line % number for number in range(1000)).encode())
+    file = incoming.done("f", 1e11)
+    incoming.drop()
+    batches = Batches(shelf)
+    asked = Asked(file["id"], "/v1/completions", 10**9, "1h", "m", None, "k", [])
+    name = batches.create(owner, asked)["id"]
+
+    def run(data: bytes) -> None:
+        bills: list[RequestRecord] = []
+        try:
+            said = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(said, dict):
+            return
+        said.pop("why", None)  # it would be the end
+        with suppress(RefusalError):
+            batches.exchange(owner, name, said, bills.append, has_budget=True)
+        assert all(render_request_record(one) for one in bills)
+        assert json.loads((folder / "physics/alice/batches" / name / "batch.json").read_bytes())["status"]
+
+    return Target(
+        run,
+        (
+            b'{"results":[[1,"r0",200,{"usage":{"prompt_tokens":5,"completion_tokens":1}}],[2,"r1",0,"x"]],"at":null}',
+            b'{"results":[[3,"r2",400,{"error":[]}]],"at":[80,1]}',
+        ),
+    )
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "agent-requests": agent_requests,
     "inbox-requests": inbox_requests,
@@ -571,4 +636,6 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "gateway-events": gateway_events,
     "gateway-bodies": gateway_bodies,
     "gateway-heads": gateway_heads,
+    "gateway-uploads": gateway_uploads,
+    "batch-words": batch_words,
 }

@@ -215,6 +215,9 @@ def serve_site(
                 {"name": user, "accounts": [name]}
                 for name, tenant in document["tenants"].items()
                 for user in tenant["members"]
+            ]
+            + [
+                {"name": "sluice-web", "accounts": ["chemistry"]},
             ],
             "slurm_conf": "PrivateData=jobs,usage,users,accounts\n"
             "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1\n",

@@ -1,10 +1,12 @@
-"""An engine with OpenAI's list of models and one answer, on the Unix socket of its first argument."""
+"""An engine with OpenAI's list of models, on the Unix socket of its first argument: it says what it is told, after the
+seconds of its third argument."""
 
 from __future__ import annotations
 
 import json
 import socketserver
 import sys
+import time
 from http.server import BaseHTTPRequestHandler
 
 
@@ -18,9 +20,11 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({"object": "list", "data": [{"id": sys.argv[2], "object": "model"}]})
 
     def do_POST(self) -> None:
-        """One word, whatever is asked."""
-        self.rfile.read(int(self.headers["Content-Length"]))
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "blue"}}
+        """The sky is blue; else what was said last."""
+        said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][-1]["content"]
+        time.sleep(float(sys.argv[3]) if len(sys.argv) > 3 else 0)
+        text = {"The sky is": "blue"}.get(said, said)
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
         usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
         head = {"id": "c", "object": "chat.completion", "created": 1, "model": sys.argv[2]}
         self._answer({**head, "choices": [choice], "usage": usage})

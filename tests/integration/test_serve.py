@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import shlex
+import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import openai
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from dev_cluster.layout import INSIDE
 from sluice.base.run import PYTHON
 from tests.integration import stand_in_replica
 from tests.integration.jobs import submit
 from tests.integration.serve_site import ServeSite, serve_site
 
 pytestmark = pytest.mark.cluster
+URL = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +90,80 @@ def test_a_request_waits_for_the_first_replica(site: ServeSite) -> None:
         found = json.load(answer)
     print(f"from nothing to an answer: {time.monotonic() - began:.2f} s")
     assert found["choices"][0]["message"]["content"] == "blue" and found["usage"]["total_tokens"] == 4
+
+
+@pytest.fixture(scope="module")
+def client(site: ServeSite) -> openai.OpenAI:
+    """Of alice, for batches, which are set up now: their model needs 0.2 s for a word."""
+    cluster = site.cluster
+    program = cluster.layout.programs / "sluice-batch"
+    program.write_text(f"#!/bin/sh\nexec {shlex.join(PYTHON)} -m sluice.serve.batch.main\n")
+    program.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    gateway = f"http://127.0.1.1:{cluster.facts['environment']['SLUICE_GATEWAY_PORT']}"
+    path = cluster.layout.sluice / "sluice.yaml"
+    policy = json.loads(path.read_text())
+    slow = {**policy["services"]["engine"], "replicas": {"least": 0, "most": 1, "slots": 2}}
+    policy["services"]["slow"] = {**slow, "command": [*slow["command"], "0.2"]}
+    api, inside = f"http://127.0.0.1:{port}", str(INSIDE / "bin/sluice-batch")
+    policy["serving"] = {"batches": {"gateways": [gateway], "api": api, "program": inside}}
+    path.write_text(json.dumps(policy, indent=1))
+    cluster.run(["sluice", "apply", "--yes"], node="ctl1", cwd="/")
+    words = ["--scope", "serve", "--scope", "read", "--scope", "write"]
+    key = cluster.run(
+        ["sluice", "token", "create", "alice", "--for", "1h", *words], node="ctl1", cwd="/"
+    ).stdout.strip()
+    cluster.run(["chmod", "644", "/etc/sluice/tokens.json"], node="ctl1", cwd="/")
+    cluster.start_program("web", ["sluice", "web", "--port", str(port), "-v"], node="ctl1", user="sluice-web")
+    site.until(lambda: site.rows("services").get("slow"))
+    return openai.OpenAI(base_url=f"{gateway}/v1", api_key=key)
+
+
+def test_batches_are_jobs_of_their_callers(site: ServeSite, client: openai.OpenAI) -> None:
+    def batch(count: int, number: str) -> str:
+        asks = [{"role": "user", "content": f"word {one}"} for one in range(count)]
+        rows = [
+            {"custom_id": f"{one}", "method": "POST", "url": URL, "body": {"model": "slow", "messages": [ask]}}
+            for one, ask in enumerate(asks)
+        ]
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        file = client.files.create(file=(f"{number}.jsonl", data), purpose="batch")
+        return client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h").id
+
+    def get(name: str) -> Any:
+        return client.batches.retrieve(name)
+
+    def some(name: str) -> Any:
+        return site.until(lambda: get(name), lambda found: found.request_counts.completed >= 2)
+
+    def said(file: str) -> dict[str, str]:
+        rows = [json.loads(row) for row in client.files.content(file).text.splitlines()]
+        assert len({row["custom_id"] for row in rows}) == len(rows)
+        return {row["custom_id"]: row["response"]["body"]["choices"][0]["message"]["content"] for row in rows}
+
+    whole, cancelled, requeued = batch(12, "whole"), batch(200, "cancelled"), batch(60, "requeued")
+    job = site.until(lambda: get(whole), lambda found: found.model_extra["sluice"]["job"]).model_extra["sluice"]["job"]
+    shown = site.cluster.run(["scontrol", "show", "job", "-o", str(job)]).stdout
+    for word in ("JobName=sluice-batch.slow", "UserId=alice(", "Account=physics", "Requeue=1", "Nice=10000", whole):
+        assert word in shown
+    number = str(some(requeued).model_extra["sluice"]["job"])
+    site.cluster.run(["scontrol", "requeue", number])
+    site.until(lambda: site.cluster.run(["squeue", "-h", "-j", number, "-o", "%T"]).stdout.strip(), "PENDING".__eq__)
+    site.cluster.run(["scontrol", "update", f"JobId={number}", "StartTime=now"])
+    some(cancelled)
+    client.batches.cancel(cancelled)
+    left = site.until(lambda: get(cancelled), lambda found: found.status == "cancelled")
+    assert 2 <= left.request_counts.completed < 200
+    assert len(said(left.output_file_id)) == left.request_counts.completed
+    for name, count in ((whole, 12), (requeued, 60)):
+        done = site.until(lambda name=name: get(name), lambda found: found.status == "completed")
+        assert said(done.output_file_id) == {str(one): f"word {one}" for one in range(count)}
+        assert done.request_counts.failed == 0 and done.error_file_id is None
+    records = site.cluster.run(["sh", "-c", "cat /var/lib/sluice-gateway/requests/*"], node="ctl1", cwd="/").stdout
+    ids = [row["id"] for row in map(json.loads, records.splitlines()) if row["endpoint"] == "/v1/batches"]
+    assert len(ids) == len(set(ids)) == 12 + 60 + left.request_counts.completed
 
 
 def test_more_come_while_requests_wait_but_never_more_than_the_most(site: ServeSite) -> None:

@@ -20,13 +20,16 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from sluice.base.errors import SluiceError
+from sluice.base.run import CommandError, run_command
 from sluice.base.text import one_line
 from sluice.exchange.serving import ReplicaSpec
-from sluice.serve.batch.orders import MOST_LINE, Orders, Output, Request, parse_orders, requests
+from sluice.serve.batch.orders import MOST_LINE, GatewayOrders, Orders, Output, Request, parse_orders, requests
+from sluice.serve.batch.remote import Remote
 from sluice.serve.engines.base import Place
 from sluice.serve.engines.known import engine_of
 from sluice.serve.replica.asking import get, is_own_port
@@ -38,6 +41,9 @@ _TRIES = 3
 _ANSWER_S = 3600.0
 _SAY_S = 10.0
 _HEALTH = "/health"
+_GRACE_S = 60.0
+"""From SIGTERM on, for the requests that the engine has."""
+_REQUEUED_S = 30.0
 
 
 class _Unix(http.client.HTTPConnection):
@@ -62,28 +68,17 @@ class _Port(http.client.HTTPConnection):
         super().connect()
 
 
-class Batch:
-    """One run."""
+class Files:
+    """Requests of a file or of the orders, and the file of answers."""
 
-    def __init__(self, orders: Orders, folder: Path) -> None:
+    stopped = False
+
+    def __init__(self, orders: Orders) -> None:
         self.orders = orders
         self.output = Output(orders.output)
-        self.ended = threading.Event()
         self.failed = self.written = 0
         self._lock = threading.Lock()
         self._left = self._requests()
-        self._key = secrets.token_hex(32)
-        name = orders.model.stem
-        spec = ReplicaSpec(
-            name, "0" * 16, orders.engine, str(orders.model), None, None, orders.options, (), SLOTS, (), 0, READY_S,
-            0.0, _HEALTH, 0, 1,
-        )  # fmt: skip
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        self._name = name
-        place = Place(folder, port, self._key, orders.model, _gpus())
-        self.process = EngineProcess(engine_of(orders.engine).start(spec, place), folder)
 
     def _requests(self) -> Iterator[Request]:
         seen = set()
@@ -94,49 +89,124 @@ class Batch:
             if one.custom_id not in self.output.done:
                 yield one
 
+    def take(self) -> Request | None:
+        """The next one; None: there are no more."""
+        with self._lock:
+            return next(self._left, None)
+
+    def put(self, request: Request, status: int, body: Any, problem: str = "") -> None:
+        """An answer. Raises SluiceError."""
+        with self._lock:
+            self.output.write(request, status, body, problem)
+            self.written += 1
+            self.failed += status != 200
+
+    def look(self) -> None:
+        """Nothing is to be done while others work."""
+
+    def stop(self) -> None:
+        """Give out no more requests."""
+        with self._lock:
+            self._left = iter(())
+
+    def close(self, why: str = "") -> None:
+        """All is in the file."""
+
+
+class Batch:
+    """One run."""
+
+    def __init__(self, orders: Orders | GatewayOrders, folder: Path) -> None:
+        self.ended = threading.Event()
+        self._key = secrets.token_hex(32)
+        self.work: Files | Remote
+        if isinstance(orders, Orders):
+            self.work, name = Files(orders), orders.model.stem
+            self.slots, self._health = SLOTS, _HEALTH
+            spec = ReplicaSpec(
+                name, "0" * 16, orders.engine, str(orders.model), None, None, orders.options, (), SLOTS, (), 0, READY_S,
+                0.0, _HEALTH, 0, 1,
+            )  # fmt: skip
+        else:
+            spec, name = orders.spec, orders.spec.service
+            self.slots, self._health = spec.slots, spec.health
+            self.work = Remote(orders.place, spec.slots)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        self._name, self._ready_s = name, spec.ready_s
+        place = Place(folder, port, self._key, Path(spec.model), _gpus())
+        self.process = EngineProcess(engine_of(spec.engine).start(spec, place), folder)
+
     def wait_ready(self) -> None:
         """Until the engine answers. Raises SluiceError."""
-        end = time.monotonic() + READY_S
+        end = time.monotonic() + self._ready_s
         while not self.ended.is_set():
             if (why := self.process.ended()) is not None:
                 raise SluiceError(why, remedy="see the job's output")
-            answer = asyncio.run(get(self.process.address, _HEALTH, self._key, 5.0))
+            answer = asyncio.run(get(self.process.address, self._health, self._key, 5.0))
             if answer is not None and answer[0] == 200:
                 return
             if time.monotonic() > end:
-                raise SluiceError(f"the engine does not answer after {READY_S:g} s", remedy="see the job's output")
+                raise SluiceError(
+                    f"the engine does not answer after {self._ready_s:g} s", remedy="see the job's output"
+                )
             time.sleep(0.1)
 
     def run(self) -> int:
         """All requests; the exit status. Raises SluiceError."""
-        self.wait_ready()
-        self.process.was_ready = True
-        with ThreadPoolExecutor(SLOTS) as threads:
-            working = [threads.submit(self._work) for _ in range(SLOTS)]
+        try:
+            self.wait_ready()
+            self.process.was_ready = True
+            self._all()
+        except SluiceError as error:
+            if not self.ended.is_set() and not self.work.stopped:
+                self.work.close(str(error))
+            raise
+        work = self.work
+        print(f"{work.written} answers, {work.failed} of them errors", flush=True)
+        if self.ended.is_set() and not work.stopped:
+            if isinstance(work, Remote):
+                _requeue()
+            raise SluiceError("ended before all was done", remedy="a requeued job goes on where it was")
+        return 1 if work.failed and isinstance(work, Files) else 0
+
+    def _all(self) -> None:
+        """All requests that there are. Raises SluiceError."""
+        leave = 0.0
+        with ThreadPoolExecutor(self.slots) as threads:
+            working = [threads.submit(self._work) for _ in range(self.slots)]
             said = time.monotonic()
             while not all(one.done() for one in working):
                 time.sleep(0.02)
-                if time.monotonic() - said > _SAY_S:
-                    said = time.monotonic()
-                    print(f"{self.written} answers, {self.failed} of them errors", flush=True)
-        for one in working:
-            one.result()
-        print(f"{self.written} answers, {self.failed} of them errors, in {self.output.path}", flush=True)
-        if self.ended.is_set():
-            raise SluiceError("ended before all was done", remedy="a requeued job goes on where it was")
-        return 1 if self.failed else 0
-
-    def _next(self) -> Request | None:
-        with self._lock:
-            return None if self.ended.is_set() else next(self._left, None)
+                now = time.monotonic()
+                if (self.ended.is_set() or self.work.stopped) and not leave:
+                    self.work.stop()
+                    leave = now + _GRACE_S
+                elif leave and now > leave:
+                    self.process.end(1)
+                try:
+                    self.work.look()
+                except SluiceError:
+                    self.ended.set()
+                    self.work.stop()
+                    self.process.end(1)
+                    raise
+                if now - said > _SAY_S:
+                    said = now
+                    print(f"{self.work.written} answers, {self.work.failed} of them errors", flush=True)
+        self.work.close()
+        if not leave:
+            for one in working:
+                one.result()
 
     def _work(self) -> None:
         connection: http.client.HTTPConnection | None = None
         try:
-            while (request := self._next()) is not None:
+            while (request := self.work.take()) is not None:
                 connection = self._answer(connection, request)
         except BaseException:
-            self.ended.set()
+            self.work.stop()
             raise
         finally:
             if connection is not None:
@@ -157,11 +227,7 @@ class Batch:
             if status < 500 and status not in (0, 429):
                 break
             time.sleep(0.5 * (number + 1))
-        problem = "" if status == 200 else one_line(str(_message(body)), limit=1000)
-        with self._lock:
-            self.output.write(request, status, body, problem)
-            self.written += 1
-            self.failed += status != 200
+        self.work.put(request, status, body, "" if status == 200 else one_line(str(_message(body)), limit=1000))
         return connection or self._connect()
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -180,6 +246,13 @@ class Batch:
             return answer.status, json.loads(text)
         except ValueError:
             return 502, {"error": {"message": f"not JSON: {text[:200]!r}"}}
+
+
+def _requeue() -> None:
+    """Have Slurm queue this job again, which ends this process."""
+    with suppress(CommandError):
+        run_command(["scontrol", "requeue", os.environ.get("SLURM_JOB_ID", "")], timeout=_REQUEUED_S)
+        time.sleep(_REQUEUED_S)
 
 
 def _message(body: Any) -> Any:

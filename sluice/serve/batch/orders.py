@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from sluice.base.errors import SluiceError, UsageError
-from sluice.exchange.serving import EngineName
+from sluice.exchange.batches import BatchPlace
+from sluice.exchange.serving import EngineName, ReplicaSpec
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 ENGINES: tuple[EngineName, ...] = ("llama.cpp", "vllm", "sglang", "tei")
@@ -33,20 +34,33 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayOrders:
+    """What the script of a gateway's batch says."""
+
+    spec: ReplicaSpec
+    place: BatchPlace
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One of the engine."""
 
     custom_id: str
     path: str
     body: dict[str, Any]
+    line: int = 0
+    """Of a gateway's file."""
 
 
-def parse_orders(text: str, job: str) -> Orders:
+def parse_orders(text: str, job: str) -> Orders | GatewayOrders:
     """The script's line. Raises UsageError."""
     try:
         words = json.loads(text)
         if words["version"] != 1:
             raise UsageError(f"orders of version {words['version']}", remedy="run one version of Sluice everywhere")
+        if "batch" in words:
+            place, spec = words["batch"], {name: _tuple(one) for name, one in words["spec"].items()}
+            return GatewayOrders(ReplicaSpec(**spec), BatchPlace(**{name: _tuple(one) for name, one in place.items()}))
         model = Path(words["model"])
         source = Path(words["input"]) if "input" in words else tuple(str(one) for one in words["prompts"])
         output = Path(words["output"] or f"sluice-batch-{job}.jsonl")
@@ -60,6 +74,10 @@ def parse_orders(text: str, job: str) -> Orders:
         raise UsageError(
             f"the batch's orders: {type(error).__name__} {error}", remedy="submit batches by SubmitJob"
         ) from error
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def engine_of_model(model: Path) -> EngineName:

@@ -12,6 +12,8 @@ MOST_HEADERS: Final = 100
 MOST_PATH: Final = 2048
 MOST_BODY: Final = 32 << 20
 """Bytes of a request's body: images are in it."""
+MOST_UPLOAD: Final = 1 << 30
+"""The same of an upload, which is read to its end also where its file is too large: the client gets an answer then."""
 SMALL_BODY: Final = 64 << 10
 """Up to this, bodies do not count against HELD_BODIES."""
 HELD_BODIES: Final = 512 << 20

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
 import httptools
@@ -20,6 +20,7 @@ from sluice.serve.gateway.figures import Figures
 from sluice.serve.gateway.heads import Headers, Route
 from sluice.serve.gateway.keys import Caller, Keys
 from sluice.serve.gateway.refusals import REASONS, RefusalError, failed_request
+from sluice.serve.gateway.upload import Upload
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STREAM: Final = (
@@ -54,6 +55,10 @@ class Request:
     held: int = 0
     """Bytes that count against what a worker holds."""
     refused: RefusalError | None = None
+    proof: bytes | None = field(default=None, repr=False)
+    """What the client has sent to show who it is, where others are asked in its name."""
+    upload: Upload | None = None
+    """What takes its body while it comes."""
 
     def body(self) -> bytes:
         """All of it, once."""
@@ -78,6 +83,9 @@ class Worker(Protocol):
 
     def begin(self, client: Client, request: Request) -> None:
         """Answer a request, or begin to."""
+
+    def upload(self, client: Client, request: Request, length: int | None) -> Upload:
+        """What takes its body. Raises RefusalError."""
 
     def refuse(self, client: Client, request: Request, refusal: RefusalError) -> None:
         """Answer that there is no answer."""
@@ -143,9 +151,8 @@ class Client(asyncio.Protocol):
             return
         if self.request is not None:
             self._late += len(data)
-            if self._late > bounds.MOST_HEAD and self._reading:
-                self._reading = False
-                self.transport.pause_reading()
+            if self._late > bounds.MOST_HEAD:
+                self.hold()
         else:  # a head; or a body, of which all but the trailer and chunks' sizes is taken off again
             self._late += len(data)
             if self._late > bounds.MOST_HEAD + len(data):
@@ -199,6 +206,18 @@ class Client(asyncio.Protocol):
         self._stuck = 0.0
         if self.handler is not None:
             self.handler.client_ready()
+
+    def hold(self) -> None:
+        """Read no more for now: what has come waits for the disk."""
+        if self._reading and self.transport is not None:
+            self._reading = False
+            self.transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Read again."""
+        if not self._reading and self.transport is not None:
+            self._reading = True
+            self.transport.resume_reading()
 
     @property
     def full(self) -> bool:
@@ -301,11 +320,16 @@ class Client(asyncio.Protocol):
             )
         try:
             coming.route, coming.named = heads.route_of(coming.method, coming.target)
+            proof = coming.headers.pop(b"authorization", None)
+            if coming.route.stored:
+                coming.proof = proof
             if coming.route.path.startswith("/v1"):
-                coming.caller = self.worker.keys.check(coming.headers.pop(b"authorization", None), coming.address)
+                coming.caller = self.worker.keys.check(proof, coming.address)
             if coming.route.method == "POST":
-                heads.check_body_headers(coming.headers)
-                if length is not None and length > bounds.SMALL_BODY:
+                heads.check_body_headers(coming.route, coming.headers, length)
+                if coming.route.uploads:
+                    coming.upload = self.worker.upload(self, coming, length)
+                elif length is not None and length > bounds.SMALL_BODY:
                     self._hold(coming, length)
         except RefusalError as refusal:
             if length != 0:
@@ -326,8 +350,11 @@ class Client(asyncio.Protocol):
         coming.size += len(body)
         if self.request is None:
             self._late = max(0, self._late - bounds.FRAMING * len(body))
-        if coming.size > bounds.MOST_BODY:
-            raise heads.too_large(coming.size)
+        if coming.route is not None and coming.size > coming.route.most:
+            raise heads.too_large(coming.size, coming.route.most)
+        if coming.upload is not None:
+            coming.upload.feed(body)
+            return
         if coming.size > bounds.SMALL_BODY and coming.size > coming.held:
             self._hold(coming, coming.size + (256 << 10))
         coming.parts.append(body)
@@ -339,6 +366,8 @@ class Client(asyncio.Protocol):
             parsed = coming.size + bounds.PARSED * sum(one.count(b"{") + one.count(b"[") for one in coming.parts)
             if parsed > bounds.SMALL_BODY and parsed > coming.held:
                 self._hold(coming, parsed)
+        if coming.upload is not None:
+            coming.upload.end()
         self._next = None
         self._come(coming)
 
@@ -358,6 +387,8 @@ class Client(asyncio.Protocol):
         self.worker.held -= request.held
         request.held = 0
         request.parts = None
+        if request.upload is not None:
+            request.upload.drop()
 
     def _come(self, request: Request) -> None:
         self._next = None
@@ -457,9 +488,7 @@ class Client(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._go_on)
             return
         self._late = 0
-        if not self._reading:
-            self._reading = True
-            self.transport.resume_reading()
+        self.go_on()
 
     def _go_on(self) -> None:
         if self.request is None and self.waiting and not self._closing:

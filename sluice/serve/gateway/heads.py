@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sluice.serve.gateway.bounds import MOST_BODY, MOST_PATH
+from sluice.exchange.requests import BATCHES
+from sluice.serve.gateway.bounds import MOST_BODY, MOST_PATH, MOST_UPLOAD
 from sluice.serve.gateway.refusals import RefusalError
 
 Ability = Literal["chat", "completions", "embeddings", "responses"]
@@ -23,10 +24,24 @@ class Route:
     path: str
     method: str
     ability: Ability | None = None  # of the replica that is asked
+    stored: bool = False  # about files and batches
+
+    @property
+    def uploads(self) -> bool:
+        """Whether its body is a form with a file, which is not held in memory."""
+        return self.stored and self.method == "POST" and self.path == FILES
+
+    @property
+    def most(self) -> int:
+        """Bytes of its body."""
+        return MOST_UPLOAD if self.uploads else MOST_BODY
 
 
+FILES: Final = "/v1/files"
+BATCH_JOB: Final = "/batch/{batch}"
+"""What a batch's job asks, with the batch's secret."""
 ROUTES: Final = {
-    route.path.encode(): route
+    route.path.encode(): (route,)
     for route in (
         Route("/v1/chat/completions", "POST", "chat"),
         Route("/v1/completions", "POST", "completions"),
@@ -37,7 +52,6 @@ ROUTES: Final = {
         Route("/metrics", "GET"),
     )
 }
-ONE_MODEL: Final = Route("/v1/models/{model}", "GET")
 
 _TAKEN: Final = frozenset(
     (
@@ -49,7 +63,22 @@ _TAKEN: Final = frozenset(
 _MANY: Final = frozenset((b"connection", b"x-forwarded-for"))  # lists, which may come in several lines
 _TRACE: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _KEY: Final = re.compile(rb"[\x21-\x7e]{1,255}\Z")
-_MODEL: Final = re.compile(rb"/v1/models/([A-Za-z0-9._~:%/-]{1,512})\Z")
+_NAMED: Final = tuple(
+    (re.compile(pattern + rb"\Z"), routes)
+    for pattern, routes in (
+        (rb"/v1/models/([A-Za-z0-9._~:%/-]{1,512})", (Route("/v1/models/{model}", "GET"),)),
+        (rb"/v1/files()", (Route(FILES, "GET", stored=True), Route(FILES, "POST", stored=True))),
+        (
+            rb"/v1/files/([A-Za-z0-9_-]{1,64})",
+            (Route(f"{FILES}/{{file}}", "GET", stored=True), Route(f"{FILES}/{{file}}", "DELETE", stored=True)),
+        ),
+        (rb"/v1/files/([A-Za-z0-9_-]{1,64})/content", (Route(f"{FILES}/{{file}}/content", "GET", stored=True),)),
+        (rb"/v1/batches()", (Route(BATCHES, "GET", stored=True), Route(BATCHES, "POST", stored=True))),
+        (rb"/v1/batches/([A-Za-z0-9_-]{1,64})", (Route(f"{BATCHES}/{{batch}}", "GET", stored=True),)),
+        (rb"/v1/batches/([A-Za-z0-9_-]{1,64})/cancel", (Route(f"{BATCHES}/{{batch}}/cancel", "POST", stored=True),)),
+        (rb"/batch/([A-Za-z0-9_.@$/-]{1,400})", (Route(BATCH_JOB, "POST", stored=True),)),
+    )
+)
 _JSON: Final = re.compile(rb"application/json\s*(?:;\s*charset\s*=\s*\"?utf-8\"?\s*)?\Z", re.IGNORECASE)
 
 Headers = dict[bytes, bytes]
@@ -85,30 +114,38 @@ def check_framing(version: str, headers: Headers) -> int | None:
         return 0
     if not length.isdigit() or len(length) > 15:
         raise RefusalError(400, "header content-length: not a number", remedy="send the body's bytes", close=True)
-    if int(length) > MOST_BODY:
-        raise too_large(int(length))
     return int(length)
 
 
-def too_large(size: int) -> RefusalError:
+def too_large(size: int, most: int = MOST_BODY) -> RefusalError:
     """Of a body."""
     return RefusalError(
-        413, f"body: {size} bytes or more", remedy=f"send {MOST_BODY} at most", code="request_too_large", close=True
+        413, f"body: {size} bytes or more", remedy=f"send {most} at most", code="request_too_large", close=True
     )
 
 
 def route_of(method: bytes, target: bytes) -> tuple[Route, bytes]:
-    """What a request line asks for, and the model where the path names one. Raises RefusalError."""
+    """What a request line asks for, and what the path names. Raises RefusalError."""
     path = target.partition(b"?")[0]
-    route, named = ROUTES.get(path), b""
-    if route is None and len(target) <= MOST_PATH and (found := _MODEL.match(path)) is not None:
-        route, named = ONE_MODEL, found[1]
-    if route is None:
-        known = ", ".join(sorted(one.decode() for one in ROUTES))
+    routes, named = _routes_of(path) if len(target) <= MOST_PATH else ((), b"")
+    if not routes:
+        known = ", ".join(sorted([FILES, BATCHES, *(one.decode() for one in ROUTES)]))
         raise RefusalError(404, f"path {shown(path)}: not known", remedy=f"known are {known}", code="unknown_url")
-    if method != route.method.encode():
-        raise RefusalError(405, f"method {shown(method)}: not allowed for {route.path}", remedy=f"use {route.method}")
-    return route, named
+    for route in routes:
+        if method == route.method.encode():
+            return route, named
+    known = " or ".join(route.method for route in routes)
+    raise RefusalError(405, f"method {shown(method)}: not allowed for {routes[0].path}", remedy=f"use {known}")
+
+
+def _routes_of(path: bytes) -> tuple[tuple[Route, ...], bytes]:
+    """What a path can be asked, one route for each method, and what it names."""
+    if path in ROUTES:
+        return ROUTES[path], b""
+    for pattern, routes in _NAMED:
+        if (found := pattern.match(path)) is not None:
+            return routes, found[1]
+    return (), b""
 
 
 def shown(text: bytes) -> str:
@@ -116,15 +153,17 @@ def shown(text: bytes) -> str:
     return ascii(text[:80].decode("latin-1"))
 
 
-def check_body_headers(headers: Headers) -> None:
+def check_body_headers(route: Route, headers: Headers, length: int | None) -> None:
     """Whether the body can be read. Raises RefusalError."""
+    if length is not None and length > route.most:
+        raise too_large(length, route.most)
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise RefusalError(
             415, f"header content-encoding: {shown(headers[b'content-encoding'])}", remedy="send the body as it is",
             close=True,
         )  # fmt: skip
     kind = headers.get(b"content-type", b"application/json")
-    if not _JSON.match(kind):
+    if not route.uploads and not _JSON.match(kind):
         raise RefusalError(415, f"header content-type: {shown(kind)}", remedy="send application/json", close=True)
     if headers.get(b"expect", b"100-continue").lower() != b"100-continue":
         raise RefusalError(400, f"header expect: {shown(headers[b'expect'])}", remedy="leave it out", close=True)

@@ -49,6 +49,7 @@ from sluice.serve.gateway import repeated
 from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.figures import Key, render
 from sluice.serve.gateway.leases import Leases, Need, State
+from sluice.serve.gateway.shelf import prune_files
 from sluice.serve.gateway.worker import Settings, now_us
 
 _PERIOD_S: Final = 0.1
@@ -315,14 +316,15 @@ class Parent:
             log.error("%d usage records of workers that were killed are lost", len(self._late))
 
     async def _prune(self) -> None:
-        """Remove old usage records, once a day."""
+        """Remove old usage records, files and batches, once a day."""
         while True:
             try:
                 folder = Path(self.options.settings.records)
                 for path in await asyncio.to_thread(prune, folder, time.time(), self.options.keep_s):
                     log.info("%s: removed", path)
+                await asyncio.to_thread(prune_files, Path(self.options.settings.services), time.time())
             except OSError as error:
-                log.error("old usage records stay: %s", error)
+                log.error("old usage records or files stay: %s", error)
             await asyncio.sleep(_DAY_S)
 
     async def reload(self) -> None:

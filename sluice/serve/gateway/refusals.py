@@ -11,7 +11,7 @@ _KINDS: Final = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "invalid_request_error",
     405: "invalid_request_error", 408: "timeout_error", 409: "invalid_request_error", 411: "invalid_request_error",
     413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error",
-    500: "server_error", 502: "server_error", 503: "server_error", 504: "server_error",
+    500: "server_error", 502: "server_error", 503: "server_error", 504: "server_error", 507: "server_error",
 }  # fmt: skip
 REASONS: Final = {
     200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
@@ -19,6 +19,7 @@ REASONS: Final = {
     415: "Unsupported Media Type", 422: "Unprocessable Content", 429: "Too Many Requests",
     431: "Request Header Fields Too Large", 499: "Client Closed Request", 500: "Internal Server Error",
     501: "Not Implemented", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
+    507: "Insufficient Storage",
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import uvloop
 
+from policy.service_jobs import FILE_NAME
 from sluice.base.errors import SluiceError
 from sluice.base.log import start_logging
 from sluice.base.networks import Network, network_of, parse_networks, within
@@ -46,6 +47,8 @@ from sluice.serve.gateway.keys import Caller, Keys
 from sluice.serve.gateway.parts import Parts
 from sluice.serve.gateway.refusals import RefusalError, failed_request
 from sluice.serve.gateway.repeated import Repeated
+from sluice.serve.gateway.stored import Stored
+from sluice.serve.gateway.upload import Upload
 from sluice.serve.gateway.upstream import Pool, tls_context
 
 _JSON: Final = "application/json"
@@ -84,6 +87,7 @@ class Settings:
     key: str | None = None
     access_log: bool = True
     verbose: bool = False
+    services: str = f"/etc/slurm/{FILE_NAME}"
 
 
 class Worker:
@@ -135,6 +139,7 @@ class Worker:
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._metrics_waiting: dict[int, tuple[Client, Request]] = {}
         self._metrics_number = 0
+        self.stored = Stored(self, Path(settings.services), Path(settings.records))
         self.tell: Any = lambda _: None
         """Sends the parent a message."""
 
@@ -200,8 +205,15 @@ class Worker:
         if client.request is request:
             self._begin(client, request, caller)
 
+    def upload(self, client: Client, request: Request, length: int | None) -> Upload:
+        """What takes the body of an upload. Raises RefusalError."""
+        return self.stored.upload(client, request, length)
+
     def _begin(self, client: Client, request: Request, caller: Caller | None) -> None:
         route = request.route
+        if route is not None and route.stored:
+            self.stored.begin(client, request, caller)
+            return
         if route is not None and route.ability is not None and caller is not None:
             call = Call(self, client, request)
             client.handler = call

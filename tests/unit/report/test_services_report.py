@@ -161,7 +161,7 @@ def test_sums_of_days_that_are_over_are_kept(tmp_path: Path) -> None:
         "[]",
         "{}",
         text[:-9],
-        text.replace('"version": 1', '"version": 2'),
+        text.replace('"version": 2', '"version": 1'),
         text.replace("[[[", "[[[5,"),
     ):
         file.write_text(damaged)
@@ -203,6 +203,13 @@ def test_gpu_time_is_divided_by_tokens(tmp_path: Path) -> None:
     assert gpu_time(cells, [JOB]) == {("nlp", "alice", str(DAY)): 1800.0, ("robotics", "bob", str(DAY)): 5400.0}
     rows = {one["account"]: one for one in documents(cells)}
     assert rows["nlp"]["tokens_per_gpu_hour"] == 300
+
+
+def test_a_batchs_tokens_have_no_part_in_the_replicas_time(tmp_path: Path) -> None:
+    records = [a_request(1), a_request(2, user="bob", tenant="robotics", endpoint="/v1/batches")]
+    cells = RequestDays(written(tmp_path, records)).cells(DAY, DAY)
+    assert gpu_time(cells, [JOB]) == {("nlp", "alice", str(DAY)): 7200.0}
+    assert {one["account"]: one["tokens"] for one in documents(cells)} == {"nlp": 150, "robotics": 150}
 
 
 def test_time_that_nobody_used_is_the_services_own_tenants() -> None:

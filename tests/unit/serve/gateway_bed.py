@@ -302,7 +302,7 @@ class Answer:
 @asynccontextmanager
 async def bed(
     folder: Path, *scripts: Script, services: dict[str, ServiceRow] | None = None, limits: list[LimitRow] | None = None,
-    publish: bool = True, slots: int = 64, **settings: Any,
+    publish: bool = True, slots: int = 64, services_file: str = "/nowhere/services.json", **settings: Any,
 ) -> AsyncIterator[Bed]:  # fmt: skip
     """A gateway with a replica of the service `m` for each script."""
     store = TokenStore(folder / "tokens.json")
@@ -323,7 +323,7 @@ async def bed(
         str(records),
         (),
         ("127.0.0.0/8",),
-        **{"access_log": False, **settings},
+        **{"access_log": False, "services": services_file, **settings},
     )
     shape = Shape(subjects=1024, tickets=1024, prefixes=1024)
     gate = Gate.create(mmap.mmap(-1, shape.size()), shape)
