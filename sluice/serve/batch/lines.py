@@ -48,7 +48,7 @@ class Lines:
 
     def __init__(self) -> None:
         self.found = Contents()
-        self._rest: list[bytes] = []
+        self._rest = bytearray()
         self._size = 0
         self._ids: set[bytes] = set()
 
@@ -71,12 +71,12 @@ class Lines:
 
     def _add(self, piece: bytes) -> None:
         self._size += len(piece)
-        if piece and self._size <= MOST_LINE:
-            self._rest.append(piece)
+        if self._size <= MOST_LINE:
+            self._rest += piece
 
     def _line(self) -> None:
-        found, line, size = self.found, b"".join(self._rest), self._size
-        self._rest, self._size = [], 0
+        found, line, size = self.found, bytes(self._rest), self._size
+        self._rest, self._size = bytearray(), 0
         found.rows += 1
         if found.rows > MOST_LINES:
             if found.rows == MOST_LINES + 1:

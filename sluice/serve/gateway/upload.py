@@ -54,8 +54,7 @@ class Upload:
         self._in_thread = in_thread
         self._later = later
         self._incoming: Incoming | None = None
-        self._waiting: list[bytes] = []
-        self._held = 0
+        self._waiting = bytearray()
         self._refused = False
         self._complete = False
         self._more = asyncio.Event()
@@ -67,9 +66,8 @@ class Upload:
         """Bytes of the body."""
         if self._refused:
             return
-        self._waiting.append(data)
-        self._held += len(data)
-        if self._held > _MOST_WAITING:
+        self._waiting += data
+        if len(self._waiting) > _MOST_WAITING:
             self._client.hold()
         self._more.set()
 
@@ -84,7 +82,7 @@ class Upload:
 
     def _over(self, task: asyncio.Task[dict[str, Any]]) -> None:
         self._refused = True
-        self._waiting = []
+        self._waiting = bytearray()
         if self._incoming is not None:
             self._later(self._incoming.drop)
         if not task.cancelled():
@@ -99,10 +97,6 @@ class Upload:
     def _take(self, data: bytes) -> None:
         if self._incoming is not None:
             self._incoming.write(data)
-
-    def _write(self, pieces: list[bytes]) -> None:
-        for piece in pieces:
-            self._form.feed(piece)
 
     async def _run(self) -> dict[str, Any]:
         try:
@@ -120,10 +114,10 @@ class Upload:
         while True:
             await self._more.wait()
             self._more.clear()
-            complete, pieces = self._complete, self._waiting
-            self._waiting, self._held = [], 0
-            if pieces:
-                await self._in_thread(self._write, pieces)
+            complete, data = self._complete, bytes(self._waiting)
+            self._waiting = bytearray()
+            if data:
+                await self._in_thread(self._form.feed, data)
                 self._client.go_on()
             if complete and not self._waiting:
                 break

@@ -6,10 +6,14 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,12 +26,13 @@ from sluice.client import ApiError, models
 from sluice.exchange.requests import RequestRecord
 from sluice.exchange.serving import AccountRow, Limit, LimitRow
 from sluice.serve.batch.lines import MOST_LINES, Lines
+from sluice.serve.gateway import batch_state, stored
 from sluice.serve.gateway import shelf as shelf_module
-from sluice.serve.gateway import stored
 from sluice.serve.gateway.batch_state import Asked, Batches
+from sluice.serve.gateway.keys import Keys
 from sluice.serve.gateway.refusals import RefusalError
 from sluice.serve.gateway.shelf import Incoming, Owner, Shelf
-from tests.unit.serve.gateway_bed import Bed, bed, run, service_row
+from tests.unit.serve.gateway_bed import Bed, bed, identity_provider, run, service_row
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINE = ROOT / "tests/integration/small_engine.py"
@@ -518,7 +523,7 @@ def test_uploads_wait_for_the_disk_and_end_with_their_client(
                 writers[0].write(b"y" * 65536)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(writers[0].drain(), 1)
-            assert max(upload._held for upload in one.worker.stored.uploads) < 3 * MIB
+            assert max(len(upload._waiting) for upload in one.worker.stored.uploads) < 3 * MIB
             assert (await one.ask(FORM, "/v1/files", content_type="multipart/form-data; boundary=b")).status == 429
             for writer in writers:
                 writer.transport.abort()
@@ -606,14 +611,14 @@ def test_without_a_folder_in_the_policy_there_are_none(tmp_path: Path) -> None:
 ALICE = Owner("physics", "alice")
 
 
-def batch_on_disk(folder: Path, count: int) -> tuple[Batches, str]:
+def batch_on_disk(folder: Path, count: int, *, window_s: int = 3600) -> tuple[Batches, str]:
     shelf = Shelf(folder, 100 * MIB, 86_400.0)
     incoming = shelf.begin(ALICE, MIB)
     incoming.write(lines(count))
     file = incoming.done("in", time.time() + 3600)
     incoming.drop()
     batches = Batches(shelf)
-    asked = Asked(file["id"], "/v1/chat/completions", 3600, "1h", "m", None, "key", [])
+    asked = Asked(file["id"], "/v1/chat/completions", window_s, "1h", "m", None, "key", [])
     return batches, str(batches.create(ALICE, asked)["id"])
 
 
@@ -669,6 +674,17 @@ def test_what_is_old_is_removed(tmp_path: Path) -> None:
     half.drop()
     with pytest.raises(RefusalError):
         shelf.of(Owner("../x", "alice"), "files")
+
+
+def test_a_line_in_tiny_pieces_takes_its_own_room() -> None:
+    tracemalloc.start()
+    try:
+        found = Lines()
+        for number in range(MIB // 2):
+            found.feed(bytes((120, number & 63 | 64)))
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
 
 
 def test_lines_are_found_wherever_pieces_end() -> None:
