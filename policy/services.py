@@ -326,7 +326,7 @@ class Batches(_Section):
     quota: Annotated[Mib, Field(ge=1)] = 100 << 10
     """Space for the files of one tenant, its batches' answers included. Example: `500G`."""
     keep: Annotated[Seconds, Field(ge=3600)] = 30 * 86_400
-    """Time after which files and batches are removed. Example: `14d`."""
+    """Time after which files, and batches that are over, are removed. Example: `14d`."""
     nice: Annotated[int, Field(ge=0, le=2_147_483_645)] = 10_000
     """By how much the jobs' priority is lowered. Example: `100000`."""
     program: FilePath = str(PROGRAM)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -125,6 +126,12 @@ class Batches:
 
     def create(self, owner: Owner, asked: Asked) -> dict[str, Any]:
         """A batch; one that has failed where its file is wrong. Raises RefusalError, OSError."""
+        folder = self.shelf.of(owner, "batches")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(folder.with_name(".batches.lock")):
+            return self._create(owner, asked, folder)
+
+    def _create(self, owner: Owner, asked: Asked, folder: Path) -> dict[str, Any]:
         names = self.names(owner)
         if asked.mark:
             for name in names:
@@ -140,9 +147,6 @@ class Batches:
         contents = self.shelf.file(owner, asked.file)["contents"]
         now = int(time.time())
         name = new_id("batch_", asked.mark)
-        path = self.shelf.of(owner, "batches") / name
-        path.mkdir(mode=0o700, parents=True)
-        os.link(self.shelf.data(owner, asked.file), path / "input")
         document = {
             "id": name, "tenant": owner.tenant, "user": owner.user, "key": asked.key, "endpoint": asked.endpoint,
             "model": asked.model, "input_file_id": asked.file, "completion_window": asked.window, "created_at": now,
@@ -152,7 +156,15 @@ class Batches:
         }  # fmt: skip
         if asked.errors:
             document |= {"status": "failed", "in_progress_at": None, "failed_at": now}
-        _write(path, document)
+        made = folder / f".{name}"
+        made.mkdir(mode=0o700)
+        try:
+            os.link(self.shelf.data(owner, asked.file), made / "input")
+            _write(made, document)
+            made.rename(folder / name)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
         return document
 
     def _status(self, owner: Owner, name: str) -> str:
@@ -256,7 +268,7 @@ class Batches:
     ) -> None:
         """Those of lines that have no result yet: the bills first, then the answers. Raises OSError."""
         found: dict[int, bytes] = {}
-        totals = Totals(**_plain(progress.totals))
+        totals = replace(progress.totals)
         output, errors = bytearray(), bytearray()
         for line, custom_id, status, body in results:
             if progress.done[line] or line in found:
@@ -284,7 +296,7 @@ class Batches:
             if data:
                 _append(path / name, data)
         totals.output, totals.errors = totals.output + len(output), totals.errors + len(errors)
-        words = json.dumps({"lines": lines, "totals": _plain(totals)}, separators=(",", ":")).encode() + b"\n"
+        words = json.dumps({"lines": lines, "totals": asdict(totals)}, separators=(",", ":")).encode() + b"\n"
         _append(path / "index", words)
         progress.at += len(words)
         progress.totals = totals
@@ -312,7 +324,7 @@ class Batches:
         if status == "failed":
             document["errors"] = [{"code": code, "message": message, "param": None, "line": None}]
         document |= {
-            "status": status, f"{status}_at": now, "finalizing_at": now, "totals": _plain(totals)
+            "status": status, f"{status}_at": now, "finalizing_at": now, "totals": asdict(totals)
         }  # fmt: skip
         _write(path, document)
         self._known.pop(path, None)
@@ -325,7 +337,7 @@ class Batches:
         while at is not None:
             at, requests = _lines_from(path / "input", at, bytes(progress.done))
             if requests:
-                totals = Totals(**_plain(progress.totals))
+                totals = replace(progress.totals)
                 totals.failed += len(requests)
                 error = {"code": code, "message": message}
                 lines = [_result(document, line, _custom_id(text), None, error) for line, text in requests]
@@ -428,11 +440,7 @@ def _last(path: Path) -> bytes | None:
 
 
 def _totals(line: bytes | None) -> dict[str, int]:
-    return _plain(Totals()) if line is None else dict(json.loads(line)["totals"])
-
-
-def _plain(totals: Totals) -> dict[str, int]:
-    return {name: getattr(totals, name) for name in Totals.__slots__}
+    return asdict(Totals()) if line is None else dict(json.loads(line)["totals"])
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ MOST_ENTRIES: Final = 1000
 FILE_ID: Final = re.compile(r"file-[0-9a-f]{40}\Z")
 _PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$-]{0,127}\Z")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_OLD_S: Final = 86_400.0  # a file that is still being written then has no writer
+_OLD_S: Final = 86_400.0  # what has no document then has no writer any more
 
 
 log = logging.getLogger("sluice.gateway")
@@ -63,13 +63,17 @@ class Shelf:
         self._secret = b""
 
     def prepare(self) -> None:
-        """Make the folder, if its own folder is there. Raises RefusalError where others may read it, OSError."""
+        """Make the folder, if its own folder is there; `token` does not block from then on.
+
+        Raises RefusalError where others may read it, OSError.
+        """
         self.folder.mkdir(mode=0o700, exist_ok=True)
         if self.folder.stat().st_mode & 0o077:
             log.error("%s: others may read it; chmod 700 %s", self.folder, self.folder)
             raise RefusalError(
                 503, "files: others could read them here", remedy="tell an admin to see the log of sluice-gateway"
             )
+        self._key()
 
     def of(self, owner: Owner, kind: str) -> Path:
         """The folder of somebody's `files` or `batches`. Raises RefusalError for names that are no parts of a path."""
@@ -139,10 +143,14 @@ class Shelf:
         return self.of(owner, "files") / f"{name}.data"
 
     def files(self, owner: Owner) -> list[dict[str, Any]]:
-        """All of somebody's, the newest first. Raises RefusalError."""
-        now = time.time()
-        found = [read_document(path) for path in sorted(self.of(owner, "files").glob("file-*.json"), reverse=True)]
-        return [one for one in found if one is not None and one["expires_at"] > now]
+        """All of somebody's, the newest first, without what is in them. Raises RefusalError."""
+        now, found = time.time(), []
+        for path in sorted(self.of(owner, "files").glob("file-*.json"), reverse=True):
+            one = read_document(path)
+            if one is not None and one["expires_at"] > now:
+                one.pop("contents", None)
+                found.append(one)
+        return found
 
     def remove(self, owner: Owner, name: str) -> None:
         """Remove a file; a batch that needs it has a link of its own. Raises RefusalError, OSError."""
@@ -162,16 +170,18 @@ class Shelf:
     def prune(self, now: float) -> int:
         """Remove what has been kept for long enough; how much. Raises OSError."""
         removed = 0
-        for folder in self.folder.glob("*/*/files"):
-            for path in folder.iterdir():
-                if path.name.startswith(".") and path.stat().st_mtime < now - _OLD_S:
-                    path.unlink(missing_ok=True)
-                elif path.suffix == ".json" and (one := read_document(path)) is not None and one["expires_at"] <= now:
-                    _unlink_file(folder, path.stem)
+        for path in self.folder.glob("*/*/files/*"):
+            if path.suffix == ".json":
+                one = read_document(path)
+                if one is not None and one["expires_at"] <= now:
+                    _unlink_file(path.parent, path.stem)
                     removed += 1
+            elif not path.with_suffix(".json").exists() and _changed(path) < now - _OLD_S:
+                path.unlink(missing_ok=True)
         for folder in self.folder.glob("*/*/batches/*"):
             one = read_document(folder / "batch.json")
-            if (one["created_at"] if one is not None else folder.stat().st_mtime) < now - self.keep_s:
+            over = _changed(folder) if one is None else one.get("finalizing_at") or one["expires_at"]
+            if over < now - self.keep_s:
                 shutil.rmtree(folder, ignore_errors=True)
                 removed += 1
         return removed
@@ -222,7 +232,11 @@ class Incoming:
             os.fsync(self._descriptor)
             self._path.replace(self._folder / f"{name}.data")
         document = _document(name, self.size, filename, "batch", expires_at, contents)
-        _write(self._folder, document)
+        try:
+            _write(self._folder, document)
+        except OSError:
+            _unlink_file(self._folder, name)
+            raise
         return document
 
     def drop(self) -> None:
@@ -302,6 +316,14 @@ def _write(folder: Path, document: dict[str, Any]) -> None:
 def _unlink_file(folder: Path, name: str) -> None:
     for suffix in ("json", "data"):
         (folder / f"{name}.{suffix}").unlink(missing_ok=True)
+
+
+def _changed(path: Path) -> float:
+    """When it got its name; now, where it has lost it meanwhile."""
+    try:
+        return path.stat().st_ctime
+    except FileNotFoundError:
+        return time.time()
 
 
 def _sizes(folder: Path) -> Iterator[int]:

@@ -663,6 +663,67 @@ def test_two_gateways_and_what_dies_in_the_middle_double_and_lose_nothing(
     assert document["status"] == "completed" and not (path / "input").exists()
 
 
+def test_what_finds_no_room_at_its_end_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    batches, name = batch_on_disk(tmp_path, 1)
+    shelf = batches.shelf
+    before = sorted(tmp_path.glob("physics/alice/*/*"))
+    (file,) = shelf.files(ALICE)
+    assert "contents" not in file, "a list would take a hundred errors of each file"
+    with monkeypatch.context() as patch:
+        patch.setattr(shelf_module, "write_atomic", no_room)
+        patch.setattr(batch_state, "write_atomic", no_room)
+        incoming = shelf.begin(ALICE, MIB)
+        incoming.write(lines(1))
+        with pytest.raises(OSError, match="No space"):
+            incoming.done("in", time.time() + 3600)
+        incoming.drop()
+        with pytest.raises(OSError, match="No space"):
+            batches.create(ALICE, Asked(file["id"], "/v1/chat/completions", 3600, "1h", "m", None, "key", []))
+    assert sorted(tmp_path.glob("physics/alice/*/*")) == before and batches.names(ALICE) == [name]
+
+
+def test_the_same_batch_asked_for_at_once_is_one(tmp_path: Path) -> None:
+    batches, _ = batch_on_disk(tmp_path, 1)
+    (file,) = batches.shelf.files(ALICE)
+    asked = Asked(file["id"], "/v1/chat/completions", 3600, "1h", "m", None, "key", [], "0" * 32)
+    with ThreadPoolExecutor(20) as threads:
+        made = list(threads.map(lambda _: batches.create(ALICE, asked)["id"], range(20)))
+    assert len(set(made)) == 1 and len(batches.names(ALICE)) == 2
+
+
+def test_twenty_uploads_at_once_pass_no_quota(tmp_path: Path) -> None:
+    shelf, begin = Shelf(tmp_path, 5 * MIB, 86_400.0), threading.Barrier(20)
+
+    def upload(number: int) -> bool:
+        begin.wait(20)
+        try:
+            incoming = shelf.begin(Owner("physics", f"user{number}"), MIB)
+        except RefusalError:
+            return False
+        incoming.write(b"x" * MIB)
+        incoming.done("in", time.time() + 3600)
+        incoming.drop()
+        return True
+
+    with ThreadPoolExecutor(20) as threads:
+        kept = sum(threads.map(upload, range(20)))
+    data = [path.stat().st_size for path in tmp_path.glob("physics/*/files/*.data")]
+    assert len(data) == kept and sum(data) <= 5 * MIB
+
+
+def test_a_batch_stays_until_it_was_kept_after_its_end(tmp_path: Path) -> None:
+    batches, name = batch_on_disk(tmp_path, 1, window_s=7 * 86_400)
+    files = tmp_path / "physics/alice/files"
+    (files / f"file-{'0' * 40}.data").write_bytes(b"x")  # of a gateway that was killed there
+    assert batches.shelf.prune(time.time() + 6 * 86_400) == 1 and list(files.iterdir()) == []
+    say = {"results": [[1, "r1", 200, {}]]}
+    assert batches.exchange(ALICE, name, say, lambda _: None, has_budget=True) == {"do": "stop"}
+    assert batches.shelf.prune(time.time() + 2 * 86_400) == 2 and not batches.names(ALICE)
+
+
 def test_what_is_old_is_removed(tmp_path: Path) -> None:
     batches, _ = batch_on_disk(tmp_path, 1)
     shelf = batches.shelf
