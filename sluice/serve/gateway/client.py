@@ -84,6 +84,9 @@ class Worker(Protocol):
     def begin(self, client: Client, request: Request) -> None:
         """Answer a request, or begin to."""
 
+    def check_job(self, request: Request) -> None:
+        """Whether who asks is a batch's job. Raises RefusalError."""
+
     def upload(self, client: Client, request: Request, length: int | None) -> Upload:
         """What takes its body. Raises RefusalError."""
 
@@ -325,6 +328,8 @@ class Client(asyncio.Protocol):
                 coming.proof = proof
             if coming.route.path.startswith("/v1"):
                 coming.caller = self.worker.keys.check(proof, coming.address)
+            elif coming.route.stored:
+                self.worker.check_job(coming)
             if coming.route.method == "POST":
                 heads.check_body_headers(coming.route, coming.headers, length)
                 if coming.route.uploads:

@@ -11,14 +11,18 @@ import asyncio
 import hmac
 import json
 import logging
+import os
 import re
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
@@ -43,11 +47,14 @@ from sluice.slurm.job import ENDED
 
 _THREADS: Final = 8
 _MOST_CALLS: Final = 128
+_CALLS_OF_USER: Final = 16
 _MOST_UPLOADS: Final = 32
 _UPLOADS_OF_USER: Final = 4
 _FORM: Final = 64 << 10  # bytes of an upload around its file
 _PIECE: Final = 256 << 10
 _API_S: Final = 20.0
+_CURRENT_S: Final = 1.0
+"""So long, the folder that the policy named is taken for the one that it names."""
 _SILENT_S: Final = 30.0
 """Without a word of its job, Slurm is asked where that is."""
 _STOP_S: Final = 90.0
@@ -70,6 +77,8 @@ _TIMES: Final = (
 
 log = logging.getLogger("sluice.gateway")
 log.addFilter(FewLines())
+_WHOSE: ContextVar[str] = ContextVar("whose", default="")
+"""The user for whom a task works."""
 
 
 class Worker(Protocol):
@@ -97,10 +106,13 @@ class Stored:
         self.uploads: dict[Upload, str] = {}
         self._file = ServicesFile(services)
         self._threads = ThreadPoolExecutor(_THREADS, "stored")
-        self._calls = 0
+        self.calls: Counter[str] = Counter()
+        """That work or wait in threads, by user."""
         self._bills, self._billing = RequestLog(records), threading.Lock()
         self._batches: Batches | None = None
         self._shelved: BatchPolicy | None = None
+        self._current = -_CURRENT_S  # when the policy was read
+        self._reading: asyncio.Task[None] | None = None
         self._looked: dict[str, float] = {}
         self._failed = Budgets(*FAILED_KEYS)
 
@@ -111,6 +123,16 @@ class Stored:
     def upload(self, client: Client, request: Request, length: int | None) -> Upload:
         """What takes the body of an upload. Raises RefusalError."""
         of_whom = request.caller.user if isinstance(request.caller, Caller) else str(request.caller)
+        self._check_uploads(of_whom)
+        most = MOST_FILE if length is None else min(length, MOST_FILE)
+        kind = request.headers.get(b"content-type", b"")
+        whose = partial(self._place_of_upload, request)
+        made = Upload(client, kind, most, whose, self.in_thread, self.later)
+        self.uploads[made] = of_whom
+        made.task.add_done_callback(lambda _: self.uploads.pop(made, None))
+        return made
+
+    def _check_uploads(self, of_whom: str) -> None:
         mine = sum(1 for one in self.uploads.values() if one == of_whom)
         if len(self.uploads) >= _MOST_UPLOADS or mine >= _UPLOADS_OF_USER:
             raise RefusalError(
@@ -120,37 +142,50 @@ class Stored:
                 retry_after=1.0,
                 close=True,
             )
-        most = MOST_FILE if length is None else min(length, MOST_FILE)
-        kind = request.headers.get(b"content-type", b"")
-        whose = partial(self._place_of_upload, request)
-        made = Upload(client, kind, most, whose, self.in_thread, self._threads.submit)
-        self.uploads[made] = of_whom
-        made.task.add_done_callback(lambda _: self.uploads.pop(made, None))
-        return made
 
     async def _place_of_upload(self, request: Request) -> tuple[Shelf, Owner]:
         caller = request.caller
         if isinstance(caller, str):
             caller = await self.worker.keys.check_later(caller, request.address)
+            self._is_of(request, caller.user)
         if caller is None:
             raise failed_request()
+        _WHOSE.set(caller.user)
         return (await self.batches()).shelf, self.owner(request, caller)
+
+    def _is_of(self, request: Request, user: str) -> None:
+        """An upload whose user was not known is one of his. Raises RefusalError."""
+        if request.upload is not None:
+            self.uploads.pop(request.upload, None)
+            self._check_uploads(user)
+            self.uploads[request.upload] = user
 
     # ---- what all need ----
 
     async def in_thread(self, what: Callable[..., Any], *words: Any, **named: Any) -> Any:
         """Do what blocks. Raises what it raises, and RefusalError where too much of it waits."""
-        if self._calls >= _MOST_CALLS:
+        whose = _WHOSE.get()
+        if self.calls[whose] >= _CALLS_OF_USER:
+            raise RefusalError(
+                429, "too many requests for files at once", remedy="send fewer at a time", retry_after=1.0
+            )
+        if self.calls.total() >= _MOST_CALLS:
             raise RefusalError(
                 503, "too many requests for files at once", remedy="try again", retry_after=1.0, code="busy"
             )
-        self._calls += 1
+        self.calls[whose] += 1
         work = self.worker.loop.run_in_executor(self._threads, partial(what, *words, **named))
-        work.add_done_callback(self._called)
+        work.add_done_callback(partial(self._called, whose))
         return await asyncio.shield(work)
 
-    def _called(self, work: asyncio.Future[Any]) -> None:
-        self._calls -= 1
+    def later(self, what: Callable[[], None]) -> None:
+        """Do what blocks, and nobody waits for."""
+        self._threads.submit(what)
+
+    def _called(self, whose: str, work: asyncio.Future[Any]) -> None:
+        self.calls[whose] -= 1
+        if not self.calls[whose]:
+            del self.calls[whose]
         if not work.cancelled():
             work.exception()  # whoever waited for it may have gone
 
@@ -175,6 +210,7 @@ class Stored:
             made = Batches(shelf_of(policy))
             await self.in_thread(made.shelf.prepare)
             self._batches, self._shelved = made, policy
+        self._current = time.monotonic()
         return self._batches
 
     def _bill(self, record: RequestRecord) -> None:
@@ -393,19 +429,34 @@ class Stored:
 
     # ---- what a job asks ----
 
-    async def of_job(self, request: Request) -> Any:
-        """Results of a job, and what it is to do. Raises RefusalError, OSError."""
-        network, now = network_of(request.address), time.monotonic()
+    def check_job(self, request: Request) -> None:
+        """Whether who asks is a batch's job, before a body is taken; does not block. Raises RefusalError."""
+        now = time.monotonic()
+        if self._batches is not None and _has_secret(self._batches.shelf, request):
+            return  # whatever others have tried from its node
+        if now > self._current + _CURRENT_S:  # it may be right: the policy is read first
+            if self._reading is None or self._reading.done():
+                self._reading = self.worker.loop.create_task(self._read())
+            raise RefusalError(503, "batches: not read yet", remedy="try again", retry_after=1.0, code="busy")
+        network = network_of(request.address)
         self._failed.forget(now)
         if (wait := self._failed.wait(network, now)) > 0:
             raise RefusalError(429, "too many wrong secrets", remedy="wait", retry_after=wait, close=True)
+        self._failed.take(network, now)
+        raise _not_its_secret()
+
+    async def _read(self) -> None:
+        try:
+            await self.batches()
+        except (RefusalError, OSError) as error:
+            log.error("batches: %s", error)
+
+    async def of_job(self, request: Request) -> Any:
+        """Results of a job, and what it is to do. Raises RefusalError, OSError."""
         batches = await self.batches()
-        words = request.named.decode()
-        given = (request.proof or b"").removeprefix(b"Bearer ")
-        if not hmac.compare_digest(given, (await self.in_thread(batches.shelf.token, words)).encode()):
-            self._failed.take(network, now)
-            raise RefusalError(401, "batch: not its secret", remedy="only its own job may ask", close=True)
-        tenant, user, name = words.split("/")
+        if not _has_secret(batches.shelf, request):  # the folder is another one than a moment ago
+            raise _not_its_secret()
+        tenant, user, name = request.named.decode().split("/")
         limit = self.worker.directory.limit("tenant", tenant)
         has_budget = limit is None or limit.tokens_left is None or limit.tokens_left > 0
         raw = request.body()
@@ -439,6 +490,7 @@ class _Exchange(Handler):
 
     async def _run(self) -> None:
         worker, client, request = self._stored.worker, self._client, self._request
+        _WHOSE.set(request.named.decode().rpartition("/")[0] if self._caller is None else self._caller.user)
         try:
             await self._answer()
         except RefusalError as refusal:
@@ -471,9 +523,8 @@ class _Exchange(Handler):
     async def _send(self, path: Path) -> None:
         """A file's bytes, as fast as the client takes them. Raises OSError, before any is sent."""
         stored, client = self._stored, self._client
-        file = await stored.in_thread(path.open, "rb", buffering=0)
+        file, left = await stored.in_thread(_open, path)
         try:
-            left = path.stat().st_size
             piece = await stored.in_thread(file.read, _PIECE)
             stored.worker.log(self._request, 200, caller=self._caller)
             client.begin_answer(200, "application/octet-stream", str(left).encode())
@@ -487,7 +538,7 @@ class _Exchange(Handler):
             log.error("request %s: %s: %s", self._request.id, path.name, error)
             client.break_off()
         finally:
-            file.close()
+            stored.later(file.close)
 
 
 # ---- documents ----
@@ -584,6 +635,21 @@ def _no_disk(error: OSError) -> RefusalError:
             507, "files: the disk is full", remedy="try again later, and tell an admin", code="storage_full"
         )
     return RefusalError(503, "files: cannot be read or written now", remedy="try again", retry_after=5.0, code="busy")
+
+
+def _open(path: Path) -> tuple[FileIO, int]:
+    """A file, and its size."""
+    file = FileIO(path)
+    return file, os.fstat(file.fileno()).st_size
+
+
+def _has_secret(shelf: Shelf, request: Request) -> bool:
+    given = (request.proof or b"").removeprefix(b"Bearer ")
+    return hmac.compare_digest(given, shelf.token(request.named.decode()).encode())
+
+
+def _not_its_secret() -> RefusalError:
+    return RefusalError(401, "batch: not its secret", remedy="only its own job may ask", close=True)
 
 
 def _token(request: Request) -> str:

@@ -205,6 +205,10 @@ class Worker:
         if client.request is request:
             self._begin(client, request, caller)
 
+    def check_job(self, request: Request) -> None:
+        """Whether who asks is a batch's job. Raises RefusalError."""
+        self.stored.check_job(request)
+
     def upload(self, client: Client, request: Request, length: int | None) -> Upload:
         """What takes the body of an upload. Raises RefusalError."""
         return self.stored.upload(client, request, length)

@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,7 +22,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from joserfc import jwt
+from joserfc.jwk import RSAKey
 
+from sluice.base import oidc
+from sluice.base.oidc import Provider
 from sluice.base.tokens import TokenStore
 from sluice.core.gate import Gate, Shape
 from sluice.core.gate import Limit as GateLimit
@@ -162,6 +167,37 @@ def service_row(name: str = "m", **values: Any) -> ServiceRow:
         "default_tokens": 256, "least": 1, "most": 4, "slots": 64,
     }  # fmt: skip
     return ServiceRow(name=name, **{**wanted, **values})
+
+
+def identity_provider() -> tuple[Provider, Callable[..., str]]:
+    """A site's provider, and what makes tokens of it: alice's, unless the claims say otherwise."""
+    key = RSAKey.generate_key(2048, {"kid": "one"})
+    settings = oidc.Settings(
+        issuer="https://sso.site.org", client_id="sluice", redirect_uri="https://site.org/login/oidc/callback"
+    )
+
+    def fetch(url: str) -> tuple[int, dict[str, Any]]:
+        if url.endswith("openid-configuration"):
+            ends = {
+                name: f"https://sso.site.org/{name}"
+                for name in ("authorization_endpoint", "token_endpoint", "jwks_uri")
+            }
+            return 200, {"issuer": settings.issuer, **ends}
+        return 200, {"keys": [key.as_dict(private=False)]}
+
+    def token(**claims: Any) -> str:
+        now = time.time()
+        said = {
+            "iss": settings.issuer,
+            "aud": "sluice",
+            "sub": "1",
+            "iat": now,
+            "exp": now + 60,
+            "preferred_username": "alice",
+        }
+        return jwt.encode({"alg": "RS256", "kid": "one"}, {**said, **claims}, key)
+
+    return Provider(settings, fetch), token
 
 
 @dataclass

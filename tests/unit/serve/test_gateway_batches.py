@@ -554,6 +554,11 @@ def test_only_its_job_may_ask_for_a_batch(tmp_path: Path, cluster: Cluster) -> N
 
         assert ask(path, one.key).status == 401 and ask(path, "0" * 64).status == 401
         assert ask(path.replace("alice", "bob"), secret).status == 401
+        head = one.request(b"", path, authorization=f"Bearer {one.key}", content_length=str(30 * MIB))
+        sent = asyncio.run_coroutine_threadsafe(one.send(head), one.worker.loop)
+        assert b" 401 " in sent.result(20) and not one.worker.held, "no body is taken without the secret"
+        for _ in range(40):
+            assert ask(path, "0" * 64).status in (401, 429)  # a neighbour on its node; what follows is served
         assert client.files.list().data and ask(path.replace("/batch/", "/v1/files/"), secret).status == 404
         found = ask(path, secret, at=None).document
         assert [number for number, _ in found["requests"]] == [1, 2] and found["at"] is None
@@ -577,6 +582,96 @@ def test_only_its_job_may_ask_for_a_batch(tmp_path: Path, cluster: Cluster) -> N
         assert rows(client, done.error_file_id)["r2"]["response"] is None
 
     with_bed(tmp_path, work)
+
+
+def test_jobs_find_a_gateway_that_was_just_started_and_a_folder_that_was_just_named(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    def work(one: Bed, client: openai.OpenAI) -> None:
+        def ask_job(number: int) -> int:
+            orders = json.loads(cluster.jobs[number]["script"].splitlines()[2])["batch"]
+            coming = one.ask({}, orders["path"], authorization=f"Bearer {orders['secret']}")
+            return asyncio.run_coroutine_threadsafe(coming, one.worker.loop).result(20).status
+
+        def ask_again(number: int) -> int:
+            end = time.monotonic() + 20
+            while (status := ask_job(number)) == 503 and time.monotonic() < end:
+                time.sleep(0.1)
+            return status
+
+        cluster.starts = False
+        batch_of(client, lines(2))
+        known, one.worker.stored = one.worker.stored, stored.Stored(
+            one.worker, tmp_path / "services.json", one.records_folder
+        )  # fmt: skip
+        assert ask_job(100) == 503 and ask_again(100) == 200
+        services = tmp_path / "services.json"
+        services.write_text(services.read_text().replace(f'"{tmp_path}/files"', f'"{tmp_path}/more"'))
+        one.worker.stored, fresh = known, one.worker.stored  # `fresh` has not heard of the other folder
+        batch_of(client, lines(2))
+        time.sleep(1.1)
+        one.worker.stored = fresh
+        assert ask_job(101) == 503 and ask_again(101) == 200
+
+    with_bed(tmp_path, work)
+
+
+def test_one_user_does_not_take_all_threads(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, files = threading.Event(), Shelf.files
+    monkeypatch.setattr(stored, "_CALLS_OF_USER", 2)
+
+    def slowly(self: Shelf, owner: Owner) -> list[dict[str, Any]]:
+        if owner == ALICE:
+            go_on.wait(60)
+        return files(self, owner)
+
+    monkeypatch.setattr(Shelf, "files", slowly)
+
+    def work(one: Bed, client: openai.OpenAI) -> None:
+        head = f"GET /v1/files HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {one.key}\r\n\r\n".encode()
+        try:
+            for _ in range(2):  # clients that leave do not give back what still works for them
+                with socket.create_connection(("127.0.0.1", one.port)) as connection:
+                    connection.sendall(head)
+                    time.sleep(0.3)
+            with pytest.raises(openai.RateLimitError, match="at once"):
+                client.files.list()
+            assert not client_of(one, key_of(one, "bob")).files.list().data
+        finally:
+            go_on.set()
+        end = time.monotonic() + 20
+        while one.worker.stored.calls and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not client.files.list().data
+
+    with_bed(tmp_path, work)
+
+
+def test_uploads_with_identity_tokens_count_by_their_user(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, token = identity_provider()
+
+    async def work() -> None:
+        async with bed(tmp_path, services_file=str(tmp_path / "services.json")) as one:
+            write_policy(tmp_path, one.port)
+            one.worker.keys = Keys(one.store, provider)
+            kind = "multipart/form-data; boundary=b"
+            made = await one.ask(FORM, "/v1/files", content_type=kind, authorization=f"Bearer {token()}")
+            assert (made.status, made.document["filename"]) == (200, "a")
+            assert [path.suffix for path in (tmp_path / "files/physics/alice/files").iterdir()].count(".data") == 1
+            wrong = await one.ask(FORM, "/v1/files", content_type=kind, authorization=f"Bearer {token(aud='x')}")
+            assert wrong.status == 401 and not one.worker.stored.uploads
+            for number in range(4):
+                proof = f"Bearer {token(sub=str(number))}"
+                head = one.request(b"", "/v1/files", content_type=kind, content_length="1000", authorization=proof)
+                _, writer = await asyncio.open_connection("127.0.0.1", one.port)
+                writer.write(head)
+            await _until(lambda: list(one.worker.stored.uploads.values()) == ["alice"] * 4)
+            more = await one.ask(FORM, "/v1/files", content_type=kind, authorization=f"Bearer {token(sub='x')}")
+            assert more.status == 429 and len(one.worker.stored.uploads) == 4
+
+    run(work())
 
 
 def test_a_tenant_without_tokens_gets_no_more_answers(tmp_path: Path, cluster: Cluster) -> None:

@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from joserfc import jwt
-from joserfc.jwk import RSAKey
 
-from sluice.base.oidc import Provider, Settings
 from sluice.base.tokens import TokenStore
 from sluice.core.gate import Kind as SubjectKind
 from sluice.core.gate import Limit as CoreLimit
@@ -32,6 +29,7 @@ from tests.unit.serve.gateway_bed import (
     answer_of,
     bed,
     chunk,
+    identity_provider,
     in_chunk,
     plain,
     run,
@@ -594,35 +592,11 @@ def test_no_bill_is_lost_while_the_disk_is_full(
 
 
 def test_identity_tokens_of_the_provider(tmp_path: Path) -> None:
-    key = RSAKey.generate_key(2048, {"kid": "one"})
-    settings = Settings(
-        issuer="https://sso.site.org", client_id="sluice", redirect_uri="https://site.org/login/oidc/callback"
-    )
-
-    def fetch(url: str) -> tuple[int, dict[str, Any]]:
-        if url.endswith("openid-configuration"):
-            ends = {
-                name: f"https://sso.site.org/{name}"
-                for name in ("authorization_endpoint", "token_endpoint", "jwks_uri")
-            }
-            return 200, {"issuer": settings.issuer, **ends}
-        return 200, {"keys": [key.as_dict(private=False)]}
-
-    def token(**claims: Any) -> str:
-        now = time.time()
-        said = {
-            "iss": settings.issuer,
-            "aud": "sluice",
-            "sub": "1",
-            "iat": now,
-            "exp": now + 60,
-            "preferred_username": "alice",
-        }
-        return jwt.encode({"alg": "RS256", "kid": "one"}, {**said, **claims}, key)
+    provider, token = identity_provider()
 
     async def work() -> None:
         async with bed(tmp_path, plain) as one:
-            one.worker.keys = Keys(one.store, Provider(settings, fetch))
+            one.worker.keys = Keys(one.store, provider)
             for _ in range(2):
                 assert (await one.ask(ASK, authorization=f"Bearer {token()}")).status == 200
             assert {(record.user, record.key[:5]) for record in one.records()} == {("alice", "oidc-")}
