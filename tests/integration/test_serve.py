@@ -149,6 +149,12 @@ def test_batches_are_jobs_of_their_callers(site: ServeSite, client: openai.OpenA
     for word in ("JobName=sluice-batch.slow", "UserId=alice(", "Account=physics", "Requeue=1", "Nice=10000", whole):
         assert word in shown
     number = str(some(requeued).model_extra["sluice"]["job"])
+    for user, reads in (("alice", True), ("mallory", False)):
+        script = ["scontrol", "write", "batch_script", number, "-"]
+        seen = site.cluster.run(script, user=user, node="ctl1", cwd="/", check=False)
+        assert ("Invalid user id" in seen.stderr, '"secret":"' in seen.stdout) == (not reads, reads), seen
+    for words in (["scontrol", "show", "job", "-dd", number], ["squeue", "-O", "ALL:9999", "-j", number]):
+        assert "sluice-batch.slow" in (seen := site.cluster.run(words)).stdout and "secret" not in seen.stdout
     site.cluster.run(["scontrol", "requeue", number])
     site.until(lambda: site.cluster.run(["squeue", "-h", "-j", number, "-o", "%T"]).stdout.strip(), "PENDING".__eq__)
     site.cluster.run(["scontrol", "update", f"JobId={number}", "StartTime=now"])
