@@ -117,8 +117,16 @@ def client(site: ServeSite) -> openai.OpenAI:
     ).stdout.strip()
     cluster.run(["chmod", "644", "/etc/sluice/tokens.json"], node="ctl1", cwd="/")
     cluster.start_program("web", ["sluice", "web", "--port", str(port), "-v"], node="ctl1", user="sluice-web")
-    site.until(lambda: site.rows("services").get("slow"))
-    return openai.OpenAI(base_url=f"{gateway}/v1", api_key=key)
+    made = openai.OpenAI(base_url=f"{gateway}/v1", api_key=key)
+
+    def known() -> bool:
+        try:
+            return "slow" in {one.id for one in made.models.list()}
+        except openai.AuthenticationError:  # gateways look several times a second
+            return False
+
+    site.until(known)
+    return made
 
 
 def test_batches_are_jobs_of_their_callers(site: ServeSite, client: openai.OpenAI) -> None:
@@ -153,7 +161,7 @@ def test_batches_are_jobs_of_their_callers(site: ServeSite, client: openai.OpenA
         script = ["scontrol", "write", "batch_script", number, "-"]
         seen = site.cluster.run(script, user=user, node="ctl1", cwd="/", check=False)
         assert ("Invalid user id" in seen.stderr, '"secret":"' in seen.stdout) == (not reads, reads), seen
-    for words in (["scontrol", "show", "job", "-dd", number], ["squeue", "-O", "ALL:9999", "-j", number]):
+    for words in (["scontrol", "show", "job", "-dd", number], ["squeue", "-o", "%all", "-j", number]):
         assert "sluice-batch.slow" in (seen := site.cluster.run(words)).stdout and "secret" not in seen.stdout
     site.cluster.run(["scontrol", "requeue", number])
     site.until(lambda: site.cluster.run(["squeue", "-h", "-j", number, "-o", "%T"]).stdout.strip(), "PENDING".__eq__)

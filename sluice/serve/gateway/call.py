@@ -218,10 +218,7 @@ class Call(Handler):
         if route is None or route.ability is None:
             raise RefusalError(404, "path: answers no call", remedy="see docs/serve-gateway.md")
         directory = worker.directory
-        if not directory.complete:
-            raise RefusalError(
-                503, "this gateway has not heard of its services yet", remedy="try again", retry_after=1.0
-            )
+        directory.check_complete()
         self.tenant = tenant = directory.tenant(caller.user, request.headers.get(b"sluice-tenant"))
         self.asked = asked = body.read(route.ability, request.body())
         self.service = service = directory.service(asked.model, tenant)

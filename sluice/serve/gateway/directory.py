@@ -59,6 +59,13 @@ class Directory:
             self.accounts = {one.user: one.tenants for one in rows_}
         self.complete = True
 
+    def check_complete(self) -> None:
+        """Raises RefusalError where the parent has said nothing yet."""
+        if not self.complete:
+            raise RefusalError(
+                503, "this gateway has not heard of its services yet", remedy="try again", retry_after=1.0
+            )
+
     def limit(self, kind: str, name: str) -> LimitRow | None:
         """What applies to one key, user, tenant or service."""
         return self.limits.get((kind, name)) or self.limits.get((kind, _ANY))

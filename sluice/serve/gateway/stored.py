@@ -191,6 +191,7 @@ class Stored:
 
     def owner(self, request: Request, caller: Caller) -> Owner:
         """Whose files a request is about. Raises RefusalError."""
+        self.worker.directory.check_complete()
         return Owner(self.worker.directory.tenant(caller.user, request.headers.get(b"sluice-tenant")), caller.user)
 
     def policy(self) -> tuple[ServicesPolicy, BatchPolicy]:

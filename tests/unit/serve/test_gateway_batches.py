@@ -701,6 +701,17 @@ def test_without_a_folder_in_the_policy_there_are_none(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_gateway_that_has_heard_of_nobody_says_so(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, publish=False, services_file=str(tmp_path / "services.json")) as one:
+            write_policy(tmp_path, one.port)
+            for ask in (client_of(one).files.list, client_of(one).batches.list):
+                with pytest.raises(openai.InternalServerError, match="not heard of its services"):
+                    await asyncio.to_thread(ask)
+
+    run(work())
+
+
 # ---- on disk ----
 
 ALICE = Owner("physics", "alice")
