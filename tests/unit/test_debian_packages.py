@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,10 @@ def test_each_unit_is_in_one_package_under_its_prefix() -> None:
     units = [path for path in UNITS.iterdir() if path.is_file()]
     listed = Counter(source for source, folder in installed() if folder == "usr/lib/systemd/system")
     assert listed == {f"etc/systemd/{path.name}": 1 for path in units} and len(units) >= 11
+    spec = re.findall(r"^%\{_unitdir\}/(\S+)", (ROOT / "packaging/sluice.spec").read_text(), re.MULTILINE)
+    assert Counter(path.name for path in units for one in spec if fnmatch(path.name, one)) == {
+        path.name: 1 for path in units
+    }
     tree = re.findall(r"^TREE := debian/sluice(/\S+)$", (DEBIAN / "rules").read_text(), re.MULTILINE)
     for path in (*units, *UNITS.glob("*.d/*")):
         for program in re.findall(r"^ExecStart(?:Pre)?=[-+]*(\S+/bin/sluice)\b", path.read_text(), re.MULTILINE):
