@@ -255,10 +255,16 @@ class Leases:
         self._gate.parts_until(self.until)
         for one in answer.rows:
             self._give(one, now)
-        for key in [
-            key for key, one in self._mine.items() if one.last and one.last == answer.number and one.need is None
-        ]:
+        for key in [key for key, one in self._mine.items() if one.last == answer.number]:
+            self._forget(key)
+
+    def _forget(self, key: tuple[SubjectKind, str]) -> None:
+        """The authority does, as it was told: what is needed by now begins there without anything."""
+        mine = self._mine[key]
+        if mine.need is None:
             del self._mine[key]
+        else:
+            mine.balance, mine.over, mine.last = [0, 0], 0, 0
 
     def _give(self, grant: LeaseGrant, now: int) -> None:
         key = grant.kind, grant.name

@@ -370,3 +370,27 @@ def test_limits_that_change_and_gateways_that_leave() -> None:
     first.alive = False
     world.run(0.2, lambda: world.admit(second, 1, 1, 600 * S))
     assert len(second.open) == 8
+
+
+def test_a_need_that_comes_while_its_subject_is_given_up_is_no_debt() -> None:
+    """The authority forgets the subject; a gateway that went on with its sums would owe all that it ever used."""
+    world = World(8, Limit(600), 1)
+    [host] = world.hosts
+    world.run(10, lambda: world.admit(host, 1, 1, S // 10))
+    used = world.admitted
+    world.events.clear()
+    host.waiting = False
+    last = host.leases.report(host.clock())
+    while not any(row.last for row in last.rows):
+        answer = world.book.answer(last, world.now)
+        assert answer is not None
+        host.leases.take(answer, host.clock())
+        world.now += S // 2
+        host.end_those_due()
+        last = host.leases.report(host.clock())
+    answer = world.book.answer(last, world.now)
+    assert answer is not None
+    assert not host.request(1, 1, S)  # while the answer is on its way
+    host.leases.take(answer, host.clock())
+    world.run(2, lambda: world.admit(host, 1, 1, S))
+    assert world.admitted >= used + 10
