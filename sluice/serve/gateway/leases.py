@@ -104,7 +104,7 @@ class Leases:
         self.until = 0
         """Of the lease."""
         self.retry: dict[tuple[SubjectKind, str], int] = {}
-        """Of what the latest answers did not give: when there is enough."""
+        """Of what the latest answer did not give: after how long there is enough."""
         self._holder = name()
         self._number = self._answered = 0
         self._sent_at = 0
@@ -168,6 +168,7 @@ class Leases:
             key = self._rest.pop()
             if key in self._mine and key not in keys:
                 keys.append(key)
+        self.retry.clear()
         self._number += 1
         self._sent_at = now
         rows = tuple(self._row(key, self._mine[key], now) for key in keys if key in self._mine)
@@ -275,7 +276,6 @@ class Leases:
         for i in (0, 1):
             mine.balance[i] += grant.give[i]
             mine.before[i] += grant.give[i]
-        self.retry.pop(key, None)
         if grant.retry_us:
             self.retry[key] = grant.retry_us
 

@@ -394,3 +394,24 @@ def test_a_need_that_comes_while_its_subject_is_given_up_is_no_debt() -> None:
     host.leases.take(answer, host.clock())
     world.run(2, lambda: world.admit(host, 1, 1, S))
     assert world.admitted >= used + 10
+
+
+def test_what_an_earlier_answer_refused_is_not_said_again() -> None:
+    world = World(9, Limit(60), 1)
+    [host] = world.hosts
+    world.run(1, lambda: None)
+
+    def exchange(name: str, requests: int) -> None:
+        host.leases.need([Need("tenant", name, requests, 1, 1)], host.clock())
+        answer = world.book.answer(host.leases.report(host.clock()), world.now)
+        assert answer is not None
+        host.leases.take(answer, host.clock())
+
+    world.book.set_limits({_TENANT: world.limit, ("tenant", "u"): Limit(60)})
+    exchange("t", 60)
+    while host.request(1, 1, S):
+        pass
+    exchange("t", 1)
+    assert set(host.leases.retry) == {_TENANT}
+    exchange("u", 1)
+    assert not host.leases.retry
