@@ -106,6 +106,11 @@ class Book:
     def set_limits(self, limits: Mapping[Subject, Limit]) -> None:
         """By kind and name; name "*": each one that has none of its own."""
         self._limits = limits
+        for subject, shared in self._subjects.items():
+            if self._limit(subject) is None:  # gateways name it no more, so what they had is free if it is back
+                shared.sums = [0, 0, 0, 0]
+                for hold in shared.holds.values():
+                    hold.have = [0, 0, 0, 0]
 
     def answer(self, report: LeaseReport, now: int) -> LeaseAnswer | None:
         """What a gateway gets; None: a report that came too late, or there is no room for another gateway."""

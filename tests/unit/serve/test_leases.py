@@ -415,3 +415,19 @@ def test_what_an_earlier_answer_refused_is_not_said_again() -> None:
     assert set(host.leases.retry) == {_TENANT}
     exchange("u", 1)
     assert not host.leases.retry
+
+
+def test_what_gateways_had_of_a_limit_is_void_when_it_is_removed() -> None:
+    world = World(10, Limit(600, None, 4), 2)
+    first, second = world.hosts
+    world.run(2, lambda: world.admit(first, 1, 1, S // 10))
+    limit, world.limit = world.limit, None  # type: ignore[assignment]
+    world.book.set_limits({})
+    for host in world.hosts:
+        host.leases.changed()
+    first.end_those_due()
+    world.limit = limit
+    world.book.set_limits({_TENANT: limit})
+    second.gate.share(Kind.TENANT, subject(*_TENANT), limit_of(limit))
+    world.run(1, lambda: world.admit(second, 1, 1, 600 * S))
+    assert len(second.open) == 4
