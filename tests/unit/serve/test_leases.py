@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import mmap
 import os
 import random
@@ -329,28 +330,28 @@ def test_a_new_authority_gives_nothing_away_twice(tmp_path: Path) -> None:
     first = start()
     with pytest.raises(SluiceError, match="no controller leads"):
         ask(first, 10.0, 1)
-    first.lead(True, 10.0, alone=True)
+    first.lead(math.inf, 10.0, alone=True)
     assert ask(first, 10.0, 1).rows[0].give[0] == 10
     first.end(11.0)
 
     second = start()  # it ended well: what is left is known, and its leases are over after a while
-    second.lead(True, 12.0, alone=True)
+    second.lead(math.inf, 12.0, alone=True)
     assert not ask(second, 12.0, 1).granted
     later = ask(second, 12.0 + HOLD_US / 1e6, 2)
     assert later.granted and later.rows[0].give[0] == 10
 
     third = start()  # the second one was killed: all may have been given away
-    third.lead(True, 20.0, alone=True)
+    third.lead(math.inf, 20.0, alone=True)
     ready = 20.0 + HOLD_US / 1e6
     assert ask(third, ready, 1).rows[0].retry_us == S
     assert ask(third, ready + 10.01, 2).rows[0].give[0] == 10
 
     other = start()  # another controller leads, and may not know yet that this one does
-    other.lead(True, 40.0, alone=False)
+    other.lead(math.inf, 40.0, alone=False)
     assert not ask(other, 40.0 + FRESH_S, 1).granted
     ready = 40.0 + FRESH_S + HOLD_US / 1e6
     assert ask(other, ready, 2).granted
-    other.lead(False, ready, alone=False)
+    other.lead(0.0, ready, alone=False)
     with pytest.raises(SluiceError, match="no controller leads"):
         ask(other, ready, 3)
 
@@ -431,3 +432,15 @@ def test_what_gateways_had_of_a_limit_is_void_when_it_is_removed() -> None:
     second.gate.share(Kind.TENANT, subject(*_TENANT), limit_of(limit))
     world.run(1, lambda: world.admit(second, 1, 1, 600 * S))
     assert len(second.open) == 4
+
+
+def test_an_authority_whose_daemon_hangs_gives_nothing_after_what_it_saw_last(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "leases.json")
+    authority.set_policy({_TENANT: Limit(600)}, "share")
+    authority.lead(16.0, 10.0, alone=True)
+    assert ask(authority, 15.9, 1).granted
+    with pytest.raises(SluiceError, match="no controller leads"):
+        ask(authority, 16.0, 2)
+    # another one may have led since: what this one gave away is not all
+    authority.lead(36.0, 30.0, alone=False)
+    assert not ask(authority, 30.0, 3).granted
