@@ -11,7 +11,7 @@ import logging
 import pwd
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, Protocol
@@ -225,14 +225,15 @@ class Keeper:
             do: Literal["drain", "go on"] = "drain" if one.told else "go on"
             return Orders(do, *peers_of(beat, self._heard_of(one, now)))
 
-    def _heard_of(self, one: _Known, now: float) -> list[Heartbeat]:
-        """What the replicas of its service and user say, those first that staged first."""
+    def _heard_of(self, one: _Known, now: float) -> Iterator[Heartbeat]:
+        """What the replicas of its service and user say, those first that staged first. Nothing is done until the
+        first is wanted: most heartbeats are of replicas that stage nothing."""
         same = [
             other for other in self._known.values()
             if (other.service, other.user) == (one.service, one.user) and now - other.heard_at < LOST_S
         ]  # fmt: skip
         same.sort(key=lambda other: (other.staging, other.launch))
-        return [other.heard for other in same if other.heard is not None]
+        yield from (other.heard for other in same if other.heard is not None)
 
     def expected(self, launch: str) -> Expected | None:
         """Whether heartbeats of a launch are taken."""
@@ -390,7 +391,8 @@ class Keeper:
         for one in list(self._known.values()):
             found = view.jobs.get(one.launch)
             if found is not None and found.service == one.service and found.user == one.user:
-                one.requeued |= one.seen is not None and one.seen.state == "RUNNING" and found.state == "PENDING"
+                ran = one.seen is not None and one.seen.state in ("RUNNING", "COMPLETING")
+                one.requeued |= ran and found.state == "PENDING"
                 one.seen, one.job, one.lent, one.answered = found, found.id, found.lent, one.answered or now
                 self._touched.add(one.launch)
             over = found.over if found is not None else self._is_absent(one, view)
