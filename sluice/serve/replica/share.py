@@ -55,6 +55,7 @@ class Share:
         self._context, self._key, self._rate, self._changed = context, peer_key(secret).encode(), rate, changed
         self._pieces: Pieces | None = None
         self._socket: socket.socket | None = None
+        self._over = threading.Event()
         self._lock = threading.Lock()
         self._connections: set[ssl.SSLSocket] = set()
         self._free_at = 0.0  # when the next piece may be given
@@ -91,6 +92,7 @@ class Share:
 
     def end(self) -> None:
         """Give and take no more."""
+        self._over.set()
         self.weights = self._pieces = None
         with self._lock:
             sockets = [*self._connections, *([self._socket] if self._socket is not None else [])]
@@ -140,9 +142,11 @@ class Share:
         while True:
             try:
                 accepted, _ = listening.accept()
-            except OSError:
-                listening.close()
-                return
+            except OSError:  # it is over; or there is no descriptor left, for a while
+                if self._over.wait(_LOOK_S):
+                    listening.close()
+                    return
+                continue
             try:
                 peer = self._context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
             except OSError:  # gone again

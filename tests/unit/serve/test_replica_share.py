@@ -258,6 +258,29 @@ def test_silent_strangers_are_few_and_short(site: Site, spec: ReplicaSpec, monke
         one.close()
 
 
+def test_it_gives_on_after_there_was_no_descriptor_left(
+    site: Site, spec: ReplicaSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, pieces = giver_of(site, spec)
+    real, failures = socket.socket.accept, [OSError(24, "Too many open files")]
+
+    def accept(one: socket.socket) -> Any:
+        accepted = real(one)
+        if failures:
+            accepted[0].close()
+            raise failures.pop()
+        return accepted
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    listening = site.nodes[0].share._socket
+    assert listening is not None
+    assert not works(lambda: Link(peer, pieces)) or not works(lambda: Link(peer, pieces))
+    assert not failures
+    until(lambda: works(lambda: Link(peer, pieces)))
+    site.nodes[0].die()
+    until(lambda: listening.fileno() == -1)
+
+
 def works(make: Callable[[], Any]) -> bool:
     try:
         make()
