@@ -53,6 +53,8 @@ LEASE_S = 3.0
 """For so long a gateway has its parts of limits after it has asked; the authority waits a little longer."""
 MOST_LEASE_ROWS = 200
 """In one report."""
+MOST_CLAIMS = 200
+"""In one report, and as many that have ended."""
 SubjectKind = Literal["key", "user", "tenant", "service"]
 WithoutAuthority = Literal["share", "refuse"]
 """What a gateway does with limits while no authority answers: it goes on with its share of each, or it refuses."""
@@ -327,6 +329,12 @@ class LeaseReport:
     """The latest one whose answer it got. Only an answer to its latest report counts for it."""
     rows: tuple[LeaseRow, ...] = ()
     leaves: bool = False
+    gateway: str = ""
+    """Its name as long as it runs, by which it has claims."""
+    claims: tuple[str, ...] = ()
+    """Names of requests that it would answer, so that no other gateway does."""
+    ended: tuple[tuple[str, bool], ...] = ()
+    """Those that it answers no more, and whether they have a bill."""
     version: int = VERSION
 
 
@@ -356,6 +364,10 @@ class LeaseAnswer:
     """How many there are, and which of them this one is, from 0: its part of all limits where nobody answers."""
     without: WithoutAuthority
     rows: tuple[LeaseGrant, ...] = ()
+    held: tuple[str, ...] = ()
+    """Of what it claims, what another gateway answers now."""
+    billed: tuple[str, ...] = ()
+    """And what has a bill: nobody holds it."""
     version: int = VERSION
 
 

@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 from sluice.base.errors import SluiceError
 
 _PATHS: Final = ("/v1/chat/completions", "/v1/completions")
-_AGAIN: Final = frozenset((408, 429, 500, 502, 503, 504))
+_AGAIN: Final = frozenset((408, 409, 429, 500, 502, 503, 504))
 _MOST_WAIT_S: Final = 30.0
 _LEAST_WAIT_S: Final = 0.05
 

@@ -15,6 +15,7 @@ from sluice.exchange.requests import Outcome, RequestRecord
 from sluice.exchange.serving import NO_LIMIT, Priority, ReplicaRow, ServiceRow
 from sluice.serve.gateway import body, bounds, continuation, heads
 from sluice.serve.gateway.body import Asked
+from sluice.serve.gateway.claims import Names, Verdict
 from sluice.serve.gateway.client import Client, Handler, Request
 from sluice.serve.gateway.continuation import Plan, Rewriter, Story
 from sluice.serve.gateway.directory import Directory
@@ -75,6 +76,7 @@ class Worker(Protocol):
     metrics: Figures
     delays: Delays
     parts: Parts
+    names: Names
     repeated: Repeated
 
     def subject(self, kind: SubjectKind, name: str) -> int:
@@ -118,6 +120,7 @@ class Call(Handler):
         "_ask_later",
         "_before",
         "_begun",
+        "_claim",
         "_count",
         "_done",
         "_events",
@@ -183,6 +186,7 @@ class Call(Handler):
         self.wanted_ids = False
         self.named = self.billed = False
         """Whether the client has a name for it, and whether what was sent by that name before has a bill."""
+        self._claim = ""  # its name, where nobody else may answer by it
         self._before = 0  # tokens of a stream that the client has already
         self._rest = ""  # what a bill for the rest of it is remembered by
         self._pool: Pool | None = None
@@ -249,7 +253,32 @@ class Call(Handler):
             )  # fmt: skip
         worker.check_budget(tenant)
         worker.check_records()
-        self._enter(None)
+        if self.named and not self.billed:
+            worker.names.claim(self, self.record_id)
+        else:
+            self._enter(None)
+
+    def claimed(self, verdict: Verdict) -> None:
+        """Whether it may go on by its name."""
+        if verdict == "held":
+            self.refuse(
+                RefusalError(
+                    409, "idempotency-key: a request with it is being answered", remedy="try again when it has ended",
+                    code="request_in_progress", retry_after=1.0,
+                )
+            )  # fmt: skip
+            return
+        if verdict == "billed":
+            self.worker.repeated.bill(self.record_id)
+            self.record_id, self.billed = self.request.id, True
+        else:
+            self._claim = self.record_id
+        self.enter_again(None)
+
+    def _end_claim(self, *, billed: bool) -> None:
+        claim, self._claim = self._claim, ""
+        if claim:
+            self.worker.names.end(claim, billed=billed)
 
     def _enter(self, waiting: Waiting | None) -> None:
         """Reserve, and wait for a turn; later, where more of a limit has to be asked for. Raises RefusalError."""
@@ -264,8 +293,8 @@ class Call(Handler):
         if self.replica is None and not self.over:
             self._wait()
 
-    def enter_again(self, waiting: Waiting) -> None:
-        """More was asked for."""
+    def enter_again(self, waiting: Waiting | None) -> None:
+        """More was asked for, or its name is its own."""
         if self.over:
             return
         try:
@@ -772,6 +801,7 @@ class Call(Handler):
     def refuse(self, refusal: RefusalError) -> None:
         """It gets no ticket."""
         self.over = True
+        self._end_claim(billed=False)
         self.worker.refuse(self.client, self.request, refusal, self)
 
     def _fail(self, refusal: RefusalError, outcome: Outcome) -> None:
@@ -791,8 +821,9 @@ class Call(Handler):
         """The replica's work ends with the connection to it."""
         if self.over:
             return
-        if not self.ticket:  # it waits for a part of a limit, and has used nothing
+        if not self.ticket:  # it waits for its name or a part of a limit, and has used nothing
             self.over = True
+            self._end_claim(billed=False)
             return
         self.worker.metrics.add("cancelled", cast(ServiceRow, self.service).name)
         self._settle("cancelled", 499)
@@ -847,7 +878,9 @@ class Call(Handler):
             (self._granted or now) - self.admitted, None if self._first is None else self._first - begun, now - begun,
             cast(heads.Route, self.request.route).path, self.resumed,
         )  # fmt: skip
-        worker.write(record, request_id=self.request.id, repeated=self.named and prompt + completion > 0)
+        repeated = self.named and prompt + completion > 0
+        worker.write(record, request_id=self.request.id, repeated=repeated)
+        self._end_claim(billed=repeated)
         worker.turn_soon()
 
     def _of_the_rest(self, prompt: int, completion: int, cached: int) -> tuple[int, int, int]:

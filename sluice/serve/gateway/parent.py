@@ -46,6 +46,7 @@ from sluice.exchange.serving import (
 )
 from sluice.exchange.snapshot import MOST_ANSWER, parse_answer, render_request
 from sluice.serve.gateway import repeated
+from sluice.serve.gateway.claims import Claims
 from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.figures import Key, render
 from sluice.serve.gateway.leases import Leases, Need, State
@@ -196,6 +197,7 @@ class Leasing:
         self._waiting: list[tuple[Child, int]] = []  # who is to hear of the next answer, and of which request
         self._soon = asyncio.Event()
         self._problem = ""
+        self.claims = Claims(secrets.token_hex(8), self._soon.set)
 
     def need(self, child: Child, message: dict[str, Any]) -> None:
         """Requests of a worker wait for more."""
@@ -217,7 +219,7 @@ class Leasing:
         if self.leases.state is State.SHARE and self._waiting:
             waiting, self._waiting = self._waiting, []
             self._tell(waiting, known=True)
-        if self.leases.due(now_us()):
+        if self.leases.due(now_us()) or self.claims.due:
             await self._exchange()
             await asyncio.sleep(_LEASE_LEAST_S)
             return
@@ -227,14 +229,18 @@ class Leasing:
 
     async def _exchange(self) -> None:
         waiting, self._waiting = self._waiting, []
+        report = self.claims.of_report(self.leases.report(now_us()))
+        answer = None
         try:
-            self.leases.take(await self._ask(self.leases.report(now_us())), now_us())
+            answer = await self._ask(report)
+            self.leases.take(answer, now_us())
             problem = ""
         except SluiceError as error:
             problem = one_line(str(error), limit=300)
         if problem != self._problem:
             self._problem = problem
             log.warning("limits: %s", problem or "are leased again")
+        self.claims.take(report, answer)
         self._tell(waiting, known=not problem and self.leases.state is not State.NONE)
         if problem:
             await asyncio.sleep(_LEASE_STEP_S)
@@ -247,7 +253,7 @@ class Leasing:
     async def leave(self) -> None:
         """What this gateway has is free."""
         with suppress(SluiceError):
-            await self._ask(self.leases.leave())
+            await self._ask(self.claims.of_report(self.leases.leave()))
 
 
 class Parent:
@@ -403,6 +409,10 @@ class Parent:
                 self._follow.ask_soon()
         if "need" in message:
             self.leasing.need(child, message)
+        if "claim" in message:
+            self.leasing.claims.claim(child, message["claim"], message["name"])
+        if "ended" in message:
+            self.leasing.claims.end(child, message["ended"], billed=message["billed"])
         if "metrics" in message:
             child.tell({"metrics": message["metrics"], "text": self._figures()})
 
@@ -414,6 +424,7 @@ class Parent:
         self._dead.update(child.counts)
         child.close()
         self._bill(child.process.pid)
+        self.leasing.claims.gone(child, self._table.billed)
         child.listening.set()
         if child.retired or self._stopping:
             return

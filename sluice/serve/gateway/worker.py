@@ -40,6 +40,7 @@ from sluice.exchange.requests import RequestLog, RequestRecord, render
 from sluice.exchange.serving import Demand, State
 from sluice.serve.gateway import bounds
 from sluice.serve.gateway.call import Call
+from sluice.serve.gateway.claims import Names
 from sluice.serve.gateway.client import Client, Request
 from sluice.serve.gateway.directory import Directory, subject
 from sluice.serve.gateway.figures import Delays, Figures
@@ -114,6 +115,7 @@ class Worker:
         self.waiting: dict[int, Call] = {}
         """Those of them that wait for their turn."""
         self.parts = Parts(self)
+        self.names = Names(self)
         self.metrics = Figures()
         self.delays = Delays()
         self.held = 0
@@ -448,6 +450,8 @@ class Worker:
                 client.answer(200, "text/plain; version=0.0.4; charset=utf-8", message["text"].encode())
         if "parts" in message:
             self.parts.told(message)
+        if "claim" in message:
+            self.names.told(message)
         if message.get("do") == "drain":
             self.replaced = message.get("replaced") is True
             self.drain()

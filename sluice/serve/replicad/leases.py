@@ -32,6 +32,7 @@ from sluice.exchange.serving import (
     SubjectKind,
     WithoutAuthority,
 )
+from sluice.serve.replicad.claims import Claims
 
 UNIT: Final = 60_000_000
 """A bucket is counted in so many parts of a request or token, so that a rate a minute is one a microsecond."""
@@ -102,6 +103,7 @@ class Book:
         self._subjects: dict[Subject, _Shared] = {}
         self._holders: dict[str, _Holder] = {}
         self._tidied = grants_from
+        self._claims = Claims()
 
     def set_limits(self, limits: Mapping[Subject, Limit]) -> None:
         """By kind and name; name "*": each one that has none of its own."""
@@ -117,6 +119,7 @@ class Book:
         self._expire(now)
         holder = self._holders.get(report.holder)
         if report.leaves:
+            self._claims.take(report, now)
             if holder is not None:
                 self._drop(report.holder, now)
             return LeaseAnswer(self.epoch, report.number, False, len(self._holders), 0, self.without)
@@ -130,10 +133,11 @@ class Book:
         self._forget(report, holder)
         granted = now >= self._from
         given = [self._row(row, report, holder, now, granted) for row in report.rows]
+        held, billed = self._claims.take(report, now)
         names = sorted(self._holders)
         return LeaseAnswer(
             self.epoch, report.number, granted, len(names), names.index(report.holder), self.without,
-            tuple(one for one in given if one is not None),
+            tuple(one for one in given if one is not None), held, billed,
         )  # fmt: skip
 
     def left(self, now: int) -> dict[Subject, list[int]]:

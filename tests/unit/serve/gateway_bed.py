@@ -375,6 +375,8 @@ async def bed(
             for kind, name, *_ in message["needs"]:
                 one.give_all(kind, name)
             loop.call_soon(worker.told, {"parts": message["need"], "known": True, "retry": []})
+        if "claim" in message:
+            loop.call_soon(worker.told, {"claim": message["claim"], "verdict": "free"})
 
     worker.tell = tell
     worker.server = await loop.create_server(lambda: Client(worker), "127.0.0.1", 0)

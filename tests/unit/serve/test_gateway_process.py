@@ -65,6 +65,10 @@ serve(Options("127.0.0.1", int(sys.argv[2]), int(sys.argv[3]), folder / "replica
 """
 
 
+_BOOK = threading.Lock()
+"""Two gateways may have one book."""
+
+
 @dataclass
 class Replicad:
     """What the gateway asks, from a snapshot."""
@@ -78,8 +82,9 @@ class Replicad:
         self.demand += asked.get("demand", ())
         if asked["do"] == "lease":
             limit = self.snapshot.get("limits", "tenant/physics")
-            self.book.set_limits({} if limit is None else {("tenant", "physics"): row(LimitRow, limit).limit})
-            answer = self.book.answer(row(LeaseReport, asked["report"]), time.monotonic_ns() // 1000)
+            with _BOOK:
+                self.book.set_limits({} if limit is None else {("tenant", "physics"): row(LimitRow, limit).limit})
+                answer = self.book.answer(row(LeaseReport, asked["report"]), time.monotonic_ns() // 1000)
             return render_answer({"lease": asdict(answer)} if answer else {"error": "late"})
         if asked["do"] == "changes":
             return self.snapshot.after(asked["epoch"], asked["last"])
@@ -415,10 +420,10 @@ def test_a_gateway_that_is_killed_breaks_no_resuming_stream_and_bills_it_once(tm
         first.mkdir()
         second.mkdir()
         async with gateway(second) as (other, keeper), gateway(first, killed=True) as (one, keeper_):
+            keeper_.book = keeper.book
             put(keeper, replica)
             put(keeper_, replica)
-            (second / "tokens.json").write_bytes((first / "tokens.json").read_bytes())
-            await sure_key(other, one.key)
+            await share_key(other, one)
             urls = [f"http://127.0.0.1:{one.port}", f"http://127.0.0.1:{other.port}"]
 
             async def stream() -> str:
@@ -436,10 +441,48 @@ def test_a_gateway_that_is_killed_breaks_no_resuming_stream_and_bills_it_once(tm
             assert len({record.id for record in records}) == 6
             assert {(r.outcome, r.prompt_tokens, r.completion_tokens) for r in records} == {("ok", 5, 60)}
 
-    async def sure_key(one: Gateway, key: str) -> None:
-        one.key = key
-        async with asyncio.timeout(10):
-            while (await one.get("/v1/models", f"authorization: Bearer {key}")).status != 200:
-                await asyncio.sleep(0.1)
+    run(work())
+
+
+def test_one_request_to_several_gateways_at_once_is_answered_and_billed_once(tmp_path: Path) -> None:
+    """The others wait for its end, and have the next ones of that name billed by themselves."""
+    go_on = asyncio.Event()
+
+    async def waits(heard: Heard) -> None:
+        await go_on.wait()
+        await plain(heard)
+
+    async def work() -> None:
+        replica = await a_replica(tmp_path, waits)
+        first, second = tmp_path / "first", tmp_path / "second"
+        first.mkdir()
+        second.mkdir()
+        async with gateway(second) as (other, keeper), gateway(first) as (one, keeper_):
+            keeper_.book = keeper.book
+            put(keeper, replica)
+            put(keeper_, replica)
+            await share_key(other, one)
+            named = "idempotency-key: k"
+            asked = [asyncio.create_task(at.ask(ASK, named)) for at in (one, other, one, other)]
+            await until(lambda: sum(task.done() for task in asked) == 3, 30)
+            refused = [task.result() for task in asked if task.done()]
+            assert [answer.status for answer in refused] == [409] * 3
+            assert {answer.document["error"]["code"] for answer in refused} == {"request_in_progress"}
+            go_on.set()
+            answers = await asyncio.gather(*asked)
+            assert sorted(answer.status for answer in answers) == [200, 409, 409, 409]
+            assert len(replica.heard) == 1
+            assert [(await at.ask(ASK, named)).status for at in (one, other)] == [200, 200]
+            records = [*one.records(), *other.records()]
+            assert len(replica.heard) == len(records) == len({record.id for record in records}) == 3
 
     run(work())
+
+
+async def share_key(one: Gateway, other: Gateway) -> None:
+    """Both take the other one's key."""
+    (one.folder / "tokens.json").write_bytes((other.folder / "tokens.json").read_bytes())
+    one.key = other.key
+    async with asyncio.timeout(10):
+        while (await one.get("/v1/models", f"authorization: Bearer {one.key}")).status != 200:
+            await asyncio.sleep(0.1)

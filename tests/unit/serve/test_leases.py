@@ -18,8 +18,10 @@ import pytest
 from sluice.base.errors import SluiceError
 from sluice.core.gate import Gate, Kind, Refused, Shape
 from sluice.exchange.serving import LEASE_S, LeaseAnswer, LeaseReport, LeaseRow, Limit, SubjectKind, parse, render
+from sluice.serve.gateway.claims import Claims
 from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.leases import Leases, Need, State, limit_of
+from sluice.serve.replicad.claims import CLAIM_US
 from sluice.serve.replicad.leases import FRESH_S, HOLD_US, UNIT, Authority, Book
 
 S = 1_000_000
@@ -444,3 +446,57 @@ def test_an_authority_whose_daemon_hangs_gives_nothing_after_what_it_saw_last(tm
     # another one may have led since: what this one gave away is not all
     authority.lead(36.0, 30.0, alone=False)
     assert not ask(authority, 30.0, 3).granted
+
+
+def test_a_name_is_one_gateways_until_it_is_dead_and_a_bill_is_known_to_all() -> None:
+    book = Book("e", 0, {})
+    numbers = itertools.count(1)
+
+    def report(gateway: str, now: int, **said: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        answer = book.answer(LeaseReport(gateway, next(numbers), 0, gateway=gateway, **said), now)
+        assert answer is not None
+        return answer.held, answer.billed
+
+    assert report("a", 0, claims=("x", "y")) == ((), ())
+    assert report("b", S // 2, claims=("x", "z")) == (("x",), ())
+    assert report("a", S, claims=("x",)) == ((), ())  # said again
+    assert report("b", 2 * S, claims=("x",)) == (("x",), ())
+    assert report("b", S + CLAIM_US + 1, claims=("x",)) == ((), ())  # the other one is not heard
+    assert report("a", 3 * S, claims=("x",), ended=(("x", False),)) == (("x",), ())
+    assert report("b", 3 * S, ended=(("x", True), ("z", False))) == ((), ())
+    assert report("a", 3 * S, claims=("x", "z")) == ((), ("x",))
+    assert report("a", 3 * S, ended=(("y", True),), leaves=True) == ((), ())
+    assert report("b", 3 * S, claims=("z", "y")) == ((), ("y",))
+
+
+def test_names_that_nobody_answers_for_are_free_and_are_claimed_when_somebody_does() -> None:
+    told: list[dict[str, Any]] = []
+
+    class Child:
+        def tell(self, message: dict[str, Any]) -> None:
+            told.append(message)
+
+    child, other, sent = Child(), Child(), []
+    claims = Claims("g", lambda: sent.append(1))
+    claims.claim(child, 1, "x")
+    claims.claim(other, 2, "x")
+    assert told == [{"claim": 2, "verdict": "held"}] and claims.due and sent == [1]
+    empty = LeaseReport("h", 1, 0)
+    claims.take(claims.of_report(empty), None)
+    assert told[1:] == [{"claim": 1, "verdict": "free"}] and not claims.due
+    report = claims.of_report(empty)
+    assert (report.gateway, report.claims) == ("g", ("x",))
+    claims.take(report, LeaseAnswer("e", 1, True, 1, 0, "share", held=("x",)))  # it runs, and nothing can be done
+    assert claims.of_report(empty).claims == () and len(told) == 2
+    claims.claim(child, 3, "y")
+    report = claims.of_report(empty)
+    claims.take(report, LeaseAnswer("f", 1, True, 1, 0, "share", billed=("y",)))
+    assert told[2:] == [{"claim": 3, "verdict": "billed"}] and claims.of_report(empty).claims == ("x",)
+    claims.end(other, "x", billed=True)  # not its own
+    claims.gone(child, lambda name: name == "x")
+    for _ in range(2):  # until somebody has heard it
+        report = claims.of_report(empty)
+        assert report.ended == (("x", True),)
+        claims.take(report, None)
+    claims.take(report, LeaseAnswer("f", 1, True, 1, 0, "share"))
+    assert claims.of_report(empty).ended == ()
