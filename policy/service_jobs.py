@@ -87,6 +87,7 @@ class ServicePolicy(_Compiled):
     walltime_s: int = 86_400
     priority: Priority = "normal"
     first_token_s: float = 600
+    answer_s: float = 3600
     default_tokens: int = 1024
     ready_s: float = 900
     drain_s: float = 600
@@ -199,6 +200,7 @@ def _service(policy: Policy, name: str, one: Service) -> ServicePolicy:
         idle_s=one.idle,
         walltime_s=one.walltime,
         first_token_s=one.first_token_deadline,
+        answer_s=one.answer_within,
         ready_s=one.ready_within,
         drain_s=one.drain_within,
         queue_delay_s=one.target.queue_delay,
@@ -293,6 +295,7 @@ def service_rows(policy: ServicesPolicy) -> list[ServiceRow]:
             engine=one.engine,
             priority=one.priority,
             deadline_s=one.first_token_s,
+            answer_s=one.answer_s,
             default_tokens=one.default_tokens,
             least=one.least,
             most=one.most,

@@ -212,6 +212,9 @@ class Service(_Section):
     """Of its requests, next to those of other services. Example: `high`."""
     first_token_deadline: Annotated[Seconds, Field(ge=1, le=86_400)] = 600
     """Time that a request waits for its first token, if it names none. Example: `2m`."""
+    answer_within: Annotated[Seconds, Field(ge=1, le=86_400)] = 3600
+    """Time in which a replica must answer a request that does not stream; then the request ends with 504. Example:
+    `10m`."""
     default_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1024
     """Tokens that are reserved for the answer of a request without `max_tokens`. Example: `2048`."""
     ready_within: Annotated[Seconds, Field(ge=1, le=86_400)] = 900

@@ -46,7 +46,7 @@ from sluice.controllerd.serving import Serving
 from sluice.exchange.live import LIVE_FILE, GpuNow, Live, latest, read_live
 from sluice.exchange.recent_use import RecentUse, ServiceUse
 from sluice.exchange.serve_status import ask_status
-from sluice.exchange.serving import REPLICAD_USER
+from sluice.exchange.serving import GATEWAY_USER, REPLICAD_USER
 from sluice.exchange.serving import SOCKET as REPLICAD_SOCKET
 from sluice.exchange.snapshot import MOST_REQUEST, SOCKET, VERSION, Snapshot, encode, render_answer
 from sluice.explain.decisions import FOLDER, DecisionError
@@ -93,7 +93,8 @@ _ROOM = Kind(
     seconds=10.0,
     rates=(Rate(400, 100), Rate(400, 100)),
 )
-_SERVING = Kind("serving", places=16, threads=2, line=MOST_REQUEST, held=1 << 20, seconds=10.0, rates=(Rate(100, 20),))
+SERVING = Kind("serving", places=16, threads=2, line=MOST_REQUEST, held=1 << 20, seconds=10.0, rates=(Rate(100, 20),))
+TOKENS = Kind("tokens", places=64, threads=1, line=MOST_REQUEST, held=1 << 20, seconds=10.0, rates=(Rate(400, 100),))
 _FOLDER_REMEDY = "sluice-controllerd.service makes it (RuntimeDirectory)"
 
 log = logging.getLogger("sluice.snapshot")
@@ -110,6 +111,7 @@ class Settings:
     policy: Path = DEFAULT_FILE
     replicad: Path = REPLICAD_SOCKET
     serve_user: str = REPLICAD_USER
+    gateway_user: str = GATEWAY_USER
 
 
 @dataclass(slots=True)
@@ -499,10 +501,12 @@ class Publisher:
     # ---- answering ----
 
     def answer(self, line: bytes, who: object = None) -> bytes:
-        """The answer to a request's line, late where readers took too much of this process's time. `who`: the uid of
-        replicad, which may ask for its replicas alone; else somebody who may have all."""
-        if who is not None:
-            return self._answer_serving(line)
+        """The answer to a request's line, late where readers took too much of this process's time. `who`: the kind of
+        replicad, which may ask for its replicas alone, or of gateways, for Slurm's tokens; else who may have all."""
+        if who is SERVING:
+            return _answer_only("serving", line, lambda asked: self.serving.answer(asked.get("users")))
+        if who is TOKENS:
+            return _answer_only("jwt", line, lambda asked: self._verify(str(asked.get("token"))))
         began = time.thread_time()
         found = self._answer(line)
         with self._paces:
@@ -513,17 +517,6 @@ class Publisher:
         if pause > 0:
             self.site.stopping.wait(pause)
         return found
-
-    def _answer_serving(self, line: bytes) -> bytes:
-        try:
-            request = json.loads(line)
-            if not isinstance(request, dict) or request.get("version") != VERSION or request.get("do") != "serving":
-                raise SluiceError("request: not serving", remedy="install one version of Sluice")
-            return render_answer(self.serving.answer(request.get("users")))
-        except SluiceError as error:
-            return render_answer({"error": error.what, "remedy": error.remedy, "usage": error.usage})
-        except (OSError, ValueError, RecursionError) as error:
-            return render_answer({"error": one_line(str(error)), "remedy": ""})
 
     def _answer(self, line: bytes) -> bytes:
         try:
@@ -581,20 +574,22 @@ class Publisher:
     # ---- the socket ----
 
     def serve(self, site: Site) -> None:
-        """A duty that lasts: answer root and the web process's user. Raises OSError, SluiceError."""
-        allowed = {0, os.geteuid()}
-        serving = -1
+        """A duty that lasts: answer root, and the users of the web process, of replicad and of gateways. Raises
+        OSError, SluiceError."""
+        kinds: dict[int, Kind] = {}
+        for user, kind in ((self.settings.gateway_user, TOKENS), (self.settings.serve_user, SERVING)):
+            with suppress(KeyError):
+                kinds[pwd.getpwnam(user).pw_uid] = kind
         try:
-            allowed.add(pwd.getpwnam(self.settings.user).pw_uid)
+            kinds[pwd.getpwnam(self.settings.user).pw_uid] = _ROOM
         except KeyError:
             log.info("no user %s: only root may have the snapshot", self.settings.user)
-        with suppress(KeyError):
-            serving = pwd.getpwnam(self.settings.serve_user).pw_uid
+        kinds |= {0: _ROOM, os.geteuid(): _ROOM}
         serve_local(
             self.settings.socket,
-            lambda line, uid: self.answer(line, uid if uid not in allowed else None),
-            (_ROOM, _SERVING),
-            lambda uid: _ROOM if uid in allowed else _SERVING if uid == serving else None,
+            lambda line, uid: self.answer(line, kinds.get(uid)),
+            (_ROOM, SERVING, TOKENS),
+            kinds.get,
             site.stopping,
             remedy=_FOLDER_REMEDY,
         )
@@ -635,6 +630,19 @@ def job_row(job: Job) -> dict[str, Any]:
         "work_dir": job.work_dir[:_MOST_TEXT],
         "refused": reason_in(job.admin_comment),
     }
+
+
+def _answer_only(do: str, line: bytes, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
+    """To who may ask for one thing."""
+    try:
+        request = json.loads(line)
+        if not isinstance(request, dict) or request.get("version") != VERSION or request.get("do") != do:
+            raise SluiceError(f"request: not {do}", remedy="install one version of Sluice")
+        return render_answer(answer(request))
+    except SluiceError as error:
+        return render_answer({"error": error.what, "remedy": error.remedy, "usage": error.usage})
+    except (OSError, ValueError, RecursionError) as error:
+        return render_answer({"error": one_line(str(error)), "remedy": ""})
 
 
 def node_row(node: Node) -> dict[str, Any]:

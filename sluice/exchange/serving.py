@@ -201,6 +201,7 @@ class ServiceRow:
     why: str = ""  # why there is no replica, in words, where it is known
     eta_s: float | None = None  # until the first replica is ready, where it is known
     log_prompts: bool = False
+    answer_s: float = 3600.0  # until a replica has answered, where the answer is not streamed
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,8 +178,12 @@ def parse_answer(line: bytes) -> dict[str, Any]:
     return document
 
 
+class AwayError(SluiceError):
+    """The daemon cannot be asked."""
+
+
 def ask(path: Path, do: str, *, timeout: float = 10.0, **words: Any) -> dict[str, Any]:
-    """Ask the daemon at a socket. Raises SluiceError."""
+    """Ask the daemon at a socket. Raises SluiceError; AwayError where it is not there."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout)
@@ -188,6 +192,6 @@ def ask(path: Path, do: str, *, timeout: float = 10.0, **words: Any) -> dict[str
             with connection.makefile("rb") as answers:
                 return parse_answer(answers.readline())
     except OSError as error:
-        raise SluiceError(
+        raise AwayError(
             f"{path}: {error.strerror or error}", remedy="is sluice-controllerd running on this host?"
         ) from error

@@ -55,8 +55,6 @@ FIRST_S: Final = 180.0
 """In which a replica that is heard must begin a stream..."""
 SILENT_S: Final = 60.0
 """...and go on with it."""
-WHOLE_S: Final = 3600.0
-"""In which it must begin an answer that is not streamed."""
 SUSPECT_SILENT_S: Final = 2.0
 """The same for one that is not heard."""
 MOST_IDLE_UPSTREAM: Final = 256

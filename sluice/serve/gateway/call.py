@@ -845,14 +845,29 @@ class Call(Handler):
             return
         silent = now - upstream.heard
         row = self.worker.directory.replicas.get(int(replica.launch, 16))
+        whole_s = None if cast(Asked, self.asked).stream else cast(ServiceRow, self.service).answer_s
         if row is None or row.suspect:
             most = bounds.SUSPECT_SILENT_S
+        elif whole_s is not None:
+            most = whole_s
         else:
-            most = (
-                bounds.SILENT_S if self._count else bounds.FIRST_S if cast(Asked, self.asked).stream else bounds.WHOLE_S
-            )
-        if silent > most:
+            most = bounds.SILENT_S if self._count else bounds.FIRST_S
+        if silent <= most:
+            return
+        if most == whole_s and not self._head:
+            self._unanswered(whole_s)
+        else:
             self._lost(f"sent nothing for {silent:.0f} s", surely=True)
+
+    def _unanswered(self, seconds: float) -> None:
+        """The replica says that it is well. The request may be what takes so long: no other one is asked."""
+        name, why = cast(ServiceRow, self.service).name, f"gave no answer within {seconds:g} s (answer_within)"
+        self.worker.failed(cast(Pool, self._pool), why, surely=False)
+        self.worker.metrics.add("replica_failures", name)
+        remedy = "stream the answer, or ask for fewer tokens"
+        self._fail(
+            RefusalError(504, f"model {name}: its replica {why}", remedy=remedy, code="answer_timeout"), "failed"
+        )
 
     def _settle(self, outcome: Outcome, status: int) -> None:
         """Give back what was not used, and write the bill, before the client has the answer's end."""

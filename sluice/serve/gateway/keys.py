@@ -1,4 +1,4 @@
-"""Who calls: a token of Sluice with the scope `serve`, or an identity token of the site's provider.
+"""Who calls: a token of Sluice with the scope `serve`, an identity token of the site's provider, or a token of Slurm.
 
 Answers are kept by the digest of what was sent, so that no key is in memory longer than its request. The store's file
 is looked at several times a second: a key that was revoked is refused within that time.
@@ -10,8 +10,10 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, cast
 
 from sluice.base import oidc
 from sluice.base.errors import SluiceError
@@ -19,12 +21,15 @@ from sluice.base.networks import network_of
 from sluice.base.rates import Budgets
 from sluice.base.tokens import PREFIX, ScopeError, Token, TokenStore
 from sluice.exchange.serving import SCOPE
+from sluice.exchange.snapshot import AwayError, ask
 from sluice.serve.gateway.bounds import FAILED_KEYS
 from sluice.serve.gateway.refusals import RefusalError
+from sluice.slurm import jwt
 
 _KEPT_S: Final = 60.0  # an identity token's answer
 _MOST_KEPT: Final = 20_000
 _MOST_TEXT: Final = oidc.MOST_TOKEN
+_MOST_WAIT: Final = 100  # for a check of an identity token, or of one of Slurm
 _REMEDY: Final = "send the header `Authorization: Bearer KEY`; make a key with `sluice token create --scope serve`"
 
 
@@ -39,15 +44,22 @@ class Caller:
 
 
 class Keys:
-    """The check, of one worker."""
+    """The check, of one worker. `slurm`: says whose a token of Slurm is, and until when; the key is another's."""
 
-    def __init__(self, store: TokenStore, provider: oidc.Provider | None = None) -> None:
+    def __init__(
+        self,
+        store: TokenStore,
+        provider: oidc.Provider | None = None,
+        slurm: Callable[[str], tuple[str, float]] | None = None,
+    ) -> None:
         self._store = store
         self._provider = provider
+        self._slurm = slurm
         self._tokens: dict[str, Token] | None = None
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
         self._failed = Budgets(*FAILED_KEYS)
-        self._asking = asyncio.Lock()
+        self._asking = {"oidc": asyncio.Lock(), "slurm": asyncio.Lock()}
+        self._waiting = 0
 
     def refresh(self) -> None:
         """Look whether the store has changed; what is known is forgotten then. Raises SluiceError."""
@@ -58,7 +70,7 @@ class Keys:
         self._failed.forget(time.monotonic())
 
     def check(self, authorization: bytes | None, address: str) -> Caller | str:
-        """Who calls, or the identity token that `check_later` has to look at. Raises RefusalError."""
+        """Who calls, or the token that `check_later` has to look at. Raises RefusalError."""
         if authorization is None or authorization[:7].lower() != b"bearer ":
             raise self._refused("no key", address)
         digest = hashlib.sha256(authorization).digest()
@@ -66,7 +78,7 @@ class Keys:
         if known is not None and time.time() < known.expires:
             return known
         text = authorization[7:].strip().decode("latin-1")
-        if not text.startswith(PREFIX) and self._is_identity(text):
+        if not text.startswith(PREFIX) and (self._is_identity(text) or self._may_be_slurms(text)):
             self._may_fail(address)
             return text
         return self._of_store(text, digest, address)
@@ -85,21 +97,37 @@ class Keys:
         provider = self._provider
         return provider is not None and len(text) <= _MOST_TEXT and oidc.issuer_of(text) == provider.settings.issuer
 
+    def _may_be_slurms(self, text: str) -> bool:
+        return self._slurm is not None and len(text) <= jwt.MOST and text.count(".") == 2
+
     async def check_later(self, text: str, address: str) -> Caller:
-        """Who holds an identity token. Raises RefusalError."""
-        provider = self._provider
-        if provider is None:
-            raise self._refused("identity token: no provider is set up", address)
+        """Who holds a token of the provider or of Slurm. Raises RefusalError."""
+        if self._waiting >= _MOST_WAIT:
+            raise RefusalError(503, "too many tokens wait for a check", remedy="try again", retry_after=1.0, close=True)
+        kind, check = ("oidc", self._of_provider) if self._is_identity(text) else ("slurm", self._of_slurm)
+        self._waiting += 1
         try:
-            async with self._asking:
-                found = await asyncio.to_thread(oidc.verify_id_token, text, provider, time.time())
-        except oidc.ProviderError as error:
+            async with self._asking[kind]:
+                self._may_fail(address)  # those before it may have failed meanwhile
+                user, expires = await asyncio.to_thread(check, text)
+        except (oidc.ProviderError, AwayError) as error:
             raise RefusalError(503, error.what, remedy=error.remedy, retry_after=30.0, close=True) from error
         except SluiceError as error:
             raise self._refused(error.what, address) from error
-        name = "oidc-" + hashlib.sha256(found.user.encode()).hexdigest()[:16]
+        finally:
+            self._waiting -= 1
+        name = f"{kind}-{hashlib.sha256(user.encode()).hexdigest()[:16]}"
         digest = hashlib.sha256(b"Bearer " + text.encode()).digest()
-        return self._keep(digest, Caller(name, found.user, min(found.expires, time.time() + _KEPT_S)))
+        return self._keep(digest, Caller(name, user, min(expires, time.time() + _KEPT_S)))
+
+    def _of_provider(self, text: str) -> tuple[str, float]:
+        provider = cast(oidc.Provider, self._provider)
+        found = oidc.verify_id_token(text, provider, time.time())
+        return found.user, found.expires
+
+    def _of_slurm(self, text: str) -> tuple[str, float]:
+        slurm = cast(Callable[[str], tuple[str, float]], self._slurm)
+        return slurm(text)
 
     def _keep(self, digest: bytes, caller: Caller) -> Caller:
         self._known[digest] = caller
@@ -118,3 +146,9 @@ class Keys:
     def _refused(self, what: str, address: str) -> RefusalError:
         self._failed.take(network_of(address), time.monotonic())
         return RefusalError(401, what, remedy=_REMEDY, code="invalid_api_key", close=True)
+
+
+def ask_controllerd(socket: Path, token: str) -> tuple[str, float]:
+    """Whose a token of Slurm is: the controllers' daemon of this host has the key. Raises SluiceError."""
+    answer = ask(socket, "jwt", timeout=5.0, token=token)
+    return str(answer["user"]), float(answer["expires"])

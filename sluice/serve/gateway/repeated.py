@@ -4,9 +4,9 @@ Both have one id in the usage records, and are billed once, where the first has 
 that nobody gets two answers for one bill, what comes after a bill has an id of its own, and a bill of its own: all of
 it, or, of a stream that goes on, what is new; its prompt is free once, and is billed each time after that. Of several
 gateways one at a time answers (`sluice.serve.gateway.claims`); where no authority says which, each remembers for
-itself, and the readers of records count the largest bill of an id. The table is shared by the workers of a gateway; what two of them write at once is, at worst, forgotten. A bill
-is forgotten where another one takes its place, and nobody can choose a key that takes a certain place: it depends on a
-secret.
+itself, and the readers of records count the largest bill of an id. The table is shared by the workers of a gateway;
+what two of them write at once is, at worst, forgotten. A bill is forgotten where another one takes its place, and
+nobody can choose a key that takes a certain place: it depends on a secret.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -38,13 +39,14 @@ from sluice.core.gate import Gate, Limit, Use
 from sluice.core.gate import Kind as SubjectKind
 from sluice.exchange.requests import RequestLog, RequestRecord, render
 from sluice.exchange.serving import Demand, State
+from sluice.exchange.snapshot import SOCKET as CONTROLLERD_SOCKET
 from sluice.serve.gateway import bounds
 from sluice.serve.gateway.call import Call
 from sluice.serve.gateway.claims import Names
 from sluice.serve.gateway.client import Client, Request
 from sluice.serve.gateway.directory import Directory, subject
 from sluice.serve.gateway.figures import Delays, Figures
-from sluice.serve.gateway.keys import Caller, Keys
+from sluice.serve.gateway.keys import Caller, Keys, ask_controllerd
 from sluice.serve.gateway.parts import Parts
 from sluice.serve.gateway.refusals import RefusalError, failed_request
 from sluice.serve.gateway.repeated import Repeated
@@ -89,6 +91,8 @@ class Settings:
     access_log: bool = True
     verbose: bool = False
     services: str = f"/etc/slurm/{FILE_NAME}"
+    controllerd: str = str(CONTROLLERD_SOCKET)
+    """Which says whose tokens of Slurm are."""
 
 
 class Worker:
@@ -707,7 +711,7 @@ async def _main(settings: Settings, control: socket.socket, gate: Gate, repeated
     loop = asyncio.get_running_loop()
     provider_settings = load_settings(Path(settings.oidc))
     provider = None if provider_settings is None else Provider(provider_settings)
-    keys = Keys(TokenStore(Path(settings.tokens)), provider)
+    keys = Keys(TokenStore(Path(settings.tokens)), provider, partial(ask_controllerd, Path(settings.controllerd)))
     with suppress(SluiceError):
         keys.refresh()
     worker = Worker(settings, gate, repeated, keys, RequestLog(Path(settings.records)), loop)

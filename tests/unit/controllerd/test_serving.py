@@ -14,7 +14,7 @@ from sluice.base.errors import SluiceError
 from sluice.controllerd import serving as module
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.serving import Serving
-from sluice.controllerd.snapshot import Publisher, Settings
+from sluice.controllerd.snapshot import SERVING, TOKENS, Publisher, Settings
 from sluice.serve.replicad.slurm_view import parse_view
 from sluice.slurm import Commands, SlurmClient
 from sluice.slurm.answers import Job, Node, Reservation
@@ -119,7 +119,7 @@ def test_replicads_user_gets_nothing_else(site: Site, tmp_path: Path) -> None:
     publisher.snapshot.put("jobs", {"1": {"name": "secret"}})
 
     def ask(text: str) -> dict[str, Any]:
-        return dict(json.loads(publisher.answer(text.encode(), 990)))
+        return dict(json.loads(publisher.answer(text.encode(), SERVING)))
 
     for do in ("changes", "explain", "jwt", "report", "job-page", "shadow", "status", ""):
         answer = ask(json.dumps({"version": 1, "do": do, "job": "1", "epoch": "", "last": 0}))
@@ -128,3 +128,12 @@ def test_replicads_user_gets_nothing_else(site: Site, tmp_path: Path) -> None:
         assert "error" in ask(text)
     assert ask('{"version": 1, "do": "serving", "users": ["alice"]}')["jobs"]
     assert not publisher.wanted, "the whole cluster is not read for it"
+
+
+def test_gateways_may_have_tokens_of_slurm_checked_and_nothing_else(site: Site, tmp_path: Path) -> None:
+    publisher = Publisher(site, Settings(tmp_path / "socket", "nobody"))
+    for do in ("changes", "explain", "serving", "report", "job-page", "shadow", "status", ""):
+        asked = {"version": 1, "do": do, "job": "1", "epoch": "", "last": 0, "users": ["alice"]}
+        assert json.loads(publisher.answer(json.dumps(asked).encode(), TOKENS))["error"] == "request: not jwt"
+    asked = {"version": 1, "do": "jwt", "token": "a.b.c"}
+    assert "tokens are not set up" in json.loads(publisher.answer(json.dumps(asked).encode(), TOKENS))["error"]

@@ -317,9 +317,11 @@ def test_names_of_jobs() -> None:
 
 
 def test_rows_of_services_and_accounts() -> None:
-    policy = made({**VLLM, "callers": "*", "paused": True, "first_token_deadline": "2m", "replicas": {"most": 2}})
+    policy = made({**VLLM, "callers": "*", "paused": True, "first_token_deadline": "2m", "answer_within": "5m",
+                   "replicas": {"most": 2}})  # fmt: skip
     (row,) = service_rows(policy)
-    assert asdict(row) | {"callers": ("*",), "paused": True, "deadline_s": 120, "most": 2} == asdict(row)
+    wanted = {"callers": ("*",), "paused": True, "deadline_s": 120, "answer_s": 300, "most": 2}
+    assert asdict(row) | wanted == asdict(row)
     assert made(VLLM).services["deepseek-7b"].callers == ("nlp",)
     accounts = {one.user: one.tenants for one in account_rows(policy)}
     assert accounts == {"nlp-serve": ("nlp",), "alice": ("nlp", "robotics"), "bob": ("robotics",)}

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joserfc import jwt
+from joserfc.jwk import OctKey
 
 from sluice.base.tokens import TokenStore
 from sluice.core.gate import Kind as SubjectKind
@@ -21,8 +23,9 @@ from sluice.exchange.serving import AccountRow, Limit, LimitRow
 from sluice.serve.gateway import bounds
 from sluice.serve.gateway import worker as worker_module
 from sluice.serve.gateway.directory import subject
-from sluice.serve.gateway.keys import Keys
+from sluice.serve.gateway.keys import Keys, ask_controllerd
 from sluice.serve.gateway.leases import KINDS, limit_of, share_of
+from sluice.slurm import jwt as slurms
 from tests.unit.serve.gateway_bed import (
     CHAT,
     STREAM_HEAD,
@@ -628,6 +631,45 @@ def test_identity_tokens_of_the_provider(tmp_path: Path) -> None:
             for wrong in ({"aud": "other"}, {"exp": time.time() - 5}, {"preferred_username": "root"}):
                 assert (await one.ask(ASK, authorization=f"Bearer {token(**wrong)}")).status == 401
             assert (await one.ask(ASK, authorization=f"Bearer {token()[:-8]}AAAAAAAA")).status == 401
+            assert (await one.ask(ASK)).status == 200
+
+    run(work())
+
+
+def test_tokens_of_slurm_as_the_web_pages_take_them(tmp_path: Path) -> None:
+    key, away, asked = b"k" * 32, [False], list[str]()
+
+    def token(key: bytes = key, **claims: Any) -> str:
+        said = {"sun": "alice", "iat": int(time.time()), "exp": time.time() + 60, **claims}
+        return str(jwt.encode({"alg": "HS256"}, said, OctKey.import_key(key)))
+
+    def check(text: str) -> tuple[str, float]:
+        asked.append(text)
+        if away[0]:
+            return ask_controllerd(tmp_path / "nothing", text)
+        claims = slurms.verify(text, key, time.time())
+        return claims.user, claims.expires
+
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            one.worker.keys = Keys(one.store, None, check)
+            one.worker.keys.refresh()
+            good, short = token(), token(exp=time.time() + 2)
+            for _ in range(2):
+                assert (await one.ask(ASK, authorization=f"Bearer {good}")).status == 200
+            assert asked == [good] and {(record.user, record.key[:6]) for record in one.records()} == {
+                ("alice", "slurm-")
+            }
+            assert (await one.ask(ASK, authorization=f"Bearer {short}")).status == 200
+            nobody = await one.ask(ASK, authorization=f"Bearer {token(sun='mallory')}")
+            assert (nobody.status, nobody.document["error"]["code"]) == (403, "no_tenant")
+            for wrong in (token(b"x" * 32), token(exp=time.time() - 1), good[:-4] + "AAAA", "a.b.c"):
+                assert (await one.ask(ASK, authorization=f"Bearer {wrong}")).status == 401
+            await asyncio.sleep(2.1)
+            assert (await one.ask(ASK, authorization=f"Bearer {short}")).status == 401
+            away[0] = True
+            assert (await one.ask(ASK, authorization=f"Bearer {good}")).status == 200  # known for a minute
+            assert (await one.ask(ASK, authorization=f"Bearer {token(exp=time.time() + 30)}")).status == 503
             assert (await one.ask(ASK)).status == 200
 
     run(work())

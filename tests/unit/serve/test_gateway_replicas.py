@@ -395,6 +395,27 @@ def test_a_replica_that_is_not_heard_is_given_up_sooner(tmp_path: Path, monkeypa
     run(work())
 
 
+def test_an_engine_that_hangs_and_says_that_it_is_well_holds_a_request_as_long_as_its_service_says(
+    tmp_path: Path,
+) -> None:
+    async def hangs(heard: Heard) -> None:
+        await heard.reader.read()
+
+    async def work() -> None:
+        services = {"m": service_row(answer_s=0.5)}
+        async with bed(tmp_path, hangs, hangs, services=services) as one:
+            answer = await one.ask({"model": "m", "messages": []})
+            error = answer.document["error"]
+            assert (answer.status, error["code"]) == (504, "answer_timeout") and answer.whole
+            assert "within 0.5 s (answer_within)" in error["message"]
+            assert sum(len(replica.heard) for replica in one.replicas) == 1 and one.worker.calls == {}
+            await until(lambda: all(replica.writers == set() for replica in one.replicas))  # its work is cancelled
+            (record,) = one.records()
+            assert (record.outcome, record.status, record.prompt_tokens) == ("failed", 504, 0)
+
+    run(work())
+
+
 def test_only_the_certificate_that_a_replica_named_gets_the_secret(tmp_path: Path) -> None:
     async def work() -> None:
         async with bed(tmp_path, plain, plain) as one:
