@@ -21,7 +21,10 @@ def services(site: SiteView) -> Iterator[Outcome]:
     except KeyError:
         raise CannotCheckError(f"no gateway is on this host: it has no group {GATEWAY_USER}") from None
     slurm_user = site.option("SlurmUser", "root").partition("(")[0]
-    readers = {REPLICAD_USER: "sluice-replicad", slurm_user: "sluice-controllerd"}
+    daemons = {REPLICAD_USER: "sluice-replicad", slurm_user: "sluice-controllerd"}
+    readers = {user: daemon for user, daemon in daemons.items() if _is_there(user)}
+    if not readers:
+        raise CannotCheckError(f"nobody on this host would read the records: no user {' or '.join(daemons)}")
     missing = [user for user in readers if not _may_read(user, records)]
     for user in missing:
         what = f"user {user} is not in group {GATEWAY_USER}: {readers[user]} cannot read the records of requests"
@@ -30,9 +33,15 @@ def services(site: SiteView) -> Iterator[Outcome]:
         yield ok(f"{' and '.join(readers)} may read the records of requests")
 
 
-def _may_read(user: str, records: grp.struct_group) -> bool:
+def _is_there(user: str) -> bool:
+    """Else it runs nothing here."""
     try:
-        known = pwd.getpwnam(user)
+        pwd.getpwnam(user)
     except KeyError:
-        return True  # it runs nothing here
+        return False
+    return True
+
+
+def _may_read(user: str, records: grp.struct_group) -> bool:
+    known = pwd.getpwnam(user)
     return known.pw_uid == 0 or known.pw_gid == records.gr_gid or user in records.gr_mem

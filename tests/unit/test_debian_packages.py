@@ -44,6 +44,15 @@ def test_each_unit_is_in_one_package_under_its_prefix() -> None:
             assert [program] == [f"{prefix}/bin/sluice" for prefix in tree], path
 
 
+def test_daemons_restart_with_an_upgrade_and_end_with_a_removal() -> None:
+    rules = (DEBIAN / "rules").read_text()
+    daemons = set(re.findall(r"^DAEMONS := (.*)", rules, re.MULTILINE)[0].split())
+    lasting = {path.name for path in UNITS.glob("*.service") if "\nRestart=" in path.read_text()}
+    assert daemons == lasting
+    stopped = "".join((DEBIAN / f"sluice-{package}.prerm").read_text() for package in ("agent", "controller"))
+    assert {name for name in daemons if name not in stopped} == set()
+
+
 def test_the_spec_file_has_the_units_of_the_same_packages() -> None:
     spec = (ROOT / "packaging/sluice.spec").read_text()
     daemons = re.findall(r"^DAEMONS := (.*)", (DEBIAN / "rules").read_text(), re.MULTILINE)[0].split()

@@ -38,6 +38,7 @@ from sluice.serve.gateway.batch_state import LIVING, Asked, Batches
 from sluice.serve.gateway.bounds import FAILED_KEYS
 from sluice.serve.gateway.client import Client, Handler, Request
 from sluice.serve.gateway.directory import Directory
+from sluice.serve.gateway.figures import Figures
 from sluice.serve.gateway.heads import BATCH_JOB, FILES, ROUTES, idempotency_key
 from sluice.serve.gateway.keys import Caller, Keys
 from sluice.serve.gateway.refusals import RefusalError, failed_request
@@ -87,6 +88,7 @@ class Worker(Protocol):
     directory: Directory
     keys: Keys
     loop: asyncio.AbstractEventLoop
+    metrics: Figures
 
     def check_budget(self, tenant: str) -> None:
         """Raises RefusalError where a tenant has used what it may use."""
@@ -217,6 +219,13 @@ class Stored:
     def _bill(self, record: RequestRecord) -> None:
         with self._billing:
             self._bills.write(record)
+        self.worker.loop.call_soon_threadsafe(self._count, record)
+
+    def _count(self, record: RequestRecord) -> None:
+        add, service = self.worker.metrics.add, record.service
+        add("batch_requests", service, record.outcome)
+        add("batch_prompt_tokens", service, "", record.prompt_tokens)
+        add("batch_completion_tokens", service, "", record.completion_tokens)
 
     # ---- files ----
 

@@ -203,7 +203,9 @@ class Book:
         elapsed, shared.at = max(now - max(shared.at, self._from), 0), now
         for i, rate in enumerate(amounts_of(limit)[:2] if limit is not None else ()):
             if rate is not None:
-                shared.level[i] = min(shared.level[i] + elapsed * rate, (rate - shared.sums[i]) * UNIT)
+                # of a limit that was lowered, what gateways had of the higher one is no debt
+                full = max(rate - shared.sums[i], 0) * UNIT
+                shared.level[i] = min(shared.level[i] + elapsed * rate, full)
         for hold in shared.holds.values():
             hold.peak = max(hold.peak, shared.level[1] + shared.sums[1] * UNIT)
 

@@ -285,7 +285,12 @@ def test_who_reads_the_records_of_requests(host: Host, monkeypatch: pytest.Monke
     [(what, found)] = host.verdicts("services").items()
     assert found == "fail" and "sluice-serve is not in group sluice-gateway" in what
     members += ["sluice-serve"]
-    assert set(host.verdicts("services").values()) == {"ok"}
+    assert host.verdicts("services") == {f"sluice-serve and {USER} may read the records of requests": "ok"}
+    del known["sluice-serve"]
+    assert host.verdicts("services") == {f"{USER} may read the records of requests": "ok"}
+    known.clear()
+    [(what, found)] = host.verdicts("services").items()
+    assert found == "skip" and "no user sluice-serve" in what
 
 
 def test_state_that_only_one_controller_sees(host: Host) -> None:

@@ -223,6 +223,9 @@ def test_from_an_upload_to_the_answers(tmp_path: Path, cluster: Cluster) -> None
         assert {(record.tenant, record.user, record.service, record.prompt_tokens) for record in made} == {
             ("physics", "alice", "m", 3)
         }  # fmt: skip
+        counts = one.worker.metrics.counts
+        assert counts["batch_requests", "m", "ok"] == 71 and counts["batch_prompt_tokens", "m", ""] == 3 * 71
+        assert counts["batch_completion_tokens", "m", ""] == 71
         second = batch_of(client, lines(1))
         assert [row.id for row in client.batches.list(limit=1)] == [second.id, batch.id]
         _nobody_else(one, done)

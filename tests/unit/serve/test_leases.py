@@ -375,6 +375,22 @@ def test_limits_that_change_and_gateways_that_leave() -> None:
     assert len(second.open) == 8
 
 
+def test_what_was_given_of_a_limit_that_is_lowered_is_no_debt_of_the_lower_one() -> None:
+    book = Book("e", 0, {})
+    book.set_limits({_TENANT: Limit(6000)})
+
+    def retry_us(number: int, have: int, balance: int, need: int) -> tuple[int, int]:
+        row = LeaseRow(*_TENANT, (have, 0, 0, 0), (balance, 0), need=(need, 0, 0, 0))
+        answer = book.answer(LeaseReport("g", number, number - 1, (row,)), number * S)
+        assert answer is not None
+        return answer.rows[0].give[0], answer.rows[0].retry_us
+
+    assert retry_us(1, 0, 0, 5000)[0] == 5000
+    book.set_limits({_TENANT: Limit(60)})
+    retry_us(2, 5000, 5000, 0)
+    assert retry_us(3, 0, 5000, 1) == (0, S)
+
+
 def test_a_need_that_comes_while_its_subject_is_given_up_is_no_debt() -> None:
     """The authority forgets the subject; a gateway that went on with its sums would owe all that it ever used."""
     world = World(8, Limit(600), 1)
