@@ -698,11 +698,12 @@ async def _talk(worker: Worker, control: socket.socket) -> None:
 
     worker.tell = tell
     tell({"ready": os.getpid(), "worker": worker.number})
-    while line := await reader.readline():
-        try:
-            worker.told(json.loads(line))
-        except Exception:
-            log.exception("a message of the parent: unexpected")
+    with suppress(OSError):  # of a parent that was killed before it had read all, the connection is reset
+        while line := await reader.readline():
+            try:
+                worker.told(json.loads(line))
+            except Exception:
+                log.exception("a message of the parent: unexpected")
     worker.alone = True
     worker.drain()
 

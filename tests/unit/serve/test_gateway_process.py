@@ -382,6 +382,20 @@ def test_clients_speak_tls(tmp_path: Path) -> None:
     run(work())
 
 
+def test_workers_end_with_a_parent_that_had_not_read_all_they_said(tmp_path: Path) -> None:
+    """The kernel resets their connection to it then. They would go on, and never hear of another replica."""
+
+    async def work() -> None:
+        async with gateway(tmp_path, killed=True) as (one, _):
+            workers = one.workers()
+            os.kill(one.process.pid, signal.SIGSTOP)
+            await asyncio.sleep(1.5)  # in which each says what it has counted
+            os.kill(one.process.pid, signal.SIGKILL)
+            await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 20)
+
+    run(work())
+
+
 def test_nobody_waits_in_the_workers_of_a_gateway_that_is_killed(tmp_path: Path) -> None:
     """They live on for what is under way, and hear of no replica any more."""
 
