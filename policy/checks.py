@@ -205,6 +205,12 @@ def _services(policy: Policy) -> Iterator[Mistake]:
         if service.tenant not in policy.tenants:
             yield _no_tenant(policy, (*place, "tenant"), service.tenant)
             continue
+        if service.nodes > 1 and policy.serving.parts_network is None:
+            yield Mistake(
+                (*place, "nodes"),
+                "what the parts of an engine on several nodes say to each other is not encrypted",
+                "set serving.parts_network: trusted, where nobody else is in that network; or set nodes to 1",
+            )
         yield from _of_its_tenant(policy, place, service)
         yield from _fits_its_tenant(policy, place, service)
 

@@ -371,6 +371,9 @@ class Serving(_Section):
     without_authority: WithoutAuthority = "share"
     """What a gateway does with limits while no controller answers for them: `share`: it goes on with its share, the
     limit divided by the number of gateways that there were; `refuse`: what has limits waits, and is refused then."""
+    parts_network: Literal["trusted"] | None = None
+    """Whether the network between nodes may have what engines on several nodes say to each other, which Sluice does not
+    encrypt: `trusted` where nobody else can read it or write to it. Without it no service has `nodes` above 1."""
     batches: Batches | None = None
     """Files and batches of OpenAI's API; default: there are none."""
     each_key: ServiceLimits = ServiceLimits()

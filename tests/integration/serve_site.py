@@ -56,6 +56,7 @@ def policy(services: Mapping[str, dict[str, Any]], *, in_tree: bool = False) -> 
         "version": 1,
         "tenants": {"physics": {"members": ["alice"]}, "chemistry": {"members": ["mallory"]}},
         "services": found,
+        "serving": {"parts_network": "trusted"},
     }
 
 

@@ -31,6 +31,7 @@ from sluice.exchange.serving import parse as parse_message
 
 LAUNCH = "0123456789abcdef"
 VLLM: dict[str, Any] = {"tenant": "nlp", "user": "nlp-serve", "engine": "vllm", "model": "/models/deepseek", "gpus": 1}
+TRUSTED = {"parts_network": "trusted"}
 PYTHON: dict[str, Any] = {"tenant": "nlp", "user": "nlp-serve", "engine": "python", "command": ["/opt/embed.py"]}
 
 
@@ -160,6 +161,14 @@ def test_braces_of_json_in_a_command_are_kept() -> None:
     assert made({**PYTHON, "command": list(command)}).services["deepseek-7b"].command == command
 
 
+def test_parts_of_a_replica_speak_over_a_network_that_the_site_trusts() -> None:
+    wide = {**VLLM, "nodes": 2}
+    (found,) = problems(policy_of(wide))
+    assert "services.deepseek-7b.nodes" in found and "serving.parts_network: trusted" in found
+    assert problems(policy_of(wide, serving=TRUSTED)) == []
+    assert len(problems(policy_of(wide, serving={"parts_network": "encrypted"}))) == 1
+
+
 def test_two_services_of_one_name_are_refused() -> None:
     one = "{tenant: nlp, user: nlp-serve, engine: vllm, model: /m}"
     text = f"tenants: {{nlp: {{members: [nlp-serve]}}}}\nservices:\n  a: {one}\n  a: {one}\n"
@@ -244,7 +253,7 @@ def test_a_replicas_job() -> None:
     ],
 )
 def test_gpus_of_a_replica(change: dict[str, Any], words: set[str]) -> None:
-    found = set(job_of({**VLLM, **change}).arguments)
+    found = set(job_of({**VLLM, **change}, serving=TRUSTED).arguments)
     assert words <= found
     assert any(one.startswith("--gres") for one in words) == any(one.startswith("--gres") for one in found) or (
         "--time=91" in words
