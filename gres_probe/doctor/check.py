@@ -60,6 +60,14 @@ class CannotCheckError(Exception):
     """Raised inside a check when what it needs is missing: the check is skipped with this reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file system: its type, and its options."""
+
+    kind: str
+    options: frozenset[str]
+
+
 @dataclass
 class SiteView:
     """Read-only view of a site; everything is read once, when first used, and nothing is ever changed."""
@@ -149,6 +157,20 @@ class SiteView:
     def host(self, path: str | Path) -> Path:
         """A path on this host."""
         return Path(path) if Path(path).is_relative_to(self.root) else self.root / str(path).lstrip("/")
+
+    def mount(self, path: Path) -> Mount:
+        """The file system that holds a path of this host; an empty one when unknown."""
+        found, at = Mount("", frozenset()), ""
+        try:
+            lines = self.host("/proc/mounts").read_text(errors="replace").splitlines()
+        except OSError:
+            return found
+        resolved = path.resolve()
+        for line in lines:
+            words = line.split()
+            if len(words) >= 4 and len(words[1]) >= len(at) and resolved.is_relative_to(words[1]):
+                found, at = Mount(words[2], frozenset(words[3].split(","))), words[1]
+        return found
 
 
 Examine = Callable[[SiteView], Iterable[Outcome]]

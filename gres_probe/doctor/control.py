@@ -8,7 +8,6 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from gres_probe.doctor.check import CannotCheckError, Outcome, SiteView, check, fail, ok, skip, warn
 from sluice.base.errors import SluiceError
@@ -111,7 +110,7 @@ def state(site: SiteView) -> Iterator[Outcome]:
     if status.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
         yield fail(f"{setting} can be written by others than {user}", f"chmod go-w {setting}")
     controllers = sum(line.head.key.lower() == "slurmctldhost" for line in site.slurm.config.lines)
-    kind = file_system(site, path)
+    kind = site.mount(path).kind
     if controllers > 1 and kind and not _NETWORK_FILE_SYSTEMS.fullmatch(kind):
         yield warn(f"{setting} is on {kind}: the backup controller may not see it", "put it on a shared file system")
     jobs = path / "job_state"
@@ -123,21 +122,6 @@ def state(site: SiteView) -> Iterator[Outcome]:
     if free.f_bavail * free.f_frsize < 1 << 30:
         yield fail(f"{setting}: less than 1 GiB free", "free space; a full state folder loses jobs")
     yield ok(f"{setting} on {kind or 'an unknown file system'}")
-
-
-def file_system(site: SiteView, path: Path) -> str:
-    """The type of the file system that holds a path; empty when unknown."""
-    best, kind = "", ""
-    try:
-        lines = site.host("/proc/mounts").read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    resolved = str(path.resolve())
-    for line in lines:
-        words = line.split()
-        if len(words) >= 3 and len(words[1]) >= len(best) and Path(resolved).is_relative_to(words[1]):
-            best, kind = words[1], words[2]
-    return kind
 
 
 @check("scheduling", "scheduler and priorities")

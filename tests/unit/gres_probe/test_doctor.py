@@ -10,6 +10,7 @@ import pwd
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -291,6 +292,32 @@ def test_who_reads_the_records_of_requests(host: Host, monkeypatch: pytest.Monke
     known.clear()
     [(what, found)] = host.verdicts("services").items()
     assert found == "skip" and "no user sluice-serve" in what
+
+
+@pytest.mark.parametrize(
+    ("mount", "mode", "verdict", "says"),
+    [
+        ("nfs4 rw,vers=4.2,hard", 0o700, "ok", "on nfs4"),
+        ("nfs rw,vers=3,nolock", 0o700, "fail", "locks do not hold over hosts"),
+        ("nfs4 rw,vers=4.2,local_lock=all", 0o700, "fail", "local_lock=all"),
+        ("lustre rw,localflock", 0o700, "fail", "localflock"),
+        ("nfs4 rw,vers=4.2,soft", 0o700, "warn", "writes may be lost"),
+        ("vfat rw", 0o700, "fail", "no hard links"),
+        ("ext4 rw", 0o755, "fail", "others may read it"),
+    ],
+)
+def test_where_the_files_of_batches_are(host: Host, mount: str, mode: int, verdict: str, says: str) -> None:
+    assert host.verdicts("batches") == {"no model services were applied": "skip"}
+    policy: dict[str, Any] = {
+        "gateways": ["https://m"], "api": "https://w", "folder": "/shared/files", "quota": 1, "keep": 1, "nice": 1,
+        "program": "/b",
+    }  # fmt: skip
+    host.write("etc/slurm/sluice.services.json", json.dumps({"batches": policy}))
+    assert host.verdicts("batches") == {"/shared/files: not on this host; gateways make it": "skip"}
+    (host.root / "shared/files").mkdir(parents=True)
+    (host.root / "shared/files").chmod(mode)
+    host.write("proc/mounts", f"none / ext4 rw 0 0\nserver:/x {host.root}/shared {mount} 0 0\n")
+    assert verdict in {found for what, found in host.verdicts("batches").items() if says in what}
 
 
 def test_state_that_only_one_controller_sees(host: Host) -> None:
