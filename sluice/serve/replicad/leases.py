@@ -42,6 +42,8 @@ MOST_HOLDERS: Final = 64
 _MOST_SUBJECTS: Final = 200_000
 _TIDY_US: Final = 10_000_000
 _CONTENDED_US: Final = 2_000_000
+_TURN_US: Final = 2_000_000  # of a place, where there are fewer than gateways that need one
+_NEVER: Final = 1 << 62
 FRESH_S: Final = 6.0
 """For so long a controller may act on what it saw last of who leads."""
 
@@ -58,7 +60,11 @@ class _Hold:
     peak: int = 0
     """The most tokens that there were since its last report, here and at gateways, in UNITs."""
     unmet_us: int = -_CONTENDED_US
-    """When it needed more of a count than it got."""
+    """When it needed more of a count than it got, the latest time, ..."""
+    waits_us: int = _NEVER
+    """...and since when."""
+    since_us: int = 0
+    """When it got the first place of a count."""
     last: int = 0
     """The report that said that it is not named again."""
 
@@ -260,17 +266,28 @@ class Book:
         self, row: LeaseRow, i: int, limit: int | None, shared: _Shared, hold: _Hold, name: str, now: int
     ) -> int:
         """What a count may reach. Who has more than an even part gives way to one that needs some: it gets no more
-        requests than that until it says that those above have ended."""
+        requests than that until it says that those above have ended. Of fewer places than gateways that need one, each
+        has one for a while, who waits the longest first."""
         if limit is None:
             return 0
-        others = sum(1 for one, other in shared.holds.items() if one != name and now - other.unmet_us < _CONTENDED_US)
-        even = max(limit // (others + 1), 1)
-        if others and hold.have[i] > even:
-            return even
+        others = [
+            other for one, other in shared.holds.items() if one != name and now - other.unmet_us < _CONTENDED_US
+        ]  # fmt: skip
+        even = limit // (len(others) + 1)
+        if others and hold.have[i] > max(even, 1):
+            return max(even, 1)
+        if not even and hold.have[i] and now - hold.since_us > _TURN_US:
+            return 0
         room = max(limit - shared.sums[i], 0)
-        more = min(room, row.need[i], max(even - hold.have[i], 0) if others else room)
-        if row.need[i] > more and hold.have[i] < even + (limit % (others + 1) > 0):
+        if not even and any(other.waits_us < hold.waits_us for other in others):
+            room = 0
+        more = min(room, row.need[i], max(max(even, 1) - hold.have[i], 0) if others else room)
+        if row.need[i] > more and hold.have[i] < even + (limit % (len(others) + 1) > 0):
+            if now - hold.unmet_us >= _CONTENDED_US:
+                hold.waits_us = now
             hold.unmet_us = now
+        if more and not hold.have[i]:
+            hold.since_us, hold.unmet_us, hold.waits_us = now, -_CONTENDED_US, _NEVER
         hold.have[i] += more
         shared.sums[i] += more
         return hold.have[i]

@@ -375,6 +375,19 @@ def test_limits_that_change_and_gateways_that_leave() -> None:
     assert len(second.open) == 8
 
 
+def test_a_place_for_one_goes_around_among_gateways_that_all_need_it() -> None:
+    world = World(9, Limit(None, None, 1), 3)
+    ran = [0, 0, 0]
+
+    def ask() -> None:
+        for number, host in enumerate(world.hosts):
+            ran[number] += world.admit(host, 1, 1, S // 2)
+        assert sum(len(host.open) for host in world.hosts) <= 1
+
+    world.run(60, ask)
+    assert min(ran) > 10, ran
+
+
 def test_what_was_given_of_a_limit_that_is_lowered_is_no_debt_of_the_lower_one() -> None:
     book = Book("e", 0, {})
     book.set_limits({_TENANT: Limit(6000)})
