@@ -51,7 +51,8 @@ from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.figures import Key, render
 from sluice.serve.gateway.leases import Leases, Need, State
 from sluice.serve.gateway.shelf import prune_files
-from sluice.serve.gateway.worker import Settings, now_us
+from sluice.serve.gateway.spare import recover
+from sluice.serve.gateway.worker import Settings, now_us, spare_of
 
 _PERIOD_S: Final = 0.1
 _TIMEOUT_S: Final = 5.0
@@ -279,6 +280,7 @@ class Parent:
         self._store = TokenStore(Path(options.settings.tokens))
         self._sent: dict[str, Any] = {}
         self._late: deque[RequestRecord] = deque()
+        self._spare = spare_of(self._records.folder)
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reloading = asyncio.Lock()
@@ -319,7 +321,9 @@ class Parent:
         await self.leasing.leave()
         self._write_late()
         if self._late:
-            log.error("%d usage records of workers that were killed are lost", len(self._late))
+            log.error("%d usage records of workers that were killed wait for the disk", len(self._late))
+        if self._spare is not None:
+            self._spare.close()
 
     async def _prune(self) -> None:
         """Remove old usage records, files and batches, once a day."""
@@ -475,6 +479,8 @@ class Parent:
             self._records.write(record)
         except OSError as error:
             self._late.append(record)
+            if self._spare is not None:
+                self._spare.keep(record)
             log.error("a usage record could not be written, and is tried again: %s", error)
         except (SluiceError, ValueError) as error:
             log.error("the usage record of request %s is lost: %s", record.id, error)
@@ -489,6 +495,10 @@ class Parent:
             while self._late:
                 self._records.write(self._late[0])
                 self._late.popleft()
+            if self._spare is not None:
+                self._spare.clear()
+            if count := recover(self._records.folder, self._records):
+                log.info("%d usage records of processes that were killed while the disk was full are written", count)
 
     def _names(self) -> dict[int, str]:
         """Keys, users, tenants and services by the gate's numbers."""

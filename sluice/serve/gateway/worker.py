@@ -50,6 +50,7 @@ from sluice.serve.gateway.keys import Caller, Keys, ask_controllerd
 from sluice.serve.gateway.parts import Parts
 from sluice.serve.gateway.refusals import RefusalError, failed_request
 from sluice.serve.gateway.repeated import Repeated
+from sluice.serve.gateway.spare import Spare
 from sluice.serve.gateway.stored import Stored
 from sluice.serve.gateway.upload import Upload
 from sluice.serve.gateway.upstream import Pool, tls_context
@@ -106,6 +107,7 @@ class Worker:
         keys: Keys,
         records: RequestLog,
         loop: asyncio.AbstractEventLoop,
+        spare: Spare | None = None,
     ) -> None:
         self.settings = settings
         self.gate = gate
@@ -136,6 +138,7 @@ class Worker:
         self._context = tls_context()
         self._records = records
         self._late: deque[RequestRecord] = deque()
+        self._spare = spare
         self._subjects: dict[tuple[SubjectKind, str], int] = {}
         self._salts: dict[str, bytes] = {}
         self._turning = False
@@ -512,6 +515,8 @@ class Worker:
         except OSError as error:
             self.metrics.add("records_failed")
             self._late.append(record)
+            if self._spare is not None:
+                self._spare.keep(record)
             log.error("a usage record could not be written, and is tried again: %s", error)
         except (SluiceError, ValueError) as error:  # it never will be, and must not be in the way of others
             self.metrics.add("records_failed")
@@ -530,8 +535,10 @@ class Worker:
             try:
                 self._records.write(self._late[0])
             except OSError:
-                break
+                return
             self._late.popleft()
+        if self._spare is not None:
+            self._spare.clear()
 
     def log(
         self, request: Request, status: int, *, call: Call | None = None, caller: Caller | None = None, tenant: str = ""
@@ -571,6 +578,8 @@ class Worker:
         self._lines += [f"usage record that cannot be written: {render(one).decode()}" for one in self._late]
         self.flush()
         self._tell_counts()
+        if self._spare is not None:
+            self._spare.close()
 
     def sweep(self, now: float, *, full: bool) -> None:
         """What is over, too slow or silent."""
@@ -688,6 +697,15 @@ def client_context(certificate: str, key: str) -> ssl.SSLContext:
     return context
 
 
+def spare_of(records: Path) -> Spare | None:
+    """Room for records while the disk is full; None where it is so already."""
+    try:
+        return Spare(records)
+    except OSError as error:
+        log.error("%s: no room for usage records while the disk is full: %s", records, error)
+        return None
+
+
 async def _talk(worker: Worker, control: socket.socket) -> None:
     """Messages of the parent; without a parent, drain."""
     reader, writer = await asyncio.open_connection(sock=control, limit=64 << 20)
@@ -715,7 +733,8 @@ async def _main(settings: Settings, control: socket.socket, gate: Gate, repeated
     keys = Keys(TokenStore(Path(settings.tokens)), provider, partial(ask_controllerd, Path(settings.controllerd)))
     with suppress(SluiceError):
         keys.refresh()
-    worker = Worker(settings, gate, repeated, keys, RequestLog(Path(settings.records)), loop)
+    records = Path(settings.records)
+    worker = Worker(settings, gate, repeated, keys, RequestLog(records), loop, spare_of(records))
     loop.add_reader(settings.wakes[gate.seat(worker.number)], worker.woken)
     context = client_context(settings.certificate, settings.key) if settings.certificate and settings.key else None
     loop.add_signal_handler(signal.SIGTERM, worker.drain)

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sluice.base.line_server import Kind
 from sluice.base.local_server import serve_local
 from sluice.base.tokens import TokenStore
@@ -124,7 +126,7 @@ class Gateway:
         return [int(word) for word in text.split()]
 
     def records(self) -> list[RequestRecord]:
-        lines = [line for path in (self.folder / "records").glob("*") for line in path.read_bytes().splitlines()]
+        lines = [line for path in (self.folder / "records").glob("*.jsonl") for line in path.read_bytes().splitlines()]
         return [record for line in lines if (record := parse(line)) is not None]
 
     def head(self, document: Any, *more: str) -> bytes:
@@ -255,7 +257,7 @@ def test_old_usage_records_are_removed(tmp_path: Path) -> None:
     async def work() -> None:
         async with gateway(tmp_path) as (one, _):
             await until(lambda: "other-2020-01-01.jsonl: removed" in one.log)
-            assert [path.name for path in records.iterdir()] == [f"other-{today}.jsonl"]
+            assert [path.name for path in records.glob("*.jsonl")] == [f"other-{today}.jsonl"]
 
     run(work())
 
@@ -336,6 +338,38 @@ def test_the_bill_of_a_killed_worker_waits_for_the_disk(tmp_path: Path) -> None:
     record = parse(line)
     assert record is not None
     assert (record.id, record.prompt_tokens, record.completion_tokens) == (f"{0xABC:032x}", 10, 20)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_records_that_a_full_disk_kept_out_survive_sigkill(tmp_path: Path) -> None:
+    async def work() -> None:
+        replica = await a_replica(tmp_path, plain)
+        async with gateway(tmp_path, 1, killed=True) as (one, keeper):
+            put(keeper, replica)
+            await sure(one)
+            await until(lambda: len(one.records()) == 1)
+            with suppress(OSError), (records / "filler").open("wb", buffering=0) as filler:
+                while filler.write(b"\0" * 4096):
+                    pass
+            for _ in range(12):  # the page that the first record is in has room for some
+                await sure(one)
+            assert len(one.records()) < 13
+            for pid in (one.process.pid, *one.workers()):
+                os.kill(pid, signal.SIGKILL)
+        (records / "filler").unlink()
+        async with gateway(tmp_path, 1) as (one, _):
+            await until(lambda: len({record.id for record in one.records()}) == 13, 30)
+        assert not list(records.glob(".*"))
+
+    records = tmp_path / "records"
+    records.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "none", str(records)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mount: {mounted.stderr.decode()}")
+    try:
+        run(work())
+    finally:
+        subprocess.run(["umount", "-l", str(records)], check=True)
 
 
 def test_rows_stay_while_replicad_is_away(tmp_path: Path) -> None:
