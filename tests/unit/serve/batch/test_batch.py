@@ -6,17 +6,24 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sluice.base.errors import SluiceError, UsageError
+from sluice.exchange.batches import BatchPlace
 from sluice.serve.batch.main import _Port
 from sluice.serve.batch.orders import Output, Request, engine_of_model, parse_orders, requests
+from sluice.serve.batch.remote import Remote
 from sluice.serve.rpc import serve_pb2 as pb
 from sluice.serve.rpc.jobs import batch_script
 from tests.serve_models import counted, make_model, word
@@ -189,3 +196,49 @@ def test_an_output_that_has_something_else_is_left_alone(tmp_path: Path) -> None
     made = Output(tmp_path / "new")
     made.write(Request("a", "/v1/completions", {}), 500, {}, "broken")
     assert Output(tmp_path / "new").done == set(), "what failed is asked again"
+
+
+@contextmanager
+def tls_gateway(pem: Path) -> Iterator[tuple[str, list[str]]]:
+    """One that has nothing to do; its address, and the secrets that it was sent."""
+    secrets: list[str] = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            secrets.append(self.headers["authorization"])
+            self.rfile.read(int(self.headers["content-length"]))
+            answer = b'{"do": "go on", "at": null, "requests": []}'
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    key, certificate = pem.with_suffix(".key"), pem
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = HTTPServer(("127.0.0.1", 0), Gateway)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        yield f"https://127.0.0.1:{server.server_port}", secrets
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+def test_a_job_tells_its_secret_to_gateways_with_the_sites_certificate_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tls_gateway(tmp_path / "other.pem") as (other, stolen), tls_gateway(tmp_path / "site.pem") as (site, told):
+        job = Remote(BatchPlace((other, site), str(tmp_path / "site.pem"), "/batch", "s3cret"), 1)
+        job.look()  # the first one has another certificate
+        assert (stolen, told) == ([], []) and "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().out
+        job.look()
+        assert (stolen, told) == ([], ["Bearer s3cret"]) and job.take() is None
