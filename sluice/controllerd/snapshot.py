@@ -76,7 +76,7 @@ _REPLICAD_S = 2.0
 _RECENT_S = 10.0  # between two looks at the records of requests
 _SHARE = 2.0  # a part that takes long is read at most every so many times that
 _SHARE_OF_JOBS = 1.25  # of many, most of that time is squeue's, and what changes is what viewers look for
-_FOLLOW_S = 0.2  # where slurmctld's side writes which jobs changed
+_FOLLOW_S = 0.1  # where slurmctld's side writes which jobs changed
 _CHECK_S = 300.0  # and so often all are listed as well
 _AGAIN_S = 2.0  # after a failure, which may have been a long time-out
 _LATE_S = 4.0  # commands of Slurm try for MessageTimeout and longer before they fail
@@ -749,7 +749,10 @@ def duties(site: Site) -> list[Duty]:
     def refresh(group: str) -> Callable[[Site], None]:
         return lambda _: publisher.refresh(group)
 
-    found = [Duty(f"snapshot-{group}", _LOOK_S, refresh(group), everywhere=True) for group in publisher.groups]
+    found = [
+        Duty(f"snapshot-{group}", _FOLLOW_S if group == "jobs" else _LOOK_S, refresh(group), everywhere=True)
+        for group in publisher.groups
+    ]
     check = Duty("snapshot-check", _CHECK_S / 10, lambda _: publisher.check(), everywhere=True)
     return [
         Duty("snapshot", 10.0, publisher.serve, everywhere=True, lasting=True),
