@@ -28,7 +28,7 @@ from policy.grouping import Grouping
 from policy.live import Cluster, gpus_in_use, gpus_of
 from policy.quota_use import TenantUse, example, quota_rows, read_use
 from policy.service_jobs import FILE_NAME as SERVICES_FILE
-from policy.service_jobs import ServicesFile, ServicesPolicy, parse_job_name
+from policy.service_jobs import ServicesFile, ServicesPolicy, compile_services, parse_job_name
 from policy.service_use import service_documents
 from sluice.base import events
 from sluice.base.errors import SluiceError
@@ -44,7 +44,7 @@ from sluice.controllerd.published_reports import BusyError, Reports
 from sluice.controllerd.readings import readings_of
 from sluice.controllerd.serving import Serving
 from sluice.exchange.live import LIVE_FILE, GpuNow, Live, latest, read_live
-from sluice.exchange.recent_use import RecentUse, ServiceUse
+from sluice.exchange.recent_use import CallerUse, RecentUse, ServiceUse
 from sluice.exchange.serve_status import ask_status
 from sluice.exchange.serving import REPLICAD_USER
 from sluice.exchange.serving import SOCKET as REPLICAD_SOCKET
@@ -142,6 +142,7 @@ class Publisher:
         self._recent: RecentUse | None = None
         self._recent_at = -_RECENT_S
         self._use: dict[str, ServiceUse] | None = None
+        self._callers: dict[str, CallerUse] = {}
         self._jobs_lock = threading.Lock()
         self._changes: JobChanges | None = None  # once StateSaveLocation is known
         self._followed_at = 0.0  # what is published is so old, where changes are followed; else 0
@@ -337,7 +338,8 @@ class Publisher:
         rows = service_documents(policy, list(self._replicas.values()), status, self._use)
         cut = {row["name"]: {**row, "replicas": row["replicas"][:_MOST_REPLICAS]} for row in rows}
         self.snapshot.put("services", cut)
-        self.snapshot.put_one("serving", "serving", {"address": policy.address})
+        self.snapshot.put("serving-use", {name: asdict(one) for name, one in self._callers.items()})
+        self.snapshot.put_one("serving", "serving", {"address": policy.address, "counted": self._use is not None})
 
     def _read_use(self, policy: ServicesPolicy) -> dict[str, ServiceUse] | None:
         """What was used of services lately; None where the records cannot be read, as on a host without gateways."""
@@ -345,7 +347,9 @@ class Publisher:
         if self._recent is None or self._recent.folder != folder:
             self._recent = RecentUse(folder)
         try:
-            return self._recent.look({one.name: one.first_token_s for one in policy.services.values()})
+            found = self._recent.look({one.name: one.first_token_s for one in policy.services.values()})
+            self._callers = self._recent.callers()
+            return found
         except OSError as error:
             log.info("records of requests: %s: %s", error.filename, error.strerror)
             return None
@@ -476,6 +480,8 @@ class Publisher:
         self._grouping = found.policy.grouping or Grouping()
         shown = found.policy.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
         self.snapshot.put_one("policy", "policy", shown)
+        limits = [one for one in compile_services(found.policy).limits if one.kind in ("user", "tenant")]
+        self.snapshot.put("serving-limits", {f"{one.kind}/{one.name}": one.model_dump() for one in limits})
         text = found.text if len(found.text) <= _MOST_POLICY else ""
         self.snapshot.put_one("policy-text", "text", text)
 
