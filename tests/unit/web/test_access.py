@@ -335,7 +335,7 @@ def test_a_caller_sees_its_own_limits_and_what_is_used_of_them(tmp_path: Path, p
             "tokens_per_minute",
             "used_tokens_per_minute",
             "concurrent",
-        )  # noqa: E501
+        )
         return {f"{row['kind']}/{row['name']}": [row[name] for name in fields] for row in rows}
 
     neighbours = [None, None] if private else [7, 2000]
