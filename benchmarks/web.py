@@ -22,7 +22,7 @@ import click
 import httpx
 
 from benchmarks import Result
-from benchmarks.web_site import OPERATOR, USERS, Taken, WebSite, percentile, total, web_site
+from benchmarks.web_site import OPERATOR, PROGRAMS, USERS, Taken, WebSite, percentile, total, web_site
 from dev_cluster.handle import require_root
 from sluice.base.errors import SluiceError
 
@@ -110,9 +110,11 @@ def _add_times(figures: dict[str, float], alone: Taken, one: Taken, many: Taken)
         "age_p99_s": percentile(one.ages, 0.99),
         "viewers_age_p50_s": statistics.median(many.ages),
         "viewers_age_p99_s": percentile(many.ages, 0.99),
-        "slurmctld_cpu_percent": one.slurmctld_percent,
-        "viewers_slurmctld_cpu_percent": many.slurmctld_percent,
-        "no_viewer_slurmctld_cpu_percent": alone.slurmctld_percent,
+        **{
+            f"{when}{name}_cpu_percent": percent
+            for when, taken in (("", one), ("viewers_", many), ("no_viewer_", alone))
+            for name, percent in taken.percents.items()
+        },
         "rpcs_a_minute": 60 * total(one.rpcs) / one.seconds,
         "viewers_rpcs_a_minute": 60 * total(many.rpcs) / many.seconds,
         "viewers_rpcs_percent_of_one": 100 * total(many.rpcs) / many.seconds / (total(one.rpcs) / one.seconds),
@@ -172,8 +174,8 @@ def _add_answers(result: Result, site: WebSite, requests: int, nodes: int) -> No
 
 
 def _add_memory(figures: dict[str, float], site: WebSite) -> None:
-    for name, words in (("snapshot_process", "main controllerd"), ("web_process", r"sluice(\.main)? web")):
-        now, most = site.memory_mib(site.pid(words))
+    for name, program in (("snapshot_process", "controllerd"), ("web_process", "web")):
+        now, most = site.memory_mib(site.pid(PROGRAMS[program]))
         figures |= {f"{name}_mib": now, f"{name}_most_mib": most}
 
 

@@ -29,6 +29,8 @@ USERS, ACCOUNTS = 100, 20
 WEB, OPERATOR = "sluice-web", "oper"
 GPUS_A_NODE = 8
 _PATIENCE = 3600.0
+PROGRAMS = {"slurmctld": "slurmctld", "controllerd": "main controllerd", "web": r"sluice(\.main)? web"}
+"""Whose time is taken, with words of their command lines."""
 _SUBMITTERS = 3
 _TOKENS = """
 import json, sys, time
@@ -43,8 +45,8 @@ class Taken:
     """What a time of the site took."""
 
     seconds: float
-    slurmctld_percent: float
-    """Of a processor."""
+    percents: dict[str, float]
+    """Of a processor, by program."""
     rpcs: dict[str, int]
     """Reads that slurmctld answered, by message type."""
     ages: list[float] = field(default_factory=list)
@@ -58,6 +60,7 @@ class WebSite:
     jobs: list[int] = field(default_factory=list)
     """Those that are not held."""
     port: int = 0
+    """Of the web process; 0: it does not run."""
     tokens: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -153,20 +156,24 @@ class WebSite:
 
     def take(self, seconds: float, look: Callable[[], float] | None = None) -> Taken:
         """What so many seconds take; `look` gives the age of the snapshot, a few times a second."""
-        pid = self.pid("slurmctld")
+        pids = {name: self.pid(words) for name, words in PROGRAMS.items() if name != "web" or self.port}
         self.cluster.run(["sdiag", "--reset"])
-        before, began, ages = self._cpu(pid), time.monotonic(), []
+        before, began, ages = self._cpu(pids), time.monotonic(), []
         while time.monotonic() < began + seconds:
             if look is not None:
                 ages.append(look())
             time.sleep(0.25)
-        took, cpu = time.monotonic() - began, self._cpu(pid) - before
-        return Taken(took, 100 * cpu / took, reads(self.cluster.run(["sdiag"]).stdout), ages)
+        took, after = time.monotonic() - began, self._cpu(pids)
+        percents = {name: 100 * (after[name] - before[name]) / took for name in pids}
+        return Taken(took, percents, reads(self.cluster.run(["sdiag"]).stdout), ages)
 
-    def _cpu(self, pid: int) -> float:
-        text = self.cluster.run(["cat", f"/proc/{pid}/stat"], node="ctl1", cwd="/").stdout
-        words = text.rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    def _cpu(self, pids: Mapping[str, int]) -> dict[str, float]:
+        """Seconds of processors that they have had."""
+        paths = [f"/proc/{pid}/stat" for pid in pids.values()]
+        lines = self.cluster.run(["cat", *paths], node="ctl1", cwd="/").stdout.splitlines()
+        words = [line.rpartition(")")[2].split() for line in lines]
+        ticks = os.sysconf("SC_CLK_TCK")
+        return {name: (int(one[11]) + int(one[12])) / ticks for name, one in zip(pids, words, strict=True)}
 
 
 def reads(text: str) -> dict[str, int]:

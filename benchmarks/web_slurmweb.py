@@ -39,6 +39,7 @@ def measure(site: WebSite, peers: Path) -> dict[str, float]:
     The page is opened from its dashboard: its own address, opened first, says "Cluster not found".
     """
     site.cluster.stop_daemon("web")  # what is read for it is not the peer's
+    site.port = 0
     with _slurm_web(site, peers) as url, browser_at() as browser:
         began = time.monotonic()
         browser.get(url)
@@ -57,7 +58,7 @@ def measure(site: WebSite, peers: Path) -> dict[str, float]:
             "page_first_kib": sum(size for _, size in first) / 1024,
             "page_refresh_kib": statistics.median(lists or [0]) / 1024,
             "page_refreshes_a_minute": 60 * len(lists) / _WATCH_S,
-            "slurmctld_cpu_percent": taken.slurmctld_percent,
+            "slurmctld_cpu_percent": taken.percents["slurmctld"],
             "rpcs_a_minute": 60 * total(taken.rpcs) / taken.seconds,
         }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 from collections.abc import Callable
@@ -55,10 +54,7 @@ def save(source: Source, was: str) -> None:
     if read(source.path) != was:
         raise SluiceError(f"{source.path}: somebody changed it in the meantime", remedy="try again")
     status = source.path.stat()
-    target = source.path.resolve()
-    write_atomic(target, source.text, mode=status.st_mode & 0o777)
-    with contextlib.suppress(PermissionError):  # a caller who is not root keeps the group at most
-        os.chown(target, status.st_uid if os.getuid() == 0 else -1, status.st_gid)
+    write_atomic(source.path, source.text, mode=status.st_mode & 0o777, like=status)
 
 
 def mapping_of(document: Any, name: str) -> Any:

@@ -8,17 +8,28 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, follow_links: bool = True) -> None:
+def write_atomic(
+    path: Path,
+    content: str | bytes,
+    *,
+    mode: int = 0o644,
+    follow_links: bool = True,
+    like: os.stat_result | None = None,
+) -> None:
     """Replace `path` by `content` in one step that survives a crash; parent folder must exist.
 
     A symbolic link is followed, so that a linked configuration file stays linked; without `follow_links`, for folders
-    where others may create links, it is replaced. Raises OSError with the file's name, leaving the old file as it was.
+    where others may create links, it is replaced. `like`: the file has this owner and group before it is seen, as far
+    as the caller may give them. Raises OSError with the file's name, leaving the old file as it was.
     """
     target = path.resolve() if follow_links else path
     data = content.encode() if isinstance(content, str) else content
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            if like is not None:
+                with contextlib.suppress(PermissionError):  # who is not root keeps the group at most
+                    os.fchown(file.fileno(), like.st_uid if os.geteuid() == 0 else -1, like.st_gid)
             os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()

@@ -177,10 +177,7 @@ class TokenStore:
         except FileNotFoundError:
             facts = None
         mode = 0o640 if facts is None else facts.st_mode & 0o640
-        write_atomic(self.path, json.dumps(document) + "\n", mode=0o600, follow_links=False)
-        if facts is not None and os.geteuid() == 0:
-            os.chown(self.path, facts.st_uid, facts.st_gid)
-        self.path.chmod(mode)
+        write_atomic(self.path, json.dumps(document) + "\n", mode=mode, follow_links=False, like=facts)
 
     def _read(self) -> dict[str, Token]:
         remedy = "restore it, or remove it and make new tokens"

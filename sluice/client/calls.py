@@ -157,6 +157,10 @@ class Client(BaseClient):
         """Models that run as services. `GET /services`."""
         return self.call(Call(models.ServiceList, "GET", "/services"))
 
+    def limits(self) -> models.CallerLimits:
+        """What gateways of services let through of the caller. `GET /limits`."""
+        return self.call(Call(models.CallerLimits, "GET", "/limits"))
+
     def service(self, service: str) -> models.Service:
         """One service and its replicas. `GET /services/{service}`."""
         return self.call(Call(models.Service, "GET", "/services/{service}", names={"service": service}))
@@ -974,6 +978,10 @@ class AsyncClient(BaseAsyncClient):
     async def services(self) -> models.ServiceList:
         """Models that run as services. `GET /services`."""
         return await self.call(Call(models.ServiceList, "GET", "/services"))
+
+    async def limits(self) -> models.CallerLimits:
+        """What gateways of services let through of the caller. `GET /limits`."""
+        return await self.call(Call(models.CallerLimits, "GET", "/limits"))
 
     async def service(self, service: str) -> models.Service:
         """One service and its replicas. `GET /services/{service}`."""

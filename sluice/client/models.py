@@ -504,6 +504,26 @@ class Service(ServiceInList, Viewed):
     replicas: list[ServiceReplica]
 
 
+class CallerLimit(Model):
+    """What gateways let through of a caller or of one of its tenants, over all services. None: there is no limit."""
+
+    kind: Literal["user", "tenant"]
+    name: str
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent: int | None = Field(description="Requests at once, those that wait included.")
+    queued: int | None = Field(description="Requests that wait at once.")
+    tokens: int | None = Field(description="Of a tenant in each usage period.")
+    used_requests_per_minute: int | None = Field(description="Of the last five minutes; null: not known, or private.")
+    used_tokens_per_minute: int | None = Field(description="Of the last five minutes; null: not known, or private.")
+
+
+class CallerLimits(Viewed):
+    """The caller's own limits at services, and those of its tenants."""
+
+    limits: list[CallerLimit]
+
+
 class ServiceMoment(Model):
     """How a service was at a time."""
 

@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,7 @@ _LEADS_S = 2.0
 _STATUS_S = 5.0
 _SLOW_PERIODS = 3.0  # a run that takes this many periods, and the time below, is reported as slow
 _SLOW_S = 30.0
+_SWITCH_S = 0.001  # a thread that answers waits so long for one that computes, each time that it has read a file
 _HEARTBEAT = struct.Struct(">QQ")  # time, index among SlurmctldHost (slurmctld/heartbeat.c)
 
 log = logging.getLogger("sluice.controllerd")
@@ -171,6 +173,7 @@ class Controllerd:
     def serve(self) -> None:
         """Until `stop`."""
         self.site.state.mkdir(mode=0o750, parents=True, exist_ok=True)
+        sys.setswitchinterval(_SWITCH_S)
         for duty in self.duties:
             threading.Thread(target=self._repeat, args=(duty,), name=duty.name, daemon=True).start()
         log.warning("ready on %s: %s", self.site.host, ", ".join(self.states) or "no duties")

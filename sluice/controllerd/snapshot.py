@@ -28,7 +28,7 @@ from policy.grouping import Grouping
 from policy.live import Cluster, gpus_in_use, gpus_of
 from policy.quota_use import TenantUse, example, quota_rows, read_use
 from policy.service_jobs import FILE_NAME as SERVICES_FILE
-from policy.service_jobs import ServicesFile, ServicesPolicy, parse_job_name
+from policy.service_jobs import ServicesFile, ServicesPolicy, compile_services, parse_job_name
 from policy.service_use import service_documents
 from sluice.base import events
 from sluice.base.errors import SluiceError
@@ -44,7 +44,7 @@ from sluice.controllerd.published_reports import BusyError, Reports
 from sluice.controllerd.readings import readings_of
 from sluice.controllerd.serving import Serving
 from sluice.exchange.live import LIVE_FILE, GpuNow, Live, latest, read_live
-from sluice.exchange.recent_use import RecentUse, ServiceUse
+from sluice.exchange.recent_use import CallerUse, RecentUse, ServiceUse
 from sluice.exchange.serve_status import ask_status
 from sluice.exchange.serving import GATEWAY_USER, REPLICAD_USER
 from sluice.exchange.serving import SOCKET as REPLICAD_SOCKET
@@ -76,7 +76,7 @@ _REPLICAD_S = 2.0
 _RECENT_S = 10.0  # between two looks at the records of requests
 _SHARE = 2.0  # a part that takes long is read at most every so many times that
 _SHARE_OF_JOBS = 1.25  # of many, most of that time is squeue's, and what changes is what viewers look for
-_FOLLOW_S = 0.2  # where slurmctld's side writes which jobs changed
+_FOLLOW_S = 0.1  # where slurmctld's side writes which jobs changed
 _CHECK_S = 300.0  # and so often all are listed as well
 _AGAIN_S = 2.0  # after a failure, which may have been a long time-out
 _LATE_S = 4.0  # commands of Slurm try for MessageTimeout and longer before they fail
@@ -144,6 +144,7 @@ class Publisher:
         self._recent: RecentUse | None = None
         self._recent_at = -_RECENT_S
         self._use: dict[str, ServiceUse] | None = None
+        self._callers: dict[str, CallerUse] = {}
         self._jobs_lock = threading.Lock()
         self._changes: JobChanges | None = None  # once StateSaveLocation is known
         self._followed_at = 0.0  # what is published is so old, where changes are followed; else 0
@@ -339,7 +340,8 @@ class Publisher:
         rows = service_documents(policy, list(self._replicas.values()), status, self._use)
         cut = {row["name"]: {**row, "replicas": row["replicas"][:_MOST_REPLICAS]} for row in rows}
         self.snapshot.put("services", cut)
-        self.snapshot.put_one("serving", "serving", {"address": policy.address})
+        self.snapshot.put("serving-use", {name: asdict(one) for name, one in self._callers.items()})
+        self.snapshot.put_one("serving", "serving", {"address": policy.address, "counted": self._use is not None})
 
     def _read_use(self, policy: ServicesPolicy) -> dict[str, ServiceUse] | None:
         """What was used of services lately; None where the records cannot be read, as on a host without gateways."""
@@ -347,7 +349,9 @@ class Publisher:
         if self._recent is None or self._recent.folder != folder:
             self._recent = RecentUse(folder)
         try:
-            return self._recent.look({one.name: one.first_token_s for one in policy.services.values()})
+            found = self._recent.look({one.name: one.first_token_s for one in policy.services.values()})
+            self._callers = self._recent.callers()
+            return found
         except OSError as error:
             log.info("records of requests: %s: %s", error.filename, error.strerror)
             return None
@@ -478,6 +482,8 @@ class Publisher:
         self._grouping = found.policy.grouping or Grouping()
         shown = found.policy.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
         self.snapshot.put_one("policy", "policy", shown)
+        limits = [one for one in compile_services(found.policy).limits if one.kind in ("user", "tenant")]
+        self.snapshot.put("serving-limits", {f"{one.kind}/{one.name}": one.model_dump() for one in limits})
         text = found.text if len(found.text) <= _MOST_POLICY else ""
         self.snapshot.put_one("policy-text", "text", text)
 
@@ -757,7 +763,10 @@ def duties(site: Site) -> list[Duty]:
     def refresh(group: str) -> Callable[[Site], None]:
         return lambda _: publisher.refresh(group)
 
-    found = [Duty(f"snapshot-{group}", _LOOK_S, refresh(group), everywhere=True) for group in publisher.groups]
+    found = [
+        Duty(f"snapshot-{group}", _FOLLOW_S if group == "jobs" else _LOOK_S, refresh(group), everywhere=True)
+        for group in publisher.groups
+    ]
     check = Duty("snapshot-check", _CHECK_S / 10, lambda _: publisher.check(), everywhere=True)
     return [
         Duty("snapshot", 10.0, publisher.serve, everywhere=True, lasting=True),

@@ -1,9 +1,9 @@
-"""What was used of each service lately, from the gateways' records."""
+"""What was used lately of each service, and by each user and tenant, from the gateways' records."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,14 @@ class ServiceUse:
     deadline_met_percent: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class CallerUse:
+    """Of a user or tenant, over all services: rates of the last five minutes."""
+
+    requests_per_minute: int
+    tokens_per_minute: int
+
+
 @dataclass(slots=True)
 class _Minute:
     requests: int = 0
@@ -42,6 +50,7 @@ class RecentUse:
         self.folder = folder
         self._added: Added | None = None
         self._minutes: dict[str, dict[int, _Minute]] = {}
+        self._callers: dict[str, dict[int, _Minute]] = {}  # by kind and name, as of limits: user/alice
 
     def look(self, deadlines: Mapping[str, float], now: float | None = None) -> dict[str, ServiceUse]:
         """The use of these services, each with its seconds until the first token. Raises OSError."""
@@ -49,7 +58,20 @@ class RecentUse:
         for record, times in self._records(at):
             if record.service in deadlines:
                 self._count(record, deadlines[record.service], times)
+            for caller in (f"user/{record.user}", f"tenant/{record.tenant}"):
+                _add(self._callers.setdefault(caller, {}), record, times)
         return {name: self._use(self._minutes.get(name, {}), at) for name in deadlines}
+
+    def callers(self, now: float | None = None) -> dict[str, CallerUse]:
+        """The use of each user and tenant that called in the last minutes, as of the last `look`."""
+        at = time.time() if now is None else now
+        first = int(at // 60) - _RATE_MINUTES
+        lately = {
+            name: {begun: one for begun, one in minutes.items() if begun >= first}
+            for name, minutes in self._callers.items()
+        }
+        self._callers = {name: minutes for name, minutes in lately.items() if minutes}
+        return {name: CallerUse(*_rates(minutes.values(), at)) for name, minutes in self._callers.items()}
 
     def _records(self, now: float) -> Iterator[tuple[RequestRecord, int]]:
         """What is new; -1: it is replaced."""
@@ -68,9 +90,7 @@ class RecentUse:
                 yield bill, -1
 
     def _count(self, record: RequestRecord, deadline_s: float, times: int) -> None:
-        one = self._minutes.setdefault(record.service, {}).setdefault(int(record.ended // 60), _Minute())
-        one.requests += times
-        one.tokens += times * (record.prompt_tokens + record.completion_tokens)
+        one = _add(self._minutes.setdefault(record.service, {}), record, times)
         first_s = record.total_s if record.outcome == "ok" else None  # an embedding has no first token
         first_s = first_s if record.first_token_s is None else record.first_token_s
         if first_s is not None and first_s <= deadline_s:
@@ -84,10 +104,21 @@ class RecentUse:
         for old in [one for one in minutes if one < this - _KEPT_MINUTES]:
             del minutes[old]
         lately = [one for begun, one in minutes.items() if begun >= this - _RATE_MINUTES]
-        covered = _RATE_MINUTES + now % 60 / 60
         met, missed = sum(one.met for one in minutes.values()), sum(one.missed for one in minutes.values())
         return ServiceUse(
-            round(sum(one.requests for one in lately) / covered),
-            round(sum(one.tokens for one in lately) / covered),
+            *_rates(lately, now),
             round(100 * met / (met + missed), 1) if met + missed else None,
         )
+
+
+def _add(minutes: dict[int, _Minute], record: RequestRecord, times: int) -> _Minute:
+    one = minutes.setdefault(int(record.ended // 60), _Minute())
+    one.requests += times
+    one.tokens += times * (record.prompt_tokens + record.completion_tokens)
+    return one
+
+
+def _rates(lately: Iterable[_Minute], now: float) -> tuple[int, int]:
+    """Requests and tokens a minute."""
+    minutes, covered = list(lately), _RATE_MINUTES + now % 60 / 60
+    return round(sum(one.requests for one in minutes) / covered), round(sum(one.tokens for one in minutes) / covered)

@@ -62,6 +62,7 @@ class TextClient:
     def __init__(self, commands: Commands | None = None) -> None:
         self.commands = commands or Commands()
         self._marks = new_mark(), new_mark()  # of each_job: the same each time, so that its rows can be compared
+        self._nodes: dict[str, Node] = {}  # by their records, of the last listing: few differ in the next one
 
     def version(self) -> SlurmVersion:
         """Version of the commands in use."""
@@ -89,7 +90,12 @@ class TextClient:
         arguments = ["show", "node", "--oneliner", "--details", "--all"]
         if names is not None:
             arguments.insert(2, names)
-        return [_node(line) for line in _records(self.commands.output("scontrol", *arguments), "NodeName=")]
+        known = self._nodes
+        records = _records(self.commands.output("scontrol", *arguments), "NodeName=")
+        found = {record: known.get(record) or _node(record) for record in records}
+        if names is None:
+            self._nodes = found
+        return list(found.values())
 
     def partitions(self) -> list[Partition]:
         """All partitions, hidden ones included."""

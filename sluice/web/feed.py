@@ -13,7 +13,7 @@ from sluice.base.text import one_line
 from sluice.exchange.snapshot import MOST_ANSWER, parse_answer, render_request
 from sluice.web.store import Change, Store
 
-PERIOD_S = 0.5
+PERIOD_S = 0.25
 _TIMEOUT_S = 10.0
 _AT_A_TIME = 8
 

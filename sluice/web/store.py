@@ -9,17 +9,18 @@ import json
 import sys
 import time
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from sluice.base.errors import UsageError
 from sluice.report.fleet import hosts
 from sluice.web.series import Series, ServiceSeries
 
 SORTS = ("id", "submit_time", "start_time", "end_time", "priority", "gpus")
-_INDEXED = ("user", "account", "partition", "state", "qos", "reason", "nodes")
+_INDEXED = ("user", "account", "partition", "state", "qos", "nodes")
 FIELDS = (
     "id", "array_id", "array_tasks", "name", "user", "account", "qos", "partition", "state", "reason", "nodes",
     "node_count", "cpus", "gpus", "gpu_mem_mib", "memory_mib", "submit_time", "eligible_time", "start_time", "end_time",
@@ -32,6 +33,8 @@ _PIECE = 50  # rows that are taken before others are served
 _RENEWED = 50_000  # jobs that are replaced before what stays is frozen again
 MOST_CURSOR = 512
 
+Made = TypeVar("Made")
+
 
 class Job:
     """One job; texts that many share are kept once."""
@@ -43,6 +46,8 @@ class Job:
     user: str
     account: str
     state: str
+    reason: str
+    gpus: int
     partition: str
     nodes: str
     start_time: int | None
@@ -83,6 +88,8 @@ class Page:
     next: str | None
 
 
+Waits = dict[str, tuple[int, int]]
+"""Jobs that wait, and the GPUs that they ask for, by Slurm's reason."""
 Mark = tuple[int, int]
 """A job's place in an order: the value that it is sorted by (-1: not known), and its number."""
 
@@ -95,6 +102,7 @@ class Jobs:
         self._sets: dict[str, dict[str, set[int]]] = {name: {} for name in _INDEXED}
         self._lists: dict[str, set[str]] = {}  # by node: the hostlists of jobs that have it, which many jobs share
         self._orders: dict[str, list[Mark]] = {}
+        self._waits: Waits = {}
         self._named: dict[str, set[int]] = {}  # by part of a name that was asked for, the last ones
 
     def put(self, row: Mapping[str, Any]) -> Job:
@@ -102,6 +110,9 @@ class Jobs:
         job = Job(row)
         before = self.by_id.get(job.id)
         self.by_id[job.id] = job
+        _count(self._waits, job, 1)
+        if before is not None:
+            _count(self._waits, before, -1)
         for name in _INDEXED:
             was, now = (() if before is None else _words(before, name)), _words(job, name)
             if was == now:
@@ -128,6 +139,7 @@ class Jobs:
         """Remove a job; it, or None where it was not there."""
         job = self.by_id.pop(number, None)
         if job is not None:
+            _count(self._waits, job, -1)
             for mine in self._named.values():
                 mine.discard(number)
             for name in _INDEXED:
@@ -176,13 +188,14 @@ class Jobs:
         counted = {state: len(mine) if seen is None else len(mine & seen) for state, mine in states}
         return {state: count for state, count in sorted(counted.items()) if count}
 
-    def waiting(self, seen: set[int] | None, most: int = 20) -> dict[str, int]:
-        """Jobs that wait by their reasons, the most frequent ones; of `seen` alone, if it is given."""
-        pending = self._sets["state"].get("PENDING", set())
-        wait = pending if seen is None else pending & seen
-        counted = {reason: len(mine & wait) for reason, mine in self._sets["reason"].items()}
-        often = sorted(((count, reason) for reason, count in counted.items() if count), reverse=True)
-        return {reason or "None": count for count, reason in often[:most]}
+    def waiting(self, seen: set[int] | None) -> Waits:
+        """Jobs that wait; of `seen` alone, if it is given."""
+        if seen is None:
+            return self._waits
+        found: Waits = {}
+        for number in seen & self.of("state", ["PENDING"]):
+            _count(found, self.by_id[number], 1)
+        return found
 
     def page(self, query: Query, seen: set[int] | None) -> Page:
         """A page of the jobs that match; of `seen` alone, if it is given. Raises UsageError for a bad cursor."""
@@ -247,6 +260,17 @@ def _words(job: Job, name: str) -> tuple[str, ...]:
     return (value,) if value or name != "nodes" else ()
 
 
+def _count(waits: Waits, job: Job, by: int) -> None:
+    """Add a job that waits, or take it away."""
+    if job.state != "PENDING":
+        return
+    jobs, gpus = waits.get(job.reason, (0, 0))
+    if jobs + by:
+        waits[job.reason] = jobs + by, gpus + by * job.gpus
+    else:
+        del waits[job.reason]
+
+
 def _mark(job: Job, name: str) -> Mark:
     value = getattr(job, name)
     return (-1 if value is None else value), job.id
@@ -303,6 +327,8 @@ class Store:
     series: Series = field(default_factory=Series)
     service_series: ServiceSeries = field(default_factory=ServiceSeries)
     _renewed: int = 0
+    _changed: Counter[str] = field(default_factory=Counter)  # rows by section
+    _made: dict[str, tuple[list[int], Any]] = field(default_factory=dict)
 
     def apply(self, answer: Mapping[str, Any]) -> list[Change]:
         """Take the rows of an answer; what changed. Raises KeyError, TypeError, ValueError for what is not one."""
@@ -315,6 +341,7 @@ class Store:
         """The same in pieces of a few milliseconds, between which requests may be served."""
         if answer["reset"]:
             self.jobs, self.sections, self.complete = Jobs(), {}, False
+            self._made.clear()
             changes.append(("", "", None, None))
         for place, (section, key, value) in enumerate(answer["rows"]):
             if place % _PIECE == _PIECE - 1:
@@ -326,6 +353,7 @@ class Store:
                 changes.append((section, key, before, now))
                 continue
             rows = self.sections.setdefault(section, {})
+            self._changed[section] += 1
             changes.append((section, key, rows.get(key), value))
             if value is None:
                 rows.pop(key, None)
@@ -356,6 +384,15 @@ class Store:
     def one(self, section: str) -> Any:
         """The row of a section that has one, or None."""
         return next(iter(self.rows(section).values()), None)
+
+    def once(self, name: str, sections: Iterable[str], make: Callable[[], Made]) -> Made:
+        """What `make` makes of these sections, for all who ask, until one of them changes."""
+        changed = [self._changed[section] for section in sections]
+        kept = self._made.get(name)
+        if kept is None or kept[0] != changed:
+            kept = self._made[name] = changed, make()
+        made: Made = kept[1]
+        return made
 
     def part(self, name: str) -> dict[str, Any]:
         """How old a part is: that of the daemon, or since the daemon does not answer."""

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
+from functools import lru_cache
 from typing import Any
 
 from sluice.web.access import Viewer
@@ -22,7 +23,7 @@ MOST_OF_USER = 16
 _MOST_PENDING = 5000
 _LATER = {"retry-after": "30", "connection": "close"}  # who is refused does not keep a connection either
 _PING_S = 15.0
-_PACE_S = 0.2
+_PACE_S = 0.5  # between two batches of one stream: parts alone change several times a second
 _BATCH = 200
 
 Pending = dict[tuple[str, str], bool]
@@ -65,6 +66,20 @@ def sees(viewer: Viewer, section: str, row: Any) -> bool:
     if section == "jobs":
         return viewer.sees_job(row)  # without its document
     return shown(viewer, section, row) is not None
+
+
+def _text(viewer: Viewer, section: str, row: Any) -> str | None:
+    """A row as the viewer sees it, in JSON, or None."""
+    if section == "jobs":
+        return _text_of(row) if viewer.sees_job(row) else None
+    now = shown(viewer, section, row)
+    return None if now is None else json.dumps(now, separators=(",", ":"))
+
+
+@lru_cache(maxsize=1024)
+def _text_of(job: Job) -> str:
+    """A job as it is now, which is the same for all who see it: made once for all streams."""
+    return json.dumps(job.document(), separators=(",", ":"))
 
 
 class Streams:
@@ -162,11 +177,11 @@ class Streams:
             row: Job | Any = (
                 self.store.jobs.by_id.get(int(key)) if section == "jobs" else self.store.rows(section).get(key)
             )
-            now = shown(stream.viewer, section, row)
+            now = _text(stream.viewer, section, row)
             if now is None and not saw:
                 continue
-            data = {"key": key} if now is None else {"key": key, "row": now}
-            pieces.append(f"event: {section}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode())
+            more = "" if now is None else f',"row":{now}'
+            pieces.append(f'event: {section}\ndata: {{"key":{json.dumps(key)}{more}}}\n\n'.encode())
         if stream.pending:
             stream.wake.set()
         return b"".join(pieces) or b": nothing for you\n\n"

@@ -33,10 +33,10 @@
 
 enum {
     PERIOD_MS = 500,
-    SHARE = 10,
+    SHARE = 8,
     WANTED_S = 60,
-    LOOK_SLICE = 4000, /* jobs under one hold of the locks: looked at ... */
-    SLICE = 100,       /* ... and packed */
+    LOOK_SLICE = 20000, /* jobs under one hold of the locks: looked at; each hold may wait for a scheduler first ... */
+    SLICE = 100,        /* ... and packed */
     RETRY_MS = 10000,
     NODES_WIDTH = 16,
 };

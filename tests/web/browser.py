@@ -116,7 +116,8 @@ class Browser:
 
     def axe(self) -> list[dict[str, Any]]:
         """Violations of WCAG 2.2 AA of the page as it is."""
-        self.driver.execute_script(self._axe)
+        if not self.driver.execute_script("return 'axe' in window"):
+            self.driver.execute_script(self._axe)
         found: list[dict[str, Any]] = self.driver.execute_async_script(_RUN_AXE, list(WCAG))
         return found
 

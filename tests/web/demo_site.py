@@ -269,7 +269,20 @@ class Demo:
         made.put("inventory", inventories)
         made.put_one("failover", "failover", self._failover())
         made.put("services", self.services())
-        made.put_one("serving", "serving", {"address": "https://models.lab.org/v1" if self.gpus else ""})
+        made.put_one(
+            "serving", "serving", {"address": "https://models.lab.org/v1" if self.gpus else "", "counted": True}
+        )
+        made.put("serving-limits", {
+            key: {"requests_per_minute": None, "tokens_per_minute": None, "concurrent": None, "queued": None, "tokens": None, **limits}
+            for key, limits in {
+                "user/*": {"requests_per_minute": 120, "tokens_per_minute": 60_000, "concurrent": 16},
+                "tenant/*": {"tokens_per_minute": 200_000}, "tenant/physics": {"tokens_per_minute": 400_000, "tokens": 500_000_000},
+            }.items()
+        } if self.gpus else {})  # fmt: skip
+        made.put("serving-use", {
+            "user/alice": {"requests_per_minute": 31, "tokens_per_minute": 22_400},
+            "tenant/physics": {"requests_per_minute": 88, "tokens_per_minute": 140_300},
+        })  # fmt: skip
         for part in PARTS:
             made.put_one("parts", part, {"at": round(self.now, 2), "stale_since": None, "problem": ""})
         return made

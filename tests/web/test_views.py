@@ -47,10 +47,11 @@ def test_a_view_of_a_site_on_its_first_day_is_accessible(
 def look_at(site: DemoSite, browser: Browser, view: View) -> None:
     browser.enter(site.token(view.user) if view.user else "")
     browser.errors()
+    browser.look()
+    browser.open(view.path)
+    browser.settle()
     for dark in (False, True):
         browser.look(dark=dark)
-        browser.open(view.path)
-        browser.settle()
         assert browser.axe() == []
         assert browser.driver.execute_script("return window.marker === undefined"), "a text was run"
     browser.look(width=360)

@@ -28,8 +28,9 @@ from sluice.controllerd.health.checkpoints import Checkpoints
 from sluice.controllerd.health.keeper import Act, Keeper, State, from_document, to_document
 from sluice.controllerd.health.listing import explain, rows_of
 from sluice.controllerd.health.requeue import Requeue, Requeues
+from sluice.controllerd.health.running import Running
 from sluice.exchange.health_report import parse_report
-from sluice.slurm.answers import Node
+from sluice.slurm.answers import Job, Node
 
 STATE_FILE = "sluice.health.json"
 PERIOD_S = 5.0
@@ -54,6 +55,7 @@ class Controller:
         self._stamp: tuple[int, int] | None = None
         self._requeues = Requeues(site.commands, self._job_event)
         self._checkpoints = Checkpoints()
+        self._listed = Running(site.client)
         self._running: dict[str, dict[int, float]] = {}  # node -> its jobs, when they were last looked at
         self._down: set[str] = set()
         self._saved = ""
@@ -147,7 +149,11 @@ class Controller:
             else:
                 self._carry_out(self._give_all_back())
             withdrawn.write(site.state_save / withdrawn.FILE_NAME, self.keeper.state.withdrawn())
-            self._watch_nodes(nodes, policy, now)
+            self._save()
+        running = self._listed.jobs()  # may take seconds, in which requests are answered
+        with self.lock:
+            self._load()
+            self._watch_nodes(nodes, running, policy, now)
             if self.keeper.state.jobs:
                 sizes = {one.name: one.node_count for one in site.client.partitions()}
                 self._requeues.advance(
@@ -158,7 +164,7 @@ class Controller:
     def signal(self, site: Site) -> None:
         """Signal running jobs that save their state."""
         policy = self._policy_of().checkpoint
-        for job in self._checkpoints.due(site.client.jobs(states=["RUNNING"]), policy, time.time()):
+        for job in self._checkpoints.due(self._listed.jobs(), policy, time.time()):
             site.commands.run("scancel", f"--signal={policy.signal}", "--full", job.own_name, check=False)
             log.info("job %d: signalled to save its state", job.id)
 
@@ -203,7 +209,7 @@ class Controller:
     def _scontrol(self, node: str, *changes: str) -> None:
         self.site.commands.output("scontrol", "update", f"nodename={node}", *changes)
 
-    def _watch_nodes(self, nodes: list[Node], policy: NodePolicy, now: float) -> None:
+    def _watch_nodes(self, nodes: list[Node], running: list[Job], policy: NodePolicy, now: float) -> None:
         """Nodes that went down: Slurm requeues their jobs itself; here they get wait, hint and budget."""
         down = {node.name for node in nodes if node.state == "down" and "not_responding" in node.flags}
         for name in sorted(down - self._down):
@@ -216,10 +222,10 @@ class Controller:
                 self.keeper.state.jobs.setdefault(job, requeue)
         self._down = down
         self._running = {name: self._running.get(name, {}) for name in down}
-        for running in self.site.client.jobs(states=["RUNNING"]):
-            for name in expand(running.nodes) if running.nodes else ():
+        for one in running:
+            for name in expand(one.nodes) if one.nodes else ():
                 if name not in down:
-                    self._running.setdefault(name, {})[running.id] = now
+                    self._running.setdefault(name, {})[one.id] = now
 
     # ---- events and state ----
 

@@ -13,6 +13,10 @@ from sluice.metrics.names import MEASUREMENTS
 from sluice.web.access import LEVELS, Viewer
 from sluice.web.api.tenants import of_list
 from sluice.web.endpoint import Endpoint, Site, known
+from sluice.web.store import Waits
+
+_MOST_REASONS = 20
+_OF_GPUS = ("gpus", "gpus_in_use", "gpus_out", "gpu_types")
 
 
 class EventsQuery(BaseModel, extra="forbid"):
@@ -28,21 +32,32 @@ def sequence(row: Mapping[str, Any]) -> int:
 
 def _overview(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
     cluster = known(site, "cluster", "cluster")
-    gpus = list(site.store.rows("gpus").values()) if viewer.sees_nodes else None
     return {
         "schema_version": 1,
         **{name: cluster[name] for name in ("cluster", "slurm_version", "private_data")},
         "connected": site.store.connected,
         "parts": {name: viewer.part(site.store.part(name)) for name in sorted(site.store.rows("parts"))},
         "jobs_by_state": site.store.jobs.counts(viewer.seen_jobs()),
-        "gpus": None if gpus is None else len(gpus),
-        "gpus_in_use": None if gpus is None else sum(row["use"] != "free" for row in gpus),
-        "gpus_out": None if gpus is None else sum(row["health"] == "out" for row in gpus),
-        "gpu_types": None
-        if gpus is None
-        else gpu_types(gpus, site.store.rows("nodes"), cluster.get("gpu_classes", {})),
-        "waiting_by_reason": site.store.jobs.waiting(viewer.seen_jobs()),
+        **(_gpus(site) if viewer.sees_nodes else dict.fromkeys(_OF_GPUS)),
+        "waiting_by_reason": _most_frequent(site.store.jobs.waiting(viewer.seen_jobs())),
     }
+
+
+def _gpus(site: Site) -> dict[str, Any]:
+    """The figures of the GPUs, which are the same for all who see nodes."""
+
+    def count() -> dict[str, Any]:
+        gpus, nodes = site.store.rows("gpus").values(), site.store.rows("nodes")
+        in_use, out = sum(row["use"] != "free" for row in gpus), sum(row["health"] == "out" for row in gpus)
+        types = gpu_types(gpus, nodes, site.store.one("cluster").get("gpu_classes", {}))
+        return dict(zip(_OF_GPUS, (len(gpus), in_use, out, types), strict=True))
+
+    return site.store.once("gpus", ("gpus", "nodes", "cluster"), count)
+
+
+def _most_frequent(waits: Waits) -> dict[str, int]:
+    often = sorted(((jobs, reason) for reason, (jobs, _) in waits.items()), reverse=True)
+    return {reason or "None": jobs for jobs, reason in often[:_MOST_REASONS]}
 
 
 def gpu_types(

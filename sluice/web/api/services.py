@@ -11,6 +11,8 @@ from sluice.web.endpoint import Endpoint, Site
 from sluice.web.problems import ProblemError, not_found
 
 _SHOWN = models.ServiceInList.model_fields
+_RATES = ("requests_per_minute", "tokens_per_minute")
+_AMOUNTS = (*_RATES, "concurrent", "queued", "tokens")
 
 
 def _services(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
@@ -34,6 +36,25 @@ def _service(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) ->
     return {**site.viewed("services"), **_seen(site, viewer, path["service"])}
 
 
+def _limits(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
+    written, use = site.store.rows("serving-limits"), site.store.rows("serving-use")
+    counted = (site.store.one("serving") or {}).get("counted", False)
+
+    def limit(kind: str, name: str) -> dict[str, Any]:
+        row = written.get(f"{kind}/{name}") or written.get(f"{kind}/*") or {}
+        shown = counted and (kind == "user" or name in viewer.coordinates or not viewer.withholds("usage"))
+        used = use.get(f"{kind}/{name}", {})
+        return {
+            "kind": kind,
+            "name": name,
+            **{one: row.get(one) for one in _AMOUNTS},
+            **{f"used_{one}": used.get(one, 0) if shown else None for one in _RATES},
+        }
+
+    tenants = [limit("tenant", name) for name in sorted(viewer.accounts)]
+    return {**site.viewed("services", "policy"), "limits": [limit("user", viewer.user), *tenants]}
+
+
 def _series(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
     seen = _seen(site, viewer, path["service"])
     moments = site.store.service_series.of(path["service"])
@@ -55,6 +76,7 @@ async def _change(site: Site, viewer: Viewer, body: models.ServiceChange, path: 
 
 ENDPOINTS = (
     Endpoint("/services", _services, models.ServiceList, "Models that run as services"),
+    Endpoint("/limits", _limits, models.CallerLimits, "What gateways of services let through of the caller"),
     Endpoint("/services/{service}", _service, models.Service, "One service and its replicas"),
     Endpoint("/services/{service}/series", _series, models.ServiceSeries, "How a service was over the last day"),
     Endpoint(

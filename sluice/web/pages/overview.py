@@ -67,15 +67,12 @@ def _kind(gpu: Mapping[str, Any]) -> str:
 
 def waiting(site: Site, viewer: Viewer) -> list[tuple[str, int, int]]:
     """Why jobs wait: Slurm's reason, how many jobs, and GPUs."""
-    seen = viewer.seen_jobs()
-    pending = site.store.jobs.of("state", ["PENDING"])
     jobs: Counter[str] = Counter()
     gpus: Counter[str] = Counter()
-    for number in pending if seen is None else pending & seen:
-        job = site.store.jobs.by_id[number]
-        reason = job.reason if job.reason not in ("", "None") else "Priority"  # type: ignore[attr-defined]
-        jobs[reason] += 1
-        gpus[reason] += job.gpus  # type: ignore[attr-defined]
+    for said, (many, wanted) in site.store.jobs.waiting(viewer.seen_jobs()).items():
+        reason = said if said not in ("", "None") else "Priority"
+        jobs[reason] += many
+        gpus[reason] += wanted
     return [(reason, many, gpus[reason]) for reason, many in jobs.most_common(12)]
 
 

@@ -26,6 +26,7 @@ LIMITS = {
     "requests_per_minute": "Requests a minute", "tokens_per_minute": "Tokens a minute",
     "concurrent": "Requests at once", "queued": "Requests that wait",
 }  # fmt: skip
+OWN_LIMITS = {**LIMITS, "tokens": "Tokens in the period"}
 ACTS = {"scale": "The service was scaled.", "pause": "The service is paused.", "resume": "The service was resumed."}
 _NO_ADDRESS = "https://ADDRESS/v1"
 _PATIENCE_S = 0.7
@@ -33,17 +34,31 @@ _MOST_POINTS = 120
 
 
 class Limit(NamedTuple):
-    """What is limited, and how much of it is used."""
+    """What is limited, and how much of it is used. `whose`: the tenant's, if it is not of a service or the viewer."""
 
     title: str
     used: float | None
     limit: float
+    whose: str = ""
 
 
 def _services(site: Site, viewer: Viewer, request: Request) -> Seen:
     found = ask(site, viewer, "/services")
     names = [one["name"] for one in found["services"]]
-    return {**found, **_first_call(viewer, found["address"], names[0] if names else ""), "replica_states": REPLICAS}
+    return {
+        **found, **_first_call(viewer, found["address"], names[0] if names else ""), "replica_states": REPLICAS,
+        "own_limits": _own_limits(ask(site, viewer, "/limits")["limits"]),
+    }  # fmt: skip
+
+
+def _own_limits(rows: Iterable[Mapping[str, Any]]) -> list[Limit]:
+    """Those that there are, of the viewer and then of its tenants."""
+    return [
+        Limit(title, row.get(f"used_{name}"), row[name], row["name"] if row["kind"] == "tenant" else "")
+        for row in rows
+        for name, title in OWN_LIMITS.items()
+        if row[name] is not None
+    ]
 
 
 async def _service(site: Site, viewer: Viewer, request: Request) -> Seen:

@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +49,22 @@ def test_an_equal_file_is_not_touched(tmp_path):
     assert not write_if_changed(target, "a")
     assert target.stat().st_ino == inode
     assert write_if_changed(target, "b")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_owner_and_mode_are_right_before_the_file_is_seen(tmp_path, monkeypatch):
+    """In between a service that reads it by its group could not, or another could."""
+    path, seen = tmp_path / "tokens.json", []
+    path.write_text("old")
+    os.chown(path, 12, 34)
+    replace = Path.replace
+
+    def watched(self, target):
+        facts = self.stat()
+        seen.append((facts.st_uid, facts.st_gid, facts.st_mode & 0o777, self.read_text()))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    write_atomic(path, "new", mode=0o640, like=path.stat())
+    assert seen == [(12, 34, 0o640, "new")]
+    assert (path.stat().st_uid, path.stat().st_gid) == (12, 34)

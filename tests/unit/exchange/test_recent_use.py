@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice.exchange.recent_use import RecentUse, ServiceUse
+from sluice.exchange.recent_use import CallerUse, RecentUse, ServiceUse
 from sluice.exchange.requests import RequestLog, RequestRecord
 
 NOW = 1_795_000_040.0  # 20 s after a minute began: rates are of 5 minutes and 20 s
@@ -55,3 +55,20 @@ def test_what_is_added_is_read_once_and_what_is_replaced_counts_no_more(tmp_path
     assert recent.look(DEADLINES, NOW)["llm"].tokens_per_minute == round(4800 / (5 + 20 / 60))
     later = NOW + 3700
     assert recent.look(DEADLINES, later)["llm"] == ServiceUse(0, 0, None), "an hour later it is forgotten"
+
+
+def test_users_and_tenants_are_counted_over_all_services_for_some_minutes(tmp_path: Path) -> None:
+    cut = {"tenant": "hpc", "id": "cut", "endpoint": "", "completion_tokens": 0}
+    write(tmp_path, {}, {"service": "gone"}, {"user": "bob", "ended": NOW - 900}, cut)
+    recent = RecentUse(tmp_path)
+    recent.look(DEADLINES, NOW)
+    minute = 5 + 20 / 60
+    assert recent.callers(NOW) == {
+        "user/alice": CallerUse(round(3 / minute), round(4200 / minute)),
+        "tenant/nlp": CallerUse(round(2 / minute), round(3200 / minute)),
+        "tenant/hpc": CallerUse(round(1 / minute), round(1000 / minute)),
+    }
+    write(tmp_path, {"tenant": "hpc", "id": "cut"})
+    recent.look(DEADLINES, NOW)
+    assert recent.callers(NOW)["tenant/hpc"].tokens_per_minute == round(1600 / minute), "its bill is replaced"
+    assert recent.callers(NOW + 400) == {}

@@ -122,6 +122,19 @@ def test_node_records(fake: Path) -> None:
     assert node.tres == {"cpu": 16, "mem": 1536}
 
 
+def test_nodes_that_are_as_before_are_not_read_again(fake: Path) -> None:
+    """A listing of a thousand nodes, of which a few change, is made each second."""
+    client, out = connect(prefix=fake), fake / "scontrol.out"
+    out.write_text("NodeName=n1 State=IDLE\nNodeName=n2 State=IDLE\n")
+    first, second = client.nodes()
+    assert client.nodes("n1") == [first, second]
+    out.write_text("NodeName=n1 State=MIXED\nNodeName=n2 State=IDLE\n")
+    changed, same = client.nodes()
+    assert changed.state == "mixed" and same is second
+    out.write_text("NodeName=n1 State=IDLE\n")
+    assert client.nodes() == [first]
+
+
 def test_accounting_options(fake: Path) -> None:
     (fake / "sacct.out").write_text("")
     assert connect(prefix=fake).accounting_jobs(start=0, users=["a", "b"], states=["COMPLETED"]) == []

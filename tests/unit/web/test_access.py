@@ -16,12 +16,14 @@ import pytest
 from starlette.datastructures import Headers
 
 from gres_probe.inventory import Inventory
-from policy.service_jobs import ServicePolicy, ServicesPolicy
+from policy.model import Policy
+from policy.service_jobs import ServicePolicy, ServicesPolicy, compile_services
 from policy.service_use import service_documents
 from sluice.base.errors import SluiceError
 from sluice.client import models
 from sluice.controllerd.snapshot import job_row, node_row
 from sluice.exchange.acts import ActError, Request, parse_request, render_answer, render_error
+from sluice.exchange.recent_use import CallerUse
 from sluice.exchange.serve_status import ReplicaStatus, Status
 from sluice.exchange.serving import State
 from sluice.exchange.snapshot import Snapshot, parse_answer
@@ -39,6 +41,19 @@ from tests.unit.web.reported import OWNERS, Reported
 
 LAUNCH = "0123456789abcdef"
 PATHS = {"job": "3", "tenant": "chemistry", "node": "n1", "report": "users", "service": "own"}
+
+
+SERVED = Policy.model_validate(
+    {
+        "serving": {
+            "each_user": {"requests_per_minute": 10, "concurrent": 4},
+            "users": {"alice": {"requests_per_minute": 60}},
+            "each_tenant": {"concurrent": 32},
+            "tenants": {"physics": {"tokens_per_minute": 50_000}},
+        },
+        "tenants": {"physics": {"members": ["alice"]}},
+    }
+)
 
 
 def service_rows() -> dict[str, Any]:
@@ -105,6 +120,10 @@ def a_snapshot(private: list[str]) -> Snapshot:
                         for n, (u, _) in OWNERS.items()})  # fmt: skip
     made.put("health", {"n1": {"node": "n1", "gpu": "", "state": "fault", "severity": "fatal", "check": "xid", "since": 1.0, "reason": "secret-of-ops", "uuid": ""}})  # fmt: skip  # noqa: E501
     made.put("services", service_rows())
+    limits = [*compile_services(SERVED).limits]
+    made.put("serving-limits", {f"{one.kind}/{one.name}": one.model_dump() for one in limits if one.kind != "key"})
+    made.put("serving-use", {"user/alice": asdict(CallerUse(3, 900)), "tenant/physics": asdict(CallerUse(7, 2000))})
+    made.put_one("serving", "serving", {"address": "", "counted": True})
     made.put_one("cluster-health", "health", {"mode": "warn", "breaker_since": None, "left_out": 0, "healthy": ""})
     made.put_one("alerts", "alerts", {"schema_version": 1, "alerts": [], "undelivered": 0, "silences": []})
     made.put_one("policy", "policy", {"tenants": {"chemistry": {"description": "secret-of-ops"}}})
@@ -246,6 +265,11 @@ class Role:
         found = {"for-all"} | ({"for-physics"} if "physics" in accounts else set())
         return {"own", "for-physics", "for-all"} if self.operator or "chemistry" in accounts else found
 
+    @property
+    def limits(self) -> set[Any]:
+        """Its own, and those of its tenants."""
+        return {("user", self.user)} | {("tenant", a) for u, a in OWNERS.values() if u == self.user}
+
     def own(self, path: str) -> bool:
         """Whether it sees the object of a path."""
         values = {
@@ -275,6 +299,7 @@ ROWS: dict[str, tuple[Any, str]] = {
     "/reports/nodes": (names("rows", "node"), "node_use"),
     "/reports/services": (names("rows", "account"), "requests"),
     "/services": (names("services", "name"), "services"),
+    "/limits": (lambda document: {(row["kind"], row["name"]) for row in document["limits"]}, "limits"),
     "/reports/gpus/each": (lambda document: {int(row["gpu"]) + 1 for row in document["rows"]}, "gpus_used"),
     "/reports/{report}": (names("rows", "user"), "users"),
 }
@@ -296,6 +321,32 @@ def test_every_endpoint_that_reads_has_a_rule() -> None:
     """One without fails here, so that none is forgotten in the walk below."""
     reads = {one.path for one in ENDPOINTS if one.method == "GET" and not one.operators}
     assert sorted(reads ^ ({*ROWS, *NO_ROWS} | OBJECTS)) == []
+
+
+@pytest.mark.parametrize("private", [[], ["usage"]])
+def test_a_caller_sees_its_own_limits_and_what_is_used_of_them(tmp_path: Path, private: list[str]) -> None:
+    web = Web(tmp_path, private)
+
+    def seen(user: str) -> dict[str, list[int | None]]:
+        rows = web.get("/limits", user).json()["limits"]
+        fields = (
+            "requests_per_minute",
+            "used_requests_per_minute",
+            "tokens_per_minute",
+            "used_tokens_per_minute",
+            "concurrent",
+        )
+        return {f"{row['kind']}/{row['name']}": [row[name] for name in fields] for row in rows}
+
+    neighbours = [None, None] if private else [7, 2000]
+    assert seen("alice") == {
+        "user/alice": [60, 3, None, 900, 4],
+        "tenant/physics": [None, neighbours[0], 50_000, neighbours[1], 32],
+    }
+    assert seen("bob")["tenant/physics"] == [None, 7, 50_000, 2000, 32], "its coordinator"
+    assert seen("mallory")["user/mallory"] == [10, 0, None, 0, 4], "no line of its own"
+    web.site.store.sections["serving"]["serving"] = {"address": ""}
+    assert seen("alice")["user/alice"] == [60, None, None, None, 4], "there are no records here"
 
 
 WORDS = ["accounts", "events", "jobs", "nodes", "usage", "users"]

@@ -43,6 +43,21 @@ def test_the_first_call_is_a_command_that_a_shell_takes(site: DemoSite) -> None:
     assert json.loads(words[-1])["model"] == "deepseek-7b"
 
 
+def test_a_callers_own_limits_are_on_the_page_of_services(site: DemoSite) -> None:
+    def rows(user: str) -> list[str]:
+        own = re.search(r'<section id="own".*?</section>', fetch(site, "/services", user).text, re.DOTALL)
+        assert own is not None
+        found = re.findall(r"<tr><th.*?</tr>", own[0].partition("<tbody>")[2], re.DOTALL)
+        return [" ".join(re.sub("<[^>]*>", " ", row).split()) for row in found]
+
+    assert rows("alice") == [
+        "Requests a minute yours 31 120", "Tokens a minute yours 22,400 60,000", "Requests at once yours \u2013 16",
+        "Tokens a minute physics \u2013 400,000", "Tokens in the period physics \u2013 500,000,000",
+    ]  # fmt: skip
+    assert "Tokens a minute physics 140,300 400,000" in rows("carla"), "its coordinator: use is private at this site"
+    assert rows("grace")[0] == "Requests a minute yours 0 120"
+
+
 def test_limits_of_gateways_are_for_operators(site: DemoSite) -> None:
     assert "200,000" in fetch(site, "/services/deepseek-7b", "oper").text
     assert "200,000" not in fetch(site, "/services/deepseek-7b", "grace").text, "its own tenant's member"

@@ -100,6 +100,41 @@ def test_jobs_by_a_part_of_their_names_follow_what_changes(monkeypatch: pytest.M
             assert len(jobs._named) <= 3
 
 
+def test_jobs_that_wait_are_counted_as_they_change() -> None:
+    choose, jobs = random.Random(2), Jobs()
+    for _ in range(300):
+        number = choose.randint(1, 30)
+        job = a_job(number, state=choose.choice(["PENDING", "RUNNING"]), reason=choose.choice(["", "Priority", "Held"]),
+                    tres={"gres/gpu": choose.randrange(3)})  # fmt: skip
+        jobs.remove(number) if choose.random() < 0.2 else jobs.put(job_row(job))
+        for seen in (None, set(choose.sample(range(31), 15))):
+            wait = [one for one in jobs.by_id.values() if one.state == "PENDING" and (seen is None or one.id in seen)]
+            wanted = {
+                reason: (len(mine), sum(one.gpus for one in mine))
+                for reason in ("", "Priority", "Held")
+                if (mine := [one for one in wait if one.reason == reason])
+            }
+            assert jobs.waiting(seen) == wanted
+
+
+def test_what_is_made_of_sections_is_made_again_once_they_change() -> None:
+    store = module.Store()
+    made: list[int] = []
+
+    def take(*rows: list[Any], reset: bool = False) -> int:
+        store.apply({"epoch": "e", "last": 1, "more": False, "reset": reset, "rows": list(rows)})
+
+        def count() -> int:
+            made.append(len(store.rows("nodes")))
+            return made[-1]
+
+        return store.once("how many", ("nodes", "gpus"), count)
+
+    assert (take(["nodes", "n1", {}]), take(["events", "1", {}]), len(made)) == (1, 1, 1)
+    assert (take(["nodes", "n2", {}]), take(["nodes", "n1", None]), len(made)) == (2, 1, 3)
+    assert (take(reset=True), len(made)) == (0, 4)
+
+
 def test_a_long_answer_is_taken_in_pieces() -> None:
     store = module.Store()
     changes: list[module.Change] = []
