@@ -20,8 +20,8 @@ RAN_ON: dict[tuple[str, str], Counter[str]] = {}
 TOOK: defaultdict[str, float] = defaultdict(float)  # seconds, by module
 LEFT_BEHIND = 70  # exit code; none of pytest's
 LONG_S = 100
-# Modules of more than LONG_S: one that is taken last would run alone, while the other workers have no work. A run of all
-# tests names them at its end.
+# Modules of more than LONG_S: one that is taken last would run alone, while the other workers have no work. A run names
+# them at its end.
 LONGEST_FIRST = (
     "test_plugin_soak",
     "test_placement_hook",

@@ -1,4 +1,4 @@
-"""The admin guide's commands, which tests/integration/test_tour.py runs at full scale: each exists, with its options."""
+"""The commands of the admin guide, which test_tour.py runs at full scale: each exists, with its options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import pytest
 from sluice.main import sluice
 from tests.integration.guide import commands
 
-SECTIONS = ("From packages", "Observe, and GRES that Sluice writes", "Enforce", "Admit", "Shadow", "Place", "Upgrade", "Uninstall")  # fmt: skip
+SECTIONS = (
+    "From packages",
+    "Observe, and GRES that Sluice writes",
+    "Enforce",
+    "Admit",
+    "Shadow",
+    "Place",
+    "Upgrade",
+    "Uninstall",
+)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
