@@ -144,6 +144,7 @@ def tour(full_scale: bool, bookworm_root: Path, tmp_path_factory: pytest.TempPat
             connect({_ADDRESSES[name]: machine for name, machine in machines.items()})
             site = Tour(machines)
             for name, machine in machines.items():
+                machine.patience = 300.0  # three machines install packages, of which Python makes byte code
                 _set_up(name, machine, folder / f"{name}-sim")
             _start(site)
             site.bring(kept_packages(), "/root/packages")
