@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,11 @@ import pytest
 MARK = f"SLUICE_TEST_SESSION={os.getpid()}"
 LEFT_BY_WORKERS: list[str] = []
 RAN_ON: dict[tuple[str, str], Counter[str]] = {}
+TOOK: defaultdict[str, float] = defaultdict(float)  # seconds, by module
 LEFT_BEHIND = 70  # exit code; none of pytest's
-# Modules of more than 100 s: one that is taken last would run alone, while the other workers have no work.
+LONG_S = 100
+# Modules of more than LONG_S: one that is taken last would run alone, while the other workers have no work. A run names
+# them at its end.
 LONGEST_FIRST = (
     "test_plugin_soak",
     "test_placement_hook",
@@ -82,11 +85,20 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Count tests of daemons by what they ran on; with pytest-xdist, where the workers' reports arrive."""
+    """Count tests of daemons by what they ran on, and time; with pytest-xdist, where the workers' reports arrive."""
+    TOOK[Path(report.location[0]).stem] += report.duration  # with what its tests share
     where = dict(report.user_properties).get("ran_on")
     if report.when == "call" and where is not None:
         key = str(where), Path(report.location[0]).stem
         RAN_ON.setdefault(key, Counter())[report.outcome] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where the time went."""
+    for module, seconds in sorted(TOOK.items(), key=lambda one: -one[1]):
+        if seconds > LONG_S:
+            known = "" if module in LONGEST_FIRST else ", not in LONGEST_FIRST"
+            terminalreporter.write_line(f"{module}: {seconds:.0f} s{known}")
 
 
 @pytest.hookimpl(optionalhook=True)

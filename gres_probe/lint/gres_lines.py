@@ -30,7 +30,7 @@ _AUTODETECT: tuple[tuple[str, SlurmVersion], ...] = (
     ("full", (25, 5, 0)),
 )
 _MULTIPLE_FILES_BESIDE_SHARDS: SlurmVersion = (23, 2, 7)
-_UNTYPED_COUNTS_FOR_ALL: SlurmVersion = (23, 2, 0)
+_UNTYPED_COUNTS_FOR_ALL: SlurmVersion = (23, 2, 0)  # Slurm's commit 073c6b90acf7, in no release of 22.05
 _MOST_LINKS = 1023  # GRES_MAX_LINK
 
 

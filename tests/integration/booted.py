@@ -11,6 +11,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +30,23 @@ echo 1 >"$1/cgroup.kill"
 for try in $(seq 600); do grep -q 'populated 1' "$1/cgroup.events" || break; sleep 0.05; done
 find "$1" -depth -type d -exec rmdir {} \;
 """
-# $1: the cgroup, $2: an empty folder, $3: a tree of Debian; then nspawn's options. The tree is not changed: an overlay
-# in memory is above it.
+# $1: the cgroup, $2: the machine's name, $3: an empty folder, $4: a tree of Debian; then nspawn's options. The tree is
+# not changed: an overlay in memory is above it.
 _NSPAWN = r"""
 echo 0 >"$1/cgroup.procs"; shift
 exec unshare --pid --mount --ipc --cgroup --fork --kill-child --propagation private sh -euc '
     mount -t proc proc /proc; mount -t tmpfs -o mode=755 tmpfs /run
     mount -t tmpfs tmpfs /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup
-    mount -t tmpfs tmpfs "$1"; cd "$1"; mkdir upper work root
-    mount -t overlay overlay -o "lowerdir=$2,upperdir=upper,workdir=work" root; shift 2
-    echo 0123456789abcdef0123456789abcdef >root/etc/machine-id; echo sluice >root/etc/hostname
+    name=$1; mount -t tmpfs tmpfs "$2"; cd "$2"; mkdir upper work root
+    mount -t overlay overlay -o "lowerdir=$3,upperdir=upper,workdir=work" root; shift 3
+    echo 0123456789abcdef0123456789abcdef >root/etc/machine-id; echo "$name" >root/etc/hostname
     export SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1
-    exec systemd-nspawn --quiet --register=no --keep-unit --directory=root --boot "$@" systemd.unit=basic.target
+    exec systemd-nspawn --quiet --machine="$name" --register=no --keep-unit --directory=root --boot "$@" \
+        systemd.unit=basic.target
 ' sh "$@"
 """
 # All that nspawn forbids by default and Slurm needs: without bpf(2), Slurm 22.05 runs jobs with all devices open.
 _OPTIONS = (
-    "--machine=sluice",
     "--private-network",
     "--console=pipe",
     "--capability=all",
@@ -142,12 +143,12 @@ def unified_hierarchy() -> Path | None:
 
 
 @contextmanager
-def cgroup_of_own() -> Iterator[Path]:
+def cgroup_of_own(name: str) -> Iterator[Path]:
     """A cgroup of version 2; it and all processes in it go with this block, or with this process if that is killed."""
     unified = unified_hierarchy()
     if os.geteuid() != 0 or unified is None:
         raise CannotBootError("booting a machine needs root and cgroups of version 2")
-    group = unified / f"sluice-test-{os.getpid()}"
+    group = unified / f"sluice-test-{os.getpid()}-{name}"
     try:
         group.mkdir()
     except OSError as error:
@@ -163,15 +164,15 @@ def cgroup_of_own() -> Iterator[Path]:
 
 
 @contextmanager
-def nspawn(tree: Path, folder: Path, options: Sequence[str] = ()) -> Iterator[Machine]:
+def nspawn(tree: Path, folder: Path, options: Sequence[str] = (), *, name: str = "sluice") -> Iterator[Machine]:
     """Debian's `tree` as a machine at its basic.target. `folder`: for its log; `options`: of systemd-nspawn.
 
     Raises CannotBootError.
     """
     (folder / "root").mkdir()
     log = folder / "console"
-    with cgroup_of_own() as group, log.open("wb") as console:
-        words = ["sh", "-euc", _NSPAWN, "sh", str(group), str(folder / "root"), str(tree), *_OPTIONS, *options]
+    with cgroup_of_own(name) as group, log.open("wb") as console:
+        words = ["sh", "-euc", _NSPAWN, "sh", str(group), name, str(folder / "root"), str(tree), *_OPTIONS, *options]
         boot = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -181,6 +182,19 @@ def nspawn(tree: Path, folder: Path, options: Sequence[str] = ()) -> Iterator[Ma
         finally:
             boot.kill()
             boot.wait()
+
+
+def connect(machines: dict[str, Machine]) -> None:
+    """A link between each two machines, by their addresses."""
+    for (one, first), (other, second) in combinations(machines.items(), 2):
+        names = [f"to-{address.replace('.', '-')}"[-15:] for address in (other, one)]
+        ends = ["name", names[0], "netns", str(first.pid), "type", "veth", "peer", "name", names[1]]
+        run_command(["ip", "link", "add", *ends, "netns", str(second.pid)], timeout=60)
+        for machine, name, own, far in ((first, names[0], one, other), (second, names[1], other, one)):
+            machine.shell(
+                f"ip address add {own}/32 dev {name}; ip link set lo up; ip link set {name} up;"
+                f"ip route add {far}/32 dev {name} src {own}"
+            )
 
 
 def _wait_for_boot(boot: subprocess.Popen[bytes], group: Path, log: Path) -> int:

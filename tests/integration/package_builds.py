@@ -47,4 +47,9 @@ def kept_packages() -> list[Path]:
             fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
             shutil.copytree(built, fresh)
             fresh.rename(folder)
+    return installable(folder)
+
+
+def installable(folder: Path) -> list[Path]:
+    """The packages in a folder, without symbols for debuggers."""
     return sorted(path for path in folder.glob("*.deb") if "-dbgsym_" not in path.name)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.integration.booted import Machine
+from pathlib import Path
+
+import gpu_sim
+from tests.integration.booted import HYBRID, Machine
+
+SIM = "/var/lib/sluice-sim"
+"""Where a machine with `simulate_driver` has the state of its GPUs."""
+_VIEW = Path(__file__).resolve().parents[2] / "dev_cluster/cgroup_view/libcgroup_view.so"
 
 _PLATFORM = """name: machine
 description: {gpus} GPUs of a kind
@@ -47,7 +54,7 @@ WantedBy=multi-user.target
 """
 FILL = "/usr/local/lib/fill.py"
 """Takes so many MiB and prints how many it got, and the last code; waits so many seconds."""
-FILL_TEXT = """
+_FILL_TEXT = """
 import ctypes as c, sys, time
 cu, context, address, got, code = c.CDLL("libcuda.so.1"), c.c_void_p(), c.c_uint64(), 0, 0
 assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and cu.cuCtxSetCurrent(context) == 0
@@ -58,9 +65,33 @@ time.sleep(float(sys.argv[2]) if sys.argv[2:] else 0)
 """
 ESCAPE = "/usr/local/lib/escape.sh"
 """A mount namespace of the user's own, in which nothing is preloaded: the watchdog alone holds it."""
-ESCAPE_TEXT = """#!/bin/sh
+_ESCAPE_TEXT = """#!/bin/sh
 exec unshare -Urm sh -c 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"' x "$@"
 """
+
+
+def simulate_driver(machine: Machine, state: Path) -> None:
+    """Device files and libraries of a driver whose state, which is outside, the machine has at SIM; without a package.
+
+    And what slurmd needs on a kernel that lists cgroups of version 1.
+    """
+    files = "".join(
+        f"c {file.path} {file.mode & 0o777:o} root root - {file.major}:{file.minor}\n"
+        for file in gpu_sim.device_files(state)
+    )
+    machine.write("/etc/tmpfiles.d/gpu.conf", f"L /dev/sluice-sim - - - - {SIM}\n{files}")
+    libraries = Path(gpu_sim.__file__).parent / "lib"
+    machine.copy([*libraries.glob("*.so*"), _VIEW], "/usr/local/lib")
+    machine.shell("systemd-tmpfiles --create /etc/tmpfiles.d/gpu.conf; ldconfig")
+    if HYBRID:
+        preloaded = f"[Service]\nEnvironment=LD_PRELOAD=/usr/local/lib/{_VIEW.name}\n"
+        machine.write("/etc/systemd/system/slurmd.service.d/view.conf", preloaded)
+    _write_programs(machine)
+
+
+def _write_programs(machine: Machine) -> None:
+    machine.write(FILL, _FILL_TEXT)
+    machine.write(ESCAPE, _ESCAPE_TEXT, "755")
 
 
 def gpu_platform(model: str, count: int, cores: int) -> str:
@@ -74,8 +105,7 @@ def simulate_gpus(machine: Machine, model: str, count: int, cores: int) -> None:
     machine.write("/etc/sluice-sim.yaml", gpu_platform(model, count, cores))
     machine.write("/usr/local/sbin/sluice-sim", _PROGRAM, "755")
     machine.write("/etc/systemd/system/sluice-sim.service", _SERVICE)
-    machine.write(FILL, FILL_TEXT)
-    machine.write(ESCAPE, ESCAPE_TEXT, "755")
+    _write_programs(machine)
     machine.shell(
         "echo /opt/sluice/lib/python3.*/site-packages/gpu_sim/lib >/etc/ld.so.conf.d/sluice-sim.conf; ldconfig;"
         "systemctl daemon-reload; systemctl enable --now sluice-sim.service"

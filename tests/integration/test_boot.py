@@ -36,13 +36,12 @@ from tests.integration.booted import (
     unified_hierarchy,
 )
 from tests.integration.settled import until
-from tests.integration.simulated import ESCAPE, ESCAPE_TEXT, FILL, FILL_TEXT
+from tests.integration.simulated import ESCAPE, FILL, SIM, simulate_driver
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
 _ROOT = Path(__file__).resolve().parents[2]
-_SIM = "/var/lib/sluice-sim"
 _LIMIT = 2048  # MiB
 _HEALTH = "/usr/libexec/sluice/sluice-health"
 _CONF = """ClusterName=boot
@@ -107,7 +106,7 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     build_plugins(source, plugins, plugin_dir=find_plugin_dir(tree.root), root=tree.root)
     (folder / "boot.yaml").write_text(_PLATFORM.format(Kernel().cpu_layout()))
     gpu_sim.write_node_state(sim, gpu_sim.load_platform(folder / "boot.yaml"), "sluice")
-    binds = [f"--bind-ro={plugins}:/root/plugins", f"--bind={sim}:{_SIM}", *installed(folder, tree.root)]
+    binds = [f"--bind-ro={plugins}:/root/plugins", f"--bind={sim}:{SIM}", *installed(folder, tree.root)]
     try:
         with nspawn(tree.root, folder, binds) as made:
             _set_up(made, sim)
@@ -131,18 +130,7 @@ def _set_up(machine: Machine, sim: Path) -> None:
     # The machine: its name and address, its users, its GPUs.
     machine.write("/etc/hosts", "127.0.0.1 localhost\n192.0.2.1 sluice\n")
     machine.shell("ip link set lo up; ip address add 192.0.2.1/32 dev lo; useradd --create-home alice")
-    device_files = "".join(
-        f"c {file.path} {file.mode & 0o777:o} root root - {file.major}:{file.minor}\n"
-        for file in gpu_sim.device_files(sim)
-    )
-    machine.write("/etc/tmpfiles.d/gpu.conf", f"L /dev/sluice-sim - - - - {_SIM}\n{device_files}")
-    libraries = f"cp -P {SOURCES}/gpu_sim/lib/*.so* /usr/local/lib/; ldconfig"
-    machine.shell(f"systemd-tmpfiles --create /etc/tmpfiles.d/gpu.conf; {libraries}")
-    view = f"{SOURCES}/dev_cluster/cgroup_view/libcgroup_view.so"
-    machine.write(FILL, FILL_TEXT)
-    machine.write(ESCAPE, ESCAPE_TEXT, "755")
-    if HYBRID:
-        machine.write("/etc/systemd/system/slurmd.service.d/view.conf", f"[Service]\nEnvironment=LD_PRELOAD={view}\n")
+    simulate_driver(machine, sim)
     # Slurm
     machine.shell(
         "mkdir -p /var/log/slurm /var/spool/slurmctld /var/spool/slurmd;"
@@ -158,7 +146,7 @@ def _set_up(machine: Machine, sim: Path) -> None:
         f"ln -s {SLUICE} /usr/local/bin/; mkdir -p /usr/libexec;"
         f"ln -s {SOURCES}/prolog_epilog/programs /usr/libexec/sluice;"
         f"cp {SOURCES}/etc/systemd/sluice-* /etc/systemd/system/; mkdir -p /var/lib/sluice/inventory;"
-        f"{SLUICE} probe --json --sys-root {_SIM}/sys >/var/lib/sluice/inventory/sluice.json;"
+        f"{SLUICE} probe --json --sys-root {SIM}/sys >/var/lib/sluice/inventory/sluice.json;"
         f"touch /etc/slurm/nodes.sluice.conf /etc/slurm/gres.sluice.conf; {SLUICE} gres write;"
         f"{SLUICE} plugin install --limits --build /root/plugins; {SLUICE} plugin level admit;"
     )
@@ -316,7 +304,7 @@ def test_nothing_is_left_of_a_machine_whose_test_is_killed(bookworm_root: Path, 
             unified = unified_hierarchy()
             if not pid or unified is None:
                 cannot("no machine boots here")
-            group = unified / f"sluice-test-{test.pid}"
+            group = unified / f"sluice-test-{test.pid}-sluice"
             assert group.is_dir() and Path(f"/proc/{pid}").is_dir()
         finally:
             test.kill()

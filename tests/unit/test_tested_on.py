@@ -22,3 +22,17 @@ def test_the_latest_run_of_each_module_counts(tmp_path: Path) -> None:
     ).splitlines()
     assert first.startswith("| 22.05.8 | v1 | sluice cluster | bookworm | test_a, test_b | 15 | 0 | 20")
     assert second.startswith("| 24.11.5 | v2 | systemd | trixie | test_a | 7 | 0 | 20")
+
+
+def test_an_earlier_row_stays_until_all_its_modules_have_run_again() -> None:
+    page = runpy.run_path(str(ROOT / "tools/tested_on.py"))["page"]
+    both = {"test_a": {"day": "2026-11-24", "passed": 3}, "test_b": {"day": "2026-11-24", "passed": 10}}
+    other = {"test_a": {"day": "2026-11-24", "passed": 1}}
+    before = page({OLD: both, NEW: other})
+    once = page({OLD: {"test_a": {"day": "2026-11-28", "passed": 4}}}, before)
+    assert set(before.splitlines()) < set(once.splitlines())
+    again = page({OLD: {name: {"day": "2026-11-29", "passed": 5} for name in both}}, once)
+    assert again.splitlines()[-2:] == [
+        "| 22.05.8 | v1 | sluice cluster | bookworm | test_a, test_b | 10 | 0 | 2026-11-29 |",
+        before.splitlines()[-1],
+    ]

@@ -107,6 +107,16 @@ def test_multiple_files_with_shards() -> None:
     assert codes(check(slurm, gres, version=(23, 2, 7))) == []
 
 
+@pytest.mark.parametrize(
+    ("version", "more_in_gres_conf"),
+    [((22, 5, 11), ["SL044"]), ((23, 2, 0), []), ((23, 11, 11), []), ((24, 11, 5), [])],
+)
+def test_lines_without_a_type_count_for_all_types(version: tuple[int, int, int], more_in_gres_conf: list[str]) -> None:
+    slurm = "GresTypes=gpu\nSelectType=select/cons_tres\nNodeName=n1 Gres=gpu:a:2\n"
+    found = codes(check(slurm, "Name=gpu File=/dev/x[0-1]\n", version=version))
+    assert [code for code in found if code == "SL044"] == more_in_gres_conf
+
+
 def test_equal_nodes_are_one_finding() -> None:
     findings = check(f"{TOP}NodeName=n[1-500] Gres=gpu:3\n", "Name=gpu File=/dev/x[0-1]\n")
     assert [(f.rule.code, len(f.nodes)) for f in findings] == [("SL045", 500), ("SL046", 500)]
