@@ -1,0 +1,123 @@
+"""What a driver of a provider is: an entry point of `sluice.pool_drivers`, a factory of `Driver`.
+
+`launch` is idempotent by its token: called again with the same one, it makes no second machine as long as the first
+one is there. Everything raises `ProviderError`; any other exception counts as one of an unknown outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from sluice.base.errors import SluiceError
+
+GROUP = "sluice.pool_drivers"
+CREDENTIALS = Path("/etc/sluice/fleet")
+"""Where drivers without a place of their provider find credentials: POOL.json, SlurmUser's alone."""
+
+Failure = Literal["no_capacity", "quota", "credentials", "throttled", "refused", "unknown"]
+"""`unknown`: it is not known whether the request was carried out; after all others nothing was made."""
+
+
+class ProviderError(SluiceError):
+    """Why a request was not carried out, or that this is not known."""
+
+    def __init__(self, kind: Failure, what: str) -> None:
+        super().__init__(what)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A machine to be launched."""
+
+    token: str
+    node: str
+    shape: str
+    zone: str  # empty: the driver's one
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine that the provider has, by the tags that its launch gave it. `ending`: it ends, or has."""
+
+    id: str
+    token: str
+    node: str
+    shape: str = ""
+    zone: str = ""
+    address: str = ""
+    ending: bool = False
+
+
+class Driver(Protocol):
+    """One pool's way to its provider. Called from several threads; each call returns within minutes."""
+
+    def launch(self, order: Order) -> Machine:
+        """Launch a machine, or find the one that this token has made. Raises ProviderError."""
+
+    def terminate(self, machine: str) -> None:
+        """End a machine; one that is not there any more is no error. Raises ProviderError."""
+
+    def machines(self) -> list[Machine]:
+        """All machines of this cluster's pool. Raises ProviderError."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSite:
+    """What a driver is made for."""
+
+    cluster: str
+    pool: str
+    settings: Mapping[str, Any]
+    credentials: Path = CREDENTIALS
+
+    def setting(self, name: str, default: str | None = None) -> str:
+        """A setting that is text. Raises SluiceError where it is missing or something else."""
+        value = self.settings.get(name, default)
+        if not isinstance(value, str) or not value:
+            raise SluiceError(
+                f"pool {self.pool}: settings.{name} {value!r}: not text", remedy=f"write it: settings: {{{name}: ...}}"
+            )
+        return value
+
+    def only(self, *known: str) -> None:
+        """Raises SluiceError for a setting that the driver does not know."""
+        for name in self.settings:
+            if name not in known:
+                raise SluiceError(
+                    f"pool {self.pool}: settings.{name}: the driver does not know it",
+                    remedy=f"it knows {', '.join(known)}",
+                )
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """By which this pool's machines are known."""
+        return {"sluice-cluster": self.cluster, "sluice-pool": self.pool}
+
+    def tags_of(self, order: Order) -> dict[str, str]:
+        """Of one machine."""
+        return {**self.tags, "sluice-node": order.node, "sluice-token": order.token}
+
+
+Factory = Callable[[DriverSite], Driver]
+
+
+def load_driver(name: str, site: DriverSite) -> Driver:
+    """A pool's driver. Raises SluiceError for one that is not installed, or does not take the settings."""
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in found:
+        raise SluiceError(
+            f"pool {site.pool}: driver {name!r} is not installed",
+            remedy=f"installed are {', '.join(sorted(found)) or 'none'}; docs/elastic.md has the extra that each needs",
+        )
+    try:
+        factory: Factory = found[name].load()
+    except ImportError as error:
+        raise SluiceError(
+            f"pool {site.pool}: driver {name}: {error}", remedy=f"install it: pip install 'sluice-slurm[{name}]'"
+        ) from error
+    return factory(site)

@@ -1,0 +1,70 @@
+"""Slurm as the fleet sees it, and the changes that it makes there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sluice.base.hostlist import expand, fold
+from sluice.fleet.views import POOL_REASON, Change, JobAct, NodeAct, SlurmJob, SlurmNode, SlurmView, Want
+from sluice.slurm import Commands, SlurmClient
+from sluice.slurm.answers import Job, Node
+
+_WITH_NODES = frozenset({"CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "STOPPED"})
+_BY_SLURM = ("Not responding", "ResumeTimeout", "Node unexpectedly rebooted", POOL_REASON)
+_STATES: dict[Change, str] = {
+    "power_up": "POWER_UP", "power_down": "POWER_DOWN", "power_down_force": "POWER_DOWN_FORCE", "drain": "DRAIN",
+    "undrain": "UNDRAIN",
+}  # fmt: skip
+
+
+def read_view(client: SlurmClient, pools: Collection[str], at: float) -> SlurmView:
+    """The nodes of pools and their jobs; `at`: now, by the fleet's clock. Raises SluiceError."""
+    nodes = {node.name: slurm_node(node) for node in client.nodes() if node.name in pools}
+    jobs: dict[int, SlurmJob] = {}
+    for job in client.jobs():
+        begins = job.state == "PENDING" and job.reason == "BeginTime"
+        if not begins and job.state not in _WITH_NODES:
+            continue
+        on = frozenset(node for node in expand(job.nodes) if node in pools) if job.nodes else frozenset[str]()
+        if on or begins:
+            jobs[job.id] = _job(job, on, begins)
+    return SlurmView(at, nodes, jobs)
+
+
+def _job(job: Job, on: frozenset[str], begins: bool) -> SlurmJob:
+    return SlurmJob(job.id, job.state == "CONFIGURING", on, begins, job.own_name)
+
+
+def slurm_node(node: Node) -> SlurmNode:
+    """What Slurm wants of a node."""
+    flags = node.flags
+    by_slurm = "not_responding" in flags or node.reason.startswith(_BY_SLURM)
+    return SlurmNode(_want(node.state, flags), "drain" in flags, node.reason, by_slurm)
+
+
+def _want(state: str, flags: frozenset[str]) -> Want:
+    if flags & {"powering_up", "power_up"}:
+        return "up"
+    if flags & {"powering_down", "powered_down"}:
+        return "off"
+    if "invalid_reg" in flags:
+        return "invalid"
+    if state in ("down", "error"):
+        return "down"
+    return "on" if state in ("idle", "mixed", "allocated", "completing", "planned") else "unknown"
+
+
+def change(commands: Commands, act: NodeAct | JobAct) -> None:
+    """Make a change. Raises SluiceError with Slurm's words."""
+    if isinstance(act, JobAct):
+        if act.change == "requeue":
+            commands.output("scontrol", "requeue", act.name)
+        else:
+            commands.output("scontrol", "update", f"JobId={act.name}", "StartTime=now")
+        return
+    nodes = f"NodeName={fold(act.nodes)}"
+    if act.change == "address":
+        commands.output("scontrol", "update", nodes, f"NodeAddr={act.text}")
+        return
+    reason = [f"Reason={act.text}"] if act.text else []
+    commands.output("scontrol", "update", nodes, f"State={_STATES[act.change]}", *reason)

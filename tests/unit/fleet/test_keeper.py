@@ -1,0 +1,186 @@
+"""The keeper, a step at a time: what one answer of a provider leads to, and what people are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policy.pool_nodes import PoolPolicy, PoolsPolicy, ShapePolicy
+from sluice.exchange import fleet
+from sluice.fleet.driver import Failure, Machine
+from sluice.fleet.journal import Memory, parse_journal, render_journal
+from sluice.fleet.keeper import Keeper
+from sluice.fleet.views import (
+    Act,
+    LaunchAct,
+    Launched,
+    Listed,
+    NodeAct,
+    SlurmJob,
+    SlurmNode,
+    SlurmView,
+    TerminateAct,
+    Want,
+)
+
+POLICY = PoolsPolicy(
+    cluster="c",
+    pools={
+        "p": PoolPolicy(
+            driver="d", nodes="n[1-2]", shapes=(ShapePolicy(name="big", price=3.0), ShapePolicy(name="old")),
+            zones=("a", "b"), partition="p", give_back_s=30, back_off_s=60,
+        )
+    },
+)  # fmt: skip
+
+
+class Fleet:
+    """A keeper with its three views."""
+
+    def __init__(self) -> None:
+        self.saved = render_journal(Memory())
+        self.wants: dict[str, Want] = {"n1": "off", "n2": "off"}
+        self.jobs: dict[int, SlurmJob] = {}
+        self.now = 1000.0
+        self.keeper = Keeper(self)
+        self.keeper.set_policy(POLICY)
+        self.lists()
+
+    def load(self) -> Memory:
+        return parse_journal(self.saved, source="memory")
+
+    def save(self, memory: Memory) -> None:
+        self.saved = render_journal(memory)
+
+    def step(self, seconds: float = 0.0) -> list[Act]:
+        self.now += seconds
+        nodes = {name: SlurmNode(want) for name, want in self.wants.items()}
+        self.keeper.see(SlurmView(self.now, nodes, self.jobs))
+        return self.keeper.step(self.now)
+
+    def lists(self, *machines: Machine) -> None:
+        self.keeper.take(Listed("p", self.now, machines), self.now)
+
+    def launches(self, seconds: float = 0.0) -> list[LaunchAct]:
+        return [one for one in self.step(seconds) if isinstance(one, LaunchAct)]
+
+    def refuse(self, act: LaunchAct, failure: Failure) -> None:
+        self.keeper.take(Launched(act.order.token, None, failure, "words"), self.now)
+
+    def running(self) -> Machine:
+        """n1 is there."""
+        self.wants["n1"] = "up"
+        (act,) = self.launches()
+        machine = Machine("m1", act.order.token, "n1")
+        self.keeper.take(Launched(act.order.token, machine), self.now)
+        self.wants["n1"] = "on"
+        self.step(1)
+        return machine
+
+    def node(self, name: str = "n1") -> fleet.NodeStatus:
+        return next(one for one in self.keeper.status().nodes if one.node == name)
+
+
+def places(acts: list[LaunchAct]) -> list[str]:
+    return [f"{one.order.shape}/{one.order.zone}" for one in acts]
+
+
+def test_a_launch_is_on_disk_before_it_is_asked_for() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    assert one.load().launches[act.order.token].stage == "asked"
+    again = Keeper(one)
+    again.set_policy(POLICY)
+    assert [launch.token for launch in again.memory.launches.values()] == [act.order.token]
+
+
+def test_one_empty_list_ends_nothing_and_is_named() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.lists(machine)
+    one.step(100)
+    one.lists()
+    assert not any(isinstance(act, TerminateAct | NodeAct) for act in one.step())
+    assert one.node().stage == "registered"
+    one.step(5)
+    one.lists(machine)
+    assert one.node().difference == "none"
+
+
+def test_a_machine_that_several_lists_do_not_have_is_gone_and_slurm_is_told() -> None:
+    one = Fleet()
+    one.lists(one.running())
+    for _ in range(4):
+        one.step(100)
+        one.lists()
+        assert one.node().stage == "registered"
+    one.step(100)
+    one.lists()
+    acts = one.step(1)
+    assert [act.change for act in acts if isinstance(act, NodeAct)] == ["power_down_force"]
+    assert one.node().stage is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "next_places"),
+    [("no_capacity", ["big/b"]), ("quota", ["old/a"]), ("refused", ["old/a"]), ("credentials", []), ("throttled", [])],
+)
+def test_each_refusal_has_its_own_next_place(failure: Failure, next_places: list[str]) -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    assert places([act]) == ["big/a"]
+    one.refuse(act, failure)
+    assert places(one.launches()) == next_places
+    if not next_places:
+        assert one.node().difference == failure and one.node().again is not None
+
+
+def test_an_answer_that_is_lost_is_asked_for_again_with_the_same_token() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    one.refuse(act, "unknown")
+    (again,) = one.launches(30)
+    assert again.order == act.order and one.node().difference == "unanswered"
+
+
+def test_a_job_that_cannot_have_all_its_nodes_gives_them_back_within_the_bound() -> None:
+    one = Fleet()
+    one.wants = {"n1": "up", "n2": "up"}
+    one.jobs = {7: SlurmJob(7, True, frozenset({"n1", "n2"}), name="7")}
+    first, second = one.launches()
+    one.keeper.take(Launched(first.order.token, Machine("m1", first.order.token, first.order.node)), one.now)
+    while second is not None:
+        one.refuse(second, "no_capacity")
+        second = next(iter(one.launches()), None)  # type: ignore[assignment]  # until all have refused
+    assert not any(isinstance(act, NodeAct) for act in one.step(29))
+    acts: list[Any] = one.step(2)
+    assert ("requeue", "7") in [(act.change, act.name) for act in acts if hasattr(act, "job")]
+    assert ("n1", "n2") in [act.nodes for act in acts if isinstance(act, NodeAct)]
+
+
+def test_what_a_job_waits_for_is_a_sentence() -> None:
+    one = Fleet()
+    one.wants = {"n1": "up", "n2": "up"}
+    first, second = one.launches()
+    for act in (first, second):
+        one.keeper.take(Launched(act.order.token, Machine(act.order.node, act.order.token, act.order.node)), one.now)
+    one.step(1)
+    status = one.keeper.status()
+    assert fleet.waiting_words(status, ["n1", "n2"], one.now + 39) == [
+        "waits for 2 of 2 nodes of pool p: launched 40 s ago"
+    ]
+    assert status.pools["p"].cost_hour == 6.0
+    one.wants["n1"] = "on"
+    one.step(94)
+    assert fleet.waiting_words(one.keeper.status(), ["n1", "n2"], one.now) == [
+        "waits for 1 of 2 nodes of pool p: launched 95 s ago, usually there after 95 s"
+    ]
+
+
+def test_all_differences_have_a_name_and_a_remedy() -> None:
+    assert all(what and remedy for what, remedy in fleet.DIFFERENCES.values())
+    assert set(fleet.DIFFERENCES) == set(fleet.Difference.__args__)  # type: ignore[attr-defined]
