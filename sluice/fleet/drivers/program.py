@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sluice.base.errors import SluiceError
-from sluice.base.run import CommandError, run_command
+from sluice.base.run import Finished, finish, input_file
+from sluice.base.text import one_line
 from sluice.fleet.driver import DriverSite, Failure, Machine, Order, ProviderError
 
 VERSION = 1
 _TIMEOUT_S = 25.0
+_MOST_BYTES = 8 << 20
 _MOST_MACHINES = 10_000
 
 
@@ -62,16 +65,19 @@ class Program:
         self._check()
 
     def _check(self) -> None:
-        """Nobody but root and this user may write what this user runs. Raises SluiceError."""
-        try:
-            state = self._program.stat()
-        except OSError as error:
-            raise SluiceError(f"{self._program}: {error.strerror}", remedy="name the program in settings") from error
-        if not self._program.is_absolute() or state.st_uid not in (0, os.geteuid()) or state.st_mode & 0o022:
-            raise SluiceError(
-                f"{self._program}: mode {stat.filemode(state.st_mode)} of uid {state.st_uid}",
-                remedy="name it from / on; it must be root's, and nobody else's to write",
-            )
+        """Nobody but root and this user may change what this user runs. Raises SluiceError."""
+        if not self._program.is_absolute():
+            raise SluiceError(f"{self._program}: not from / on", remedy="name the program in settings from / on")
+        for path in (self._program, self._program.parent):
+            try:
+                state = path.stat()
+            except OSError as error:
+                raise SluiceError(f"{path}: {error.strerror}", remedy="name the program in settings") from error
+            if state.st_uid not in (0, os.geteuid()) or state.st_mode & 0o022:
+                raise SluiceError(
+                    f"{path}: mode {stat.filemode(state.st_mode)} of uid {state.st_uid}",
+                    remedy=f"it must be root's, and nobody else's to write: chown root {path}; chmod go-w {path}",
+                )
 
     def launch(self, order: Order) -> Machine:
         """As `Driver.launch`."""
@@ -97,16 +103,9 @@ class Program:
             "version": VERSION, "do": do, "cluster": self._site.cluster, "pool": self._site.pool,
             "tags": self._site.tags, "settings": dict(self._site.settings), **words,
         }  # fmt: skip
+        done = self._run(do, (json.dumps(request) + "\n").encode())
         try:
-            done = run_command(
-                [self._program],
-                timeout=_TIMEOUT_S,
-                env={"PATH": "/usr/bin:/bin"},
-                input_text=json.dumps(request) + "\n",
-            )
-            answer = _Answer.model_validate_json(done.stdout)
-        except CommandError as error:
-            raise ProviderError("unknown", error.what) from error
+            answer = _Answer.model_validate_json(done.out)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
@@ -114,6 +113,30 @@ class Program:
         if answer.error is not None:
             raise ProviderError(answer.error.kind, answer.error.text)
         return answer
+
+    def _run(self, do: str, request: bytes) -> Finished:
+        """Run it to its end, and what it has started with it: nothing of a request is carried out later."""
+        try:
+            with input_file(request) as stdin:
+                child = subprocess.Popen(
+                    [str(self._program)],
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd="/",
+                    env={"PATH": "/usr/bin:/bin"},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ProviderError("unknown", f"{self._program}: {error.strerror}") from error
+        done = finish(child, _TIMEOUT_S, _MOST_BYTES)
+        if done.status is None:
+            most = f"no answer within {_TIMEOUT_S:g} s, or one of more than {_MOST_BYTES >> 20} MiB"
+            raise ProviderError("unknown", f"{self._program}: {do}: {most}")
+        if done.status != 0:
+            said = one_line(done.err) or f"exit status {done.status}"
+            raise ProviderError("unknown", f"{self._program}: {do}: {said}")
+        return done
 
 
 def make(site: DriverSite) -> Program:

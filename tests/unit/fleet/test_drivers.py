@@ -7,7 +7,10 @@ import http.client
 import importlib
 import json
 import logging
+import os
+import select
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -310,11 +313,30 @@ def test_a_program_that_misbehaves(tmp_path: Path, text: str, kind: str, words: 
     assert error.value.kind == kind
 
 
-def test_a_program_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.fleet.drivers.program._TIMEOUT_S", 0.2)
-    with pytest.raises(ProviderError, match=r"no answer within 0.2 s") as error:
-        program(tmp_path, "#!/bin/sh\nexec sleep 60\n").machines()
+def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.fleet.drivers.program._TIMEOUT_S", 1.0)
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    end = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(ProviderError, match=r"no answer within 1 s") as error:
+        program(tmp_path, f"#!/bin/sh\nexec 3>{held}\necho begun >&3\nsleep 60 &\nwait\n").machines()
     assert error.value.kind == "unknown"
+    assert os.read(end, 100) == b"begun\n"
+    assert select.select([end], [], [], 10)[0] and os.read(end, 100) == b""  # nobody has it open any more
+    os.close(end)
+
+
+def test_a_program_that_prints_for_ever_is_ended_before_it_fills_the_memory(tmp_path: Path) -> None:
+    before = time.monotonic()
+    with pytest.raises(ProviderError, match="more than 8 MiB"):
+        program(tmp_path, "#!/bin/sh\nexec yes\n").machines()
+    assert time.monotonic() - before < 15
+
+
+def test_a_program_in_a_folder_of_others_is_not_run(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(SluiceError, match=r"drwxrwxrwx.*nobody else's to write"):
+        program(tmp_path, PROGRAM)
 
 
 def test_a_program_that_others_may_write_is_not_run(tmp_path: Path) -> None:
