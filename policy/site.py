@@ -348,13 +348,7 @@ def _not_in_force(live: Live, wanted: Wanted) -> list[str]:
 
 
 def _same_setting(key: str, wanted: str, now: str) -> bool:
-    if key in (
-        "AccountingStorageTRES",
-        "AccountingStorageEnforce",
-        "PreemptMode",
-        "PrivateData",
-        "SlurmctldParameters",
-    ):
+    if key in _LISTS:
         return set(wanted.lower().split(",")) <= set(now.lower().split(","))
     if key.endswith(("Timeout", "Rate")):  # shown as "6 sec", "0 nodes/min"
         return wanted == now.partition(" ")[0]

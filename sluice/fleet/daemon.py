@@ -218,6 +218,8 @@ class Fleetd:
         """The controller that begins to lead reads the journal, which the other one may have written."""
         if not it_does:
             self._keeper = None
+            self._nodes = frozenset()  # nothing is read for nobody
+            self._forget_results()
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         elif self._keeper is None:
             try:
@@ -232,6 +234,11 @@ class Fleetd:
             self._set_policy(keeper)
             self._keeper = keeper
             log.warning("%s leads: %d launches in the journal", self.settings.host, len(keeper.memory.launches))
+
+    def _forget_results(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._results.get_nowait()
 
     def _set_policy(self, keeper: Keeper) -> None:
         policy = self._policy.current()
@@ -255,11 +262,15 @@ class Fleetd:
 
     def _do(self, act: Act) -> None:
         if isinstance(act, NodeAct | JobAct):
-            self._slurm.submit(self._change, act)
+            self._slurm.submit(self._change, act, time.monotonic())
         else:
             self._providers.ask(act)
 
-    def _change(self, act: NodeAct | JobAct) -> None:
+    def _change(self, act: NodeAct | JobAct, queued: float) -> None:
+        """A change that waited for long behind a slurmctld that hung was wanted of what Slurm said then: not made."""
+        if time.monotonic() - queued > _QUEUED_S:
+            self._bring(Changed(act, "not made: it waited for too long"))
+            return
         try:
             change(self._commands, act)
             self._bring(Changed(act))

@@ -6,6 +6,7 @@ one is there. Everything raises `ProviderError`; any other exception counts as o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -20,6 +21,9 @@ CREDENTIALS = Path("/etc/sluice/fleet")
 
 Failure = Literal["no_capacity", "quota", "credentials", "throttled", "refused", "unknown"]
 """`unknown`: it is not known whether the request was carried out; after all others nothing was made."""
+
+_WORD = re.compile(r"[!-~]{0,255}")
+_ADDRESS = re.compile(r"[A-Za-z0-9.:_-]{0,255}")
 
 
 class ProviderError(SluiceError):
@@ -42,7 +46,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that the provider has, by the tags that its launch gave it. `ending`: it ends, or has."""
+    """A machine that the provider has, by the tags that its launch gave it. `ending`: it ends, or has.
+
+    Raises ProviderError where these are not words: they are shown, logged, and kept in the journal.
+    """
 
     id: str
     token: str
@@ -51,6 +58,13 @@ class Machine:
     zone: str = ""
     address: str = ""
     ending: bool = False
+
+    def __post_init__(self) -> None:
+        for value in (self.id, self.token, self.node, self.shape, self.zone):
+            if not _WORD.fullmatch(value):
+                raise ProviderError("unknown", f"a machine with {value[:80]!r}: not a word of at most 255 characters")
+        if not _ADDRESS.fullmatch(self.address):
+            raise ProviderError("unknown", f"machine {self.id}: {self.address[:80]!r}: not an address")
 
 
 class Driver(Protocol):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -113,6 +113,8 @@ class Keeper:
         self._bare: dict[str, float] = {}  # nodes that are on without a machine, since when
         self._dirty = False
         self._acts: list[Act] = []
+        self._asked: list[tuple[str, ...]] = []  # keys of these acts
+        self._jobs: dict[str, list[int]] = {}  # by node, of the view
         self.now = self.memory.clock
         self._by_node = {launch.node: launch for launch in self.memory.launches.values()}
         self._started = False
@@ -134,6 +136,10 @@ class Keeper:
         """What Slurm says; an older view than the last one is nothing."""
         if self._view is None or view.at >= self._view.at:
             self._view = view
+            self._jobs = {}
+            for job in view.jobs.values():
+                for node in job.nodes:
+                    self._jobs.setdefault(node, []).append(job.id)
 
     def pools(self) -> dict[str, PoolPolicy]:
         """All that have machines or may have: those that the policy does not have any more until theirs are gone."""
@@ -164,13 +170,15 @@ class Keeper:
             self._changed(result)
 
     def step(self, now: float) -> list[Act]:
-        """What is to be asked for now; the journal has it when this returns. Raises OSError, and then nothing is."""
+        """What is to be asked for now; the journal has it when this returns. Raises OSError, and then nothing is: what
+        is still wanted when the journal can be written again is asked for then.
+        """
         self.now = max(self.now, now)
         if not self._started:
             self._start()
         self._busy = {key: since for key, since in self._busy.items() if self.now - since <= _LOST_S}
-        view = self._view
-        if view is not None and now - view.at <= FRESH_S:
+        view = self._fresh_view()
+        if view is not None:
             for node in dict.fromkeys([*self._pool_of, *self._by_node]):
                 self._node(node, view)
             self._give_back(view)
@@ -178,12 +186,23 @@ class Keeper:
             self._open_and_close(view)
             self._release(view)
         self._list()
+        asked, self._asked = self._asked, []
+        acts, self._acts = self._acts, []
         if self._dirty:
             self.memory.clock = self.now
-            self._store.save(self.memory)
+            try:
+                self._store.save(self.memory)
+            except OSError:
+                for key in asked:
+                    self._busy.pop(key, None)
+                raise
             self._dirty = False
-        acts, self._acts = self._acts, []
         return acts
+
+    def _fresh_view(self) -> SlurmView | None:
+        """What Slurm says, unless that is old."""
+        view = self._view
+        return view if view is not None and self.now - view.at <= FRESH_S else None
 
     def _start(self) -> None:
         """What the last process asked for may still be under way, however long ago that seems to be."""
@@ -216,6 +235,7 @@ class Keeper:
 
     def _one_launch(self, launch: Launch, seen: SlurmNode, view: SlurmView) -> None:
         stage = launch.stage
+        self._tell_address(launch, seen)
         if stage == "terminating":
             self._terminate(launch)
         elif launch.node not in self._pool_of:
@@ -224,22 +244,27 @@ class Keeper:
             pass  # seen before the step, or not known
         elif seen.want == "off":
             self._end(launch, "not_wanted")
-        elif seen.want == "down" and stage != "asked":
-            self._end(launch, "down" if stage == "registered" else "not_registered", seen.reason)
+        elif seen.want == "down":
+            self._end(launch, "not_registered" if stage == "launched" else "down", seen.reason)
         elif stage == "asked":
             self._ask(launch)
         elif stage == "launched" and seen.want == "on":
             self._registered(launch)
-        elif stage == "launched" and self.now - launch.since > self._policy.pools[launch.pool].boot_s:
+        elif stage == "launched" and self.now - launch.since > self._pools[launch.pool].boot_s:
             self._back_off(launch, "not_registered", "the last machine did not register")
             self._end(launch, "not_registered")
         elif stage == "registered" and seen.want == "up":
             self._end(launch, "not_wanted", "called off and wanted again")
 
+    def _tell_address(self, launch: Launch, seen: SlurmNode) -> None:
+        """Tell Slurm where the node is, until it says so."""
+        if launch.stage == "launched" and seen.want in ("up", "on") and launch.address not in ("", seen.address):
+            self._change((launch.node,), "address", launch.address)
+
     def _without_launch(self, node: str, pool: str, seen: SlurmNode) -> None:
         if seen.want != "on":
             self._bare.pop(node, None)
-        if seen.want == "up" and not self._machine_of(node, pool):
+        if seen.want == "up":
             self._new_launch(node, pool)
         elif seen.want == "down" and seen.by_slurm:
             self._change((node,), "power_down", f"{POOL_REASON}{seen.reason}"[:200])
@@ -265,6 +290,8 @@ class Keeper:
         pause = self.memory.back_offs.get(pool_name)
         if pause is not None and pause.until > self.now:
             self._hold(node, pause.kind, pause.text, pause.until)
+            return
+        if self._machine_of(node, pool_name):
             return
         waits: list[BackOff] = []
         for shape in pool.shapes:
@@ -327,7 +354,6 @@ class Keeper:
         if machine.address and machine.address != launch.address and launch.stage == "launched":
             launch.address = machine.address
             self._dirty = True
-            self._change((launch.node,), "address", machine.address)
 
     def _refused(self, launch: Launch, failure: Failure, text: str) -> None:
         kind = difference_of(failure)
@@ -454,6 +480,8 @@ class Keeper:
             if machine.ending or (launch is not None and launch.machine in ("", machine.id)):
                 continue
             odd[machine.id] = lists.odd.get(machine.id, self.now)
+            if launch is None and self._unsure(machine):
+                continue
             if launch is None and self._adopt(machine, result.pool):
                 del odd[machine.id]
                 continue
@@ -462,6 +490,11 @@ class Keeper:
                 self._note(Event(self.now, machine.node, result.pool, what, machine.shape, machine.zone, machine.id))
             self._end_machine(result.pool, machine.id, machine.token)
         lists.odd = odd
+
+    def _unsure(self, machine: Machine) -> bool:
+        """Whether it is not known what Slurm wants of its node: its job may run there."""
+        view = self._fresh_view()
+        return view is None or (machine.node in view.nodes and view.nodes[machine.node].want == "unknown")
 
     def _adopt(self, machine: Machine, pool: str) -> bool:
         """Take over a machine of a node that has none, which Slurm wants or has: the journal was lost."""
@@ -506,22 +539,22 @@ class Keeper:
             back = {node}
             for job in jobs:
                 self._requeue(job)
-                back |= {one for one in view.jobs[job].nodes if one in self._pool_of and self._alone(one, jobs, view)}
+                back |= {one for one in view.jobs[job].nodes if one in self._pool_of and self._alone(one, jobs)}
             # `power_down_force` also takes the jobs from nodes whose machine is there.
             self._change(tuple(sorted(back)), "power_down_force", f"{POOL_REASON}{hold.kind.replace('_', ' ')}")
 
-    def _alone(self, node: str, jobs: Iterable[int], view: SlurmView) -> bool:
+    def _alone(self, node: str, jobs: Collection[int]) -> bool:
         """Whether no other jobs are on the node."""
-        return all(node not in one.nodes or one.id in jobs for one in view.jobs.values())
+        return all(one in jobs for one in self._jobs_on(node))
 
     def _jobs_on(self, node: str) -> list[int]:
-        return [] if self._view is None else [one.id for one in self._view.jobs.values() if node in one.nodes]
+        return self._jobs.get(node, [])
 
     def _requeue(self, job: int) -> None:
-        self.memory.requeued[job] = self.now
-        self._dirty = True
         name = self._view.jobs[job].name if self._view is not None and job in self._view.jobs else ""
-        self._do(("job", "requeue", str(job)), JobAct(job, "requeue", name), again=_SLURM_AGAIN_S)
+        if self._do(("job", "requeue", str(job)), JobAct(job, "requeue", name), again=_SLURM_AGAIN_S):
+            self.memory.requeued[job] = self.now
+            self._dirty = True
 
     def _release(self, view: SlurmView) -> None:
         """Slurm lets a requeued job wait for two minutes; it may start at once."""
@@ -590,6 +623,7 @@ class Keeper:
         if key in self._busy or self.now - self._last.get(key, -math.inf) < again:
             return False
         self._last[key] = self._busy[key] = self.now
+        self._asked.append(key)
         self._acts.append(act)
         return True
 
@@ -600,6 +634,7 @@ class Keeper:
             key = ("slurm", change, node)
             if key not in self._busy and self.now - self._last.get(key, -math.inf) >= _SLURM_AGAIN_S:
                 self._last[key] = self._busy[key] = self.now
+                self._asked.append(key)
                 due.append(node)
         if due:
             self._acts.append(NodeAct(tuple(due), change, one_line(text)))

@@ -39,7 +39,7 @@ def slurm_node(node: Node) -> SlurmNode:
     """What Slurm wants of a node."""
     flags = node.flags
     by_slurm = "not_responding" in flags or node.reason.startswith(_BY_SLURM)
-    return SlurmNode(_want(node.state, flags), "drain" in flags, node.reason, by_slurm)
+    return SlurmNode(_want(node.state, flags), "drain" in flags, node.reason, by_slurm, node.address)
 
 
 def _want(state: str, flags: frozenset[str]) -> Want:

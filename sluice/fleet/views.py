@@ -24,6 +24,7 @@ class SlurmNode:
     drained: bool = False
     reason: str = ""
     by_slurm: bool = True  # Slurm itself set it DOWN
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

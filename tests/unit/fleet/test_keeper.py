@@ -8,7 +8,7 @@ import pytest
 
 from policy.pool_nodes import PoolPolicy, PoolsPolicy, ShapePolicy
 from sluice.exchange import fleet
-from sluice.fleet.driver import Failure, Machine
+from sluice.fleet.driver import Failure, Machine, ProviderError
 from sluice.fleet.journal import Memory, parse_journal, render_journal
 from sluice.fleet.keeper import Keeper
 from sluice.fleet.views import (
@@ -184,3 +184,100 @@ def test_what_a_job_waits_for_is_a_sentence() -> None:
 def test_all_differences_have_a_name_and_a_remedy() -> None:
     assert all(what and remedy for what, remedy in fleet.DIFFERENCES.values())
     assert set(fleet.DIFFERENCES) == set(fleet.Difference.__args__)  # type: ignore[attr-defined]
+
+
+def lost_journal(want: Want) -> tuple[Fleet, Machine]:
+    """A fleet without a journal, while n1's machine runs."""
+    one = Fleet()
+    one.wants["n1"] = want
+    return one, Machine("m1", "t" * 32, "n1")
+
+
+def test_no_machine_is_ended_before_slurm_has_said_what_it_wants() -> None:
+    one, machine = lost_journal("on")
+    one.lists(machine)
+    assert not any(isinstance(act, TerminateAct) for act in one.step())
+    one.now += 5
+    one.lists(machine)
+    assert not any(isinstance(act, TerminateAct) for act in one.step())
+    assert one.node().stage in ("launched", "registered")
+
+
+def test_no_machine_is_ended_of_a_node_that_slurm_does_not_know_yet() -> None:
+    one, machine = lost_journal("unknown")
+    one.step()
+    one.now += 5
+    one.lists(machine)
+    assert not any(isinstance(act, TerminateAct) for act in one.step())
+
+
+def test_what_could_not_be_written_is_asked_for_again_later_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Fleet()
+    one.step()
+    save = one.save
+
+    def full(_: Memory) -> None:
+        raise OSError(28, "No space left on device")
+
+    one.wants["n1"] = "up"
+    monkeypatch.setattr(one, "save", full)
+    for _ in range(20):
+        with pytest.raises(OSError, match="No space"):
+            one.step(20)
+    monkeypatch.setattr(one, "save", save)
+    (act,) = one.launches(20)
+    assert one.load().launches[act.order.token].sent == one.now
+
+
+def test_a_pool_of_another_name_with_the_same_nodes_stops_nothing() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    one.keeper.take(Launched(act.order.token, Machine("m1", act.order.token, "n1")), one.now)
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"renamed": POLICY.pools["p"]}))
+    one.step(1)
+    assert one.node().stage == "launched"
+
+
+def test_a_node_that_slurm_gave_up_while_the_provider_said_nothing_is_free_again() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    one.refuse(act, "unknown")
+    one.wants["n1"] = "down"
+    acts = one.step(5)
+    for _ in range(4):
+        acts += one.step(100)
+        one.lists(Machine("other", "o" * 32, "n2", ending=True))
+    assert "power_down" in [act.change for act in acts if isinstance(act, NodeAct)]
+
+
+def test_with_refused_credentials_from_the_start_the_job_is_given_back() -> None:
+    one = Fleet()
+    one.keeper = Keeper(one)
+    one.keeper.set_policy(POLICY)
+    one.wants["n1"] = "up"
+    one.jobs = {7: SlurmJob(7, True, frozenset({"n1"}), name="7")}
+    acts: list[Any] = []
+    for _ in range(4):
+        one.keeper.take(Listed("p", one.now, None, "credentials", "expired"), one.now)
+        acts += one.step(20)
+    assert ("requeue", "7") in [(act.change, act.name) for act in acts if hasattr(act, "job")]
+
+
+def test_slurm_is_told_an_address_until_it_has_it() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    one.keeper.take(Launched(act.order.token, Machine("m1", act.order.token, "n1", address="10.0.0.5")), one.now)
+    told = [change.text for seconds in (1, 20) for change in one.step(seconds) if isinstance(change, NodeAct)]
+    assert told == ["10.0.0.5"]  # the first command is still under way
+    for change in [act for act in one.step(200) if isinstance(act, NodeAct)]:
+        told.append(change.text)
+    assert told == ["10.0.0.5", "10.0.0.5"]
+
+
+@pytest.mark.parametrize("words", [{"node": "n1\nroot"}, {"id": "x" * 300}, {"address": "10.0.0.5 State=DOWN"}])
+def test_a_machine_whose_words_are_none_is_refused(words: dict[str, Any]) -> None:
+    with pytest.raises(ProviderError, match="not a"):
+        Machine(**{**dict[str, Any](id="m1", token="t", node="n1"), **words})
