@@ -153,9 +153,10 @@ def test_a_job_that_cannot_have_all_its_nodes_gives_them_back_within_the_bound()
     one.jobs = {7: SlurmJob(7, True, frozenset({"n1", "n2"}), name="7")}
     first, second = one.launches()
     one.keeper.take(Launched(first.order.token, Machine("m1", first.order.token, first.order.node)), one.now)
-    while second is not None:
-        one.refuse(second, "no_capacity")
-        second = next(iter(one.launches()), None)  # type: ignore[assignment]  # until all have refused
+    waiting = [second]
+    while waiting:  # until all have refused
+        one.refuse(waiting[0], "no_capacity")
+        waiting = one.launches()
     assert not any(isinstance(act, NodeAct) for act in one.step(29))
     acts: list[Any] = one.step(2)
     assert ("requeue", "7") in [(act.change, act.name) for act in acts if hasattr(act, "job")]
@@ -190,6 +191,7 @@ def lost_journal(want: Want) -> tuple[Fleet, Machine]:
     """A fleet without a journal, while n1's machine runs."""
     one = Fleet()
     one.wants["n1"] = want
+    one.now += 1
     return one, Machine("m1", "t" * 32, "n1")
 
 
