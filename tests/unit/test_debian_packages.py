@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -39,14 +38,27 @@ def test_each_unit_is_in_one_package_under_its_prefix() -> None:
     units = [path for path in UNITS.iterdir() if path.is_file()]
     listed = Counter(source for source, folder in installed() if folder == "usr/lib/systemd/system")
     assert listed == {f"etc/systemd/{path.name}": 1 for path in units} and len(units) >= 11
-    spec = re.findall(r"^%\{_unitdir\}/(\S+)", (ROOT / "packaging/sluice.spec").read_text(), re.MULTILINE)
-    assert Counter(path.name for path in units for one in spec if fnmatch(path.name, one)) == {
-        path.name: 1 for path in units
-    }
     tree = re.findall(r"^TREE := debian/sluice(/\S+)$", (DEBIAN / "rules").read_text(), re.MULTILINE)
     for path in (*units, *UNITS.glob("*.d/*")):
         for program in re.findall(r"^ExecStart(?:Pre)?=[-+]*(\S+/bin/sluice)\b", path.read_text(), re.MULTILINE):
             assert [program] == [f"{prefix}/bin/sluice" for prefix in tree], path
+
+
+def test_the_spec_file_has_the_units_of_the_same_packages() -> None:
+    spec = (ROOT / "packaging/sluice.spec").read_text()
+    daemons = re.findall(r"^DAEMONS := (.*)", (DEBIAN / "rules").read_text(), re.MULTILINE)[0].split()
+    macros = {name: words.split() for name, words in re.findall(r"^%global (\S+) (sluice-.*)", spec, re.MULTILINE)}
+    assert macros["node_daemons"] + macros["controller_daemons"] == daemons
+    for package, name in (("agent", "node"), ("controller", "controller")):
+        (files,) = re.findall(rf"^%files {package}\n(.*?)^%", spec.replace("%{", "{"), re.MULTILINE | re.DOTALL)
+        listed = [line.split()[0] for line in (DEBIAN / f"sluice-{package}.install").read_text().splitlines()]
+        units = [Path(line).name for line in listed if line.startswith("etc/systemd/")]
+        assert [Path(line).name for line in files.split() if "_unitdir" in line] == units
+        (ends,) = re.findall(rf"^%global {name}_units %{{{name}_daemons}} (.*)", spec, re.MULTILINE)
+        begun = {unit for unit in units if "[Install]" in (UNITS / unit).read_text()}
+        assert {*macros[f"{name}_daemons"], *ends.split()} == begun, package
+        assert f"%systemd_preun %{{{name}_units}}\n" in spec
+        assert f"%systemd_postun_with_restart %{{{name}_daemons}}\n" in spec
 
 
 def test_programs_man_pages_and_completion_are_listed() -> None:

@@ -329,7 +329,7 @@ class Call(Handler):
             Reason.CONCURRENT: "requests at once",
             Reason.QUEUED: "requests that wait", Reason.NO_REPLICAS: "replicas",
         }[refused.what]  # fmt: skip
-        if refused.never:
+        if refused.never and not self._fits_whole(refused):
             return RefusalError(
                 400, f"{who}: this request may take more than the limit of {refused.limit} {what}",
                 remedy="ask for fewer tokens (max_tokens), or send a shorter prompt", code="larger_than_limit",
@@ -338,10 +338,27 @@ class Call(Handler):
         if refused.part and refused.what in (Reason.REQUESTS, Reason.TOKENS):
             after = self.worker.parts.retry_after(self)
         remedy = f"try again in {after:.1f} s" if after is not None else "try again when others have ended"
+        if refused.never:
+            remedy = "try again when a controller answers for the limits: this gateway has a share of the whole"
         return RefusalError(
             429, f"{who}: over the limit of {refused.limit} {what}", remedy=remedy, code="rate_limit_exceeded",
             retry_after=after,
         )  # fmt: skip
+
+    def _fits_whole(self, refused: Refused) -> bool:
+        """Whether the policy's limit would let it in, of which this gateway has a share while nobody answers."""
+        caller, asked = cast(Caller, self.caller), cast(Asked, self.asked)
+        kind, name = {
+            SubjectKind.KEY: ("key", caller.key), SubjectKind.USER: ("user", caller.user),
+            SubjectKind.TENANT: ("tenant", self.tenant), SubjectKind.SERVICE: ("service", asked.model),
+        }[refused.kind]  # fmt: skip
+        row = self.worker.directory.limit(kind, name)
+        limit = NO_LIMIT if row is None else row.limit
+        whole, amount = {
+            Reason.REQUESTS: (limit.requests_per_minute, 1), Reason.TOKENS: (limit.tokens_per_minute, self.reserved),
+            Reason.CONCURRENT: (limit.concurrent, 1),
+        }[refused.what]  # fmt: skip
+        return whole is None or amount <= whole
 
     def _wait(self) -> None:
         self._waits_since = time.monotonic()

@@ -104,7 +104,7 @@ class Leases:
         self.until = 0
         """Of the lease."""
         self.retry: dict[tuple[SubjectKind, str], int] = {}
-        """Of what the latest answers did not give: when there is enough."""
+        """Of what the latest answer did not give: after how long there is enough."""
         self._holder = name()
         self._number = self._answered = 0
         self._sent_at = 0
@@ -168,6 +168,7 @@ class Leases:
             key = self._rest.pop()
             if key in self._mine and key not in keys:
                 keys.append(key)
+        self.retry.clear()
         self._number += 1
         self._sent_at = now
         rows = tuple(self._row(key, self._mine[key], now) for key in keys if key in self._mine)
@@ -255,10 +256,16 @@ class Leases:
         self._gate.parts_until(self.until)
         for one in answer.rows:
             self._give(one, now)
-        for key in [
-            key for key, one in self._mine.items() if one.last and one.last == answer.number and one.need is None
-        ]:
+        for key in [key for key, one in self._mine.items() if one.last == answer.number]:
+            self._forget(key)
+
+    def _forget(self, key: tuple[SubjectKind, str]) -> None:
+        """The authority does, as it was told: what is needed by now begins there without anything."""
+        mine = self._mine[key]
+        if mine.need is None:
             del self._mine[key]
+        else:
+            mine.balance, mine.over, mine.last = [0, 0], 0, 0
 
     def _give(self, grant: LeaseGrant, now: int) -> None:
         key = grant.kind, grant.name
@@ -269,7 +276,6 @@ class Leases:
         for i in (0, 1):
             mine.balance[i] += grant.give[i]
             mine.before[i] += grant.give[i]
-        self.retry.pop(key, None)
         if grant.retry_us:
             self.retry[key] = grant.retry_us
 

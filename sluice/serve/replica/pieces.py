@@ -7,13 +7,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
 DIGEST = 32
 _LEAST, _MOST = 4 << 20, 32 << 20
+_PART = 1 << 20
 _WANTED = 4096  # pieces of a model, as far as these bounds allow
 
 
@@ -137,11 +138,15 @@ class Pieces:
 
     def get(self, number: int) -> bytes:
         """A piece that is there. Raises OSError."""
-        return self._read(self._path(self._files[self._table[number][0]]), number)
+        return b"".join(self._read(self._path(self._files[self._table[number][0]]), number, _MOST))
+
+    def parts(self, number: int) -> Iterator[bytes]:
+        """The same in small parts: who gives to many keeps no piece for each. Raises OSError."""
+        return self._read(self._path(self._files[self._table[number][0]]), number, _PART)
 
     def read_source(self, number: int) -> bytes:
         """The piece from where the site keeps the model. Raises OSError."""
-        return self._read(self._files[self._table[number][0]].path, number)
+        return b"".join(self._read(self._files[self._table[number][0]].path, number, _MOST))
 
     def sync(self) -> None:
         """To the disk."""
@@ -163,16 +168,16 @@ class Pieces:
                 one.sha256.update(data if one.next == number else self.get(one.next))
                 one.next += 1
 
-    def _read(self, path: Path, number: int) -> bytes:
+    def _read(self, path: Path, number: int, most: int) -> Iterator[bytes]:
         _, at, size = self._table[number]
+        end = at + size
         with path.open("rb", buffering=0) as file:
-            data = os.pread(file.fileno(), size, at)
-            while len(data) < size:
-                more = os.pread(file.fileno(), size - len(data), at + len(data))
-                if not more:
+            while at < end:
+                data = os.pread(file.fileno(), min(most, end - at), at)
+                if not data:
                     raise OSError(5, "shorter than it was", str(path))
-                data += more
-            return data
+                at += len(data)
+                yield data
 
     def _path(self, file: ModelFile) -> Path:
         return self.target / file.name if file.name else self.target

@@ -3,7 +3,8 @@
 A replica listens on a port of its own, with its certificate, and gives pieces of the one model that it has or receives
 to those who know a key that replicad tells replicas of the same service alone. A peer's connection begins with the key
 and the name of the staged copy, in a line. Each question is four bytes: the number of a piece, or ASK. The answer to
-ASK is one bit for each piece that is there; that to a number is the SHA-256 of the piece and the piece, or zeros.
+ASK is one bit for each piece that is there; that to a number is the SHA-256 of the piece and the piece, or zeros where
+it is not there or its turn would come too late.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Share:
         self._context, self._key, self._rate, self._changed = context, peer_key(secret).encode(), rate, changed
         self._pieces: Pieces | None = None
         self._socket: socket.socket | None = None
+        self._over = threading.Event()
         self._lock = threading.Lock()
         self._connections: set[ssl.SSLSocket] = set()
         self._free_at = 0.0  # when the next piece may be given
@@ -90,6 +92,7 @@ class Share:
 
     def end(self) -> None:
         """Give and take no more."""
+        self._over.set()
         self.weights = self._pieces = None
         with self._lock:
             sockets = [*self._connections, *([self._socket] if self._socket is not None else [])]
@@ -139,9 +142,11 @@ class Share:
         while True:
             try:
                 accepted, _ = listening.accept()
-            except OSError:
-                listening.close()
-                return
+            except OSError:  # it is over; or there is no descriptor left, for a while
+                if self._over.wait(_LOOK_S):
+                    listening.close()
+                    return
+                continue
             try:
                 peer = self._context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
             except OSError:  # gone again
@@ -183,20 +188,25 @@ class Share:
             (number,) = _NUMBER.unpack(_exactly(peer, _NUMBER.size))
             if number == _ASK:
                 peer.sendall(pieces.bits)
-            elif digest := pieces.digest(number) if number < len(pieces) else b"":
-                data = pieces.get(number)
-                self._wait(len(data))
-                peer.sendall(digest + data)
-            else:
+                continue
+            digest = pieces.digest(number) if number < len(pieces) else b""
+            if not digest or not self._wait(pieces.size(number)):
                 peer.sendall(_NOTHING)
+                continue
+            peer.sendall(digest)
+            for part in pieces.parts(number):
+                peer.sendall(part)
 
-    def _wait(self, size: int) -> None:
-        """So that all connections together have no more than the rate."""
+    def _wait(self, size: int) -> bool:
+        """So that all connections together have no more than the rate; False: it would take longer than peers wait."""
         with self._lock:
             now = time.monotonic()
             begin = max(now, self._free_at)
+            if begin - now > ANSWER_S / 2:
+                return False
             self._free_at = begin + size / self._rate
         time.sleep(begin - now)
+        return True
 
 
 class Link:
@@ -232,7 +242,7 @@ class Link:
         self._tls.sendall(_NUMBER.pack(number))
         digest = _exactly(self._tls, DIGEST)
         if digest == _NOTHING:
-            raise OSError(f"piece {number}: not there any more")
+            raise OSError(f"piece {number}: not given now")
         data = _exactly(self._tls, self._pieces.size(number))
         if hashlib.sha256(data).digest() != digest:
             raise ValueError(f"piece {number}: not what its SHA-256 says")

@@ -195,7 +195,7 @@ class Replicad:
                     policy_at = time.monotonic()
                     self._set_policy()
                 self.keeper.step(time.time())
-                self.authority.lead(self._leads(), uptime(), alone=self._is_alone())
+                self.authority.lead(self._leads_until(), uptime(), alone=self._is_alone())
                 if time.monotonic() > saved_at + _SAVE_S:
                     saved_at = time.monotonic()
                     self._save()
@@ -319,16 +319,16 @@ class Replicad:
 
     # ---- limits that gateways share ----
 
-    def _leads(self) -> bool:
-        """Whether this one says who has which part of limits: its controller leads, and was seen just now to do so."""
-        return self.keeper.leads and uptime() < self._viewed + FRESH_S
+    def _leads_until(self) -> float:
+        """Until when this one says who has which part of limits: its controller leads, and was seen to do so."""
+        return self._viewed + FRESH_S if self.keeper.leads else 0.0
 
     def _is_alone(self) -> bool:
         return len(self._services.current().registries or self._controllers.hosts) < 2
 
     def _lease(self, report: LeaseReport) -> LeaseAnswer:
         """The authority's answer to a gateway of this host. Raises SluiceError."""
-        if self._leads() or self._leader is None:
+        if self._leader is None or uptime() < self._leads_until():
             return self.authority.answer(report, uptime())
         try:
             return tell(self._leader, report, LeaseAnswer, self._own_uid, 0.5)

@@ -11,7 +11,7 @@ import logging
 import pwd
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, Protocol
@@ -225,14 +225,15 @@ class Keeper:
             do: Literal["drain", "go on"] = "drain" if one.told else "go on"
             return Orders(do, *peers_of(beat, self._heard_of(one, now)))
 
-    def _heard_of(self, one: _Known, now: float) -> list[Heartbeat]:
-        """What the replicas of its service and user say, those first that staged first."""
+    def _heard_of(self, one: _Known, now: float) -> Iterator[Heartbeat]:
+        """What the replicas of its service and user say, those first that staged first. Nothing is done until the
+        first is wanted: most heartbeats are of replicas that stage nothing."""
         same = [
             other for other in self._known.values()
             if (other.service, other.user) == (one.service, one.user) and now - other.heard_at < LOST_S
         ]  # fmt: skip
         same.sort(key=lambda other: (other.staging, other.launch))
-        return [other.heard for other in same if other.heard is not None]
+        yield from (other.heard for other in same if other.heard is not None)
 
     def expected(self, launch: str) -> Expected | None:
         """Whether heartbeats of a launch are taken."""
@@ -390,7 +391,8 @@ class Keeper:
         for one in list(self._known.values()):
             found = view.jobs.get(one.launch)
             if found is not None and found.service == one.service and found.user == one.user:
-                one.requeued |= one.seen is not None and one.seen.state == "RUNNING" and found.state == "PENDING"
+                ran = one.seen is not None and one.seen.state in ("RUNNING", "COMPLETING")
+                one.requeued |= ran and found.state == "PENDING"
                 one.seen, one.job, one.lent, one.answered = found, found.id, found.lent, one.answered or now
                 self._touched.add(one.launch)
             over = found.over if found is not None else self._is_absent(one, view)
@@ -580,7 +582,7 @@ class Keeper:
                 return Phase.FAILED
             if one.told or one.heard.state in (State.DRAINING, State.GONE):
                 return Phase.DRAINING
-            return Phase.READY if one.heard.state is State.READY else Phase.STARTING
+            return Phase.READY if one.heard.state is State.READY and _placed(one) else Phase.STARTING
         if one.seen is None:
             return Phase.ASKED
         return Phase.PENDING if one.seen.state == "PENDING" else Phase.STARTING
@@ -674,7 +676,7 @@ class Keeper:
         beat = one.heard
         if beat is None or beat.state in (State.GONE, State.FAILED):
             return None
-        if one.seen is None or not names_node(beat.host, one.seen.nodes):  # gateways are sent to no other host
+        if not _placed(one):
             return None
         over = one.ending is not None or (one.seen is not None and one.seen.over)
         if over and now - one.heard_at > SUSPECT_S:
@@ -703,6 +705,11 @@ class Keeper:
                 if one.heard is not None
             }
         return render_status(services, replicas)
+
+
+def _placed(one: _Known) -> bool:
+    """Whether Slurm shows its job where its heartbeats come from: gateways are sent to no other host."""
+    return one.heard is not None and one.seen is not None and names_node(one.heard.host, one.seen.nodes)
 
 
 def spec_of(policy: ServicePolicy) -> Spec:

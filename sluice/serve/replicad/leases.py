@@ -106,6 +106,11 @@ class Book:
     def set_limits(self, limits: Mapping[Subject, Limit]) -> None:
         """By kind and name; name "*": each one that has none of its own."""
         self._limits = limits
+        for subject, shared in self._subjects.items():
+            if self._limit(subject) is None:  # gateways name it no more, so what they had is free if it is back
+                shared.sums = [0, 0, 0, 0]
+                for hold in shared.holds.values():
+                    hold.have = [0, 0, 0, 0]
 
     def answer(self, report: LeaseReport, now: int) -> LeaseAnswer | None:
         """What a gateway gets; None: a report that came too late, or there is no room for another gateway."""
@@ -288,6 +293,7 @@ class Authority:
         self._path = path
         self._lock = threading.Lock()
         self._book: Book | None = None
+        self._until = 0.0
         self._limits: Mapping[Subject, Limit] = {}
         self._without: WithoutAuthority = "share"
 
@@ -299,14 +305,17 @@ class Authority:
                 self._book.set_limits(limits)
                 self._book.without = without
 
-    def lead(self, leads: bool, now: float, *, alone: bool) -> None:
-        """Whether this one is the authority now. `alone`: no other controller could have been before.
-        Raises OSError where the file cannot be written: then it is not."""
+    def lead(self, until: float, now: float, *, alone: bool) -> None:
+        """Until when this one is the authority as far as is known, also if it is not said again: the caller may hang.
+        `alone`: no other controller could have been before. Raises OSError where the file cannot be written: then it
+        is not."""
         with self._lock:
-            if leads == (self._book is not None):
-                return
-            if not leads:
+            if now >= self._until:
                 self._book = None
+            self._until = until
+            if now >= until:
+                self._book = None
+            if self._book is not None or now >= until:
                 return
             # an earlier one's leases are over by then, also if it does not know yet that another leads
             wait = HOLD_US / 1e6 + (0.0 if alone else FRESH_S)
@@ -322,7 +331,7 @@ class Authority:
     def answer(self, report: LeaseReport, now: float) -> LeaseAnswer:
         """Raises SluiceError where this is not the authority, or the report is not one to answer."""
         with self._lock:
-            if self._book is None:
+            if self._book is None or now >= self._until:
                 raise SluiceError("leases: no controller leads, as far as is known here", remedy="see: sluice failover")
             answer = self._book.answer(report, int(now * 1e6))
         if answer is None:

@@ -12,7 +12,7 @@ import pytest
 from policy.service_jobs import ServicePolicy, ServicesPolicy
 from sluice.exchange.acts import ActError
 from sluice.exchange.launches import LaunchRequest
-from sluice.exchange.serving import Abilities, Demand, Heartbeat, Load, Orders, State
+from sluice.exchange.serving import Abilities, Demand, Heartbeat, Load, Orders, State, Weights
 from sluice.exchange.snapshot import Snapshot
 from sluice.serve.replicad import keeper as keeper_module
 from sluice.serve.replicad.journal import Journal
@@ -158,10 +158,11 @@ class World:
             if self.now % 1.0 < STEP and self.keeper.expected(job.launch) is not None:
                 job.orders = self.say(job, state).do
 
-    def say(self, job: Job, state: State) -> Orders:
+    def say(self, job: Job, state: State, weights: Weights | None = None) -> Orders:
         beat = Heartbeat(
             job.service, job.launch, job.id, job.node, 4711, "ab" * 32, "cd" * 32, state, Abilities(), 4,
             Load(running=job.load), None, why=self.fails or ("Slurm ends the job" if job.notice else ""),
+            weights=weights,
         )  # fmt: skip
         return self.keeper.hear(beat, self.now)
 

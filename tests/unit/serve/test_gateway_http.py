@@ -20,7 +20,9 @@ from sluice.exchange.requests import RequestRecord
 from sluice.exchange.serving import AccountRow, Limit, LimitRow
 from sluice.serve.gateway import bounds
 from sluice.serve.gateway import worker as worker_module
+from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.keys import Keys
+from sluice.serve.gateway.leases import KINDS, limit_of, share_of
 from tests.unit.serve.gateway_bed import (
     CHAT,
     STREAM_HEAD,
@@ -448,6 +450,29 @@ def test_limits_and_budgets(tmp_path: Path) -> None:
             assert over.status == 429 and over.document["error"]["type"] == "insufficient_quota"
             outcomes = [record.outcome for record in one.records()]
             assert outcomes.count("refused-limit") == 4 and outcomes.count("ok") == 4
+
+    run(work())
+
+
+def test_what_is_larger_than_a_share_and_not_than_the_limit_may_be_asked_again(tmp_path: Path) -> None:
+    """While no controller answers, a gateway has a share of each limit."""
+
+    async def work() -> None:
+        limits = [
+            LimitRow("tenant", "physics", Limit(concurrent=1)),
+            LimitRow("tenant", "biology", Limit(tokens_per_minute=2000)),
+        ]
+        async with bed(tmp_path, plain, limits=limits) as one:
+            for row in limits:
+                one.given.add((row.kind, row.name))
+                number = subject(row.kind, row.name)
+                one.worker.gate.set_limit(KINDS[row.kind], number, share_of(limit_of(row.limit), 2, 1))
+            for words, tenant in ((ASK, "physics"), (ASK | {"max_tokens": 1900}, "biology")):
+                answer = await one.ask(words, sluice_tenant=tenant)
+                assert (answer.status, answer.document["error"]["code"]) == (429, "rate_limit_exceeded")
+                assert "a share of the whole" in answer.document["error"]["message"]
+            answer = await one.ask(ASK | {"max_tokens": 2100}, sluice_tenant="biology")
+            assert (answer.status, answer.document["error"]["code"]) == (400, "larger_than_limit")
 
     run(work())
 

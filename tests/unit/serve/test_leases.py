@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import mmap
 import os
 import random
@@ -329,28 +330,28 @@ def test_a_new_authority_gives_nothing_away_twice(tmp_path: Path) -> None:
     first = start()
     with pytest.raises(SluiceError, match="no controller leads"):
         ask(first, 10.0, 1)
-    first.lead(True, 10.0, alone=True)
+    first.lead(math.inf, 10.0, alone=True)
     assert ask(first, 10.0, 1).rows[0].give[0] == 10
     first.end(11.0)
 
     second = start()  # it ended well: what is left is known, and its leases are over after a while
-    second.lead(True, 12.0, alone=True)
+    second.lead(math.inf, 12.0, alone=True)
     assert not ask(second, 12.0, 1).granted
     later = ask(second, 12.0 + HOLD_US / 1e6, 2)
     assert later.granted and later.rows[0].give[0] == 10
 
     third = start()  # the second one was killed: all may have been given away
-    third.lead(True, 20.0, alone=True)
+    third.lead(math.inf, 20.0, alone=True)
     ready = 20.0 + HOLD_US / 1e6
     assert ask(third, ready, 1).rows[0].retry_us == S
     assert ask(third, ready + 10.01, 2).rows[0].give[0] == 10
 
     other = start()  # another controller leads, and may not know yet that this one does
-    other.lead(True, 40.0, alone=False)
+    other.lead(math.inf, 40.0, alone=False)
     assert not ask(other, 40.0 + FRESH_S, 1).granted
     ready = 40.0 + FRESH_S + HOLD_US / 1e6
     assert ask(other, ready, 2).granted
-    other.lead(False, ready, alone=False)
+    other.lead(0.0, ready, alone=False)
     with pytest.raises(SluiceError, match="no controller leads"):
         ask(other, ready, 3)
 
@@ -370,3 +371,76 @@ def test_limits_that_change_and_gateways_that_leave() -> None:
     first.alive = False
     world.run(0.2, lambda: world.admit(second, 1, 1, 600 * S))
     assert len(second.open) == 8
+
+
+def test_a_need_that_comes_while_its_subject_is_given_up_is_no_debt() -> None:
+    """The authority forgets the subject; a gateway that went on with its sums would owe all that it ever used."""
+    world = World(8, Limit(600), 1)
+    [host] = world.hosts
+    world.run(10, lambda: world.admit(host, 1, 1, S // 10))
+    used = world.admitted
+    world.events.clear()
+    host.waiting = False
+    last = host.leases.report(host.clock())
+    while not any(row.last for row in last.rows):
+        answer = world.book.answer(last, world.now)
+        assert answer is not None
+        host.leases.take(answer, host.clock())
+        world.now += S // 2
+        host.end_those_due()
+        last = host.leases.report(host.clock())
+    answer = world.book.answer(last, world.now)
+    assert answer is not None
+    assert not host.request(1, 1, S)  # while the answer is on its way
+    host.leases.take(answer, host.clock())
+    world.run(2, lambda: world.admit(host, 1, 1, S))
+    assert world.admitted >= used + 10
+
+
+def test_what_an_earlier_answer_refused_is_not_said_again() -> None:
+    world = World(9, Limit(60), 1)
+    [host] = world.hosts
+    world.run(1, lambda: None)
+
+    def exchange(name: str, requests: int) -> None:
+        host.leases.need([Need("tenant", name, requests, 1, 1)], host.clock())
+        answer = world.book.answer(host.leases.report(host.clock()), world.now)
+        assert answer is not None
+        host.leases.take(answer, host.clock())
+
+    world.book.set_limits({_TENANT: world.limit, ("tenant", "u"): Limit(60)})
+    exchange("t", 60)
+    while host.request(1, 1, S):
+        pass
+    exchange("t", 1)
+    assert set(host.leases.retry) == {_TENANT}
+    exchange("u", 1)
+    assert not host.leases.retry
+
+
+def test_what_gateways_had_of_a_limit_is_void_when_it_is_removed() -> None:
+    world = World(10, Limit(600, None, 4), 2)
+    first, second = world.hosts
+    world.run(2, lambda: world.admit(first, 1, 1, S // 10))
+    limit, world.limit = world.limit, None  # type: ignore[assignment]
+    world.book.set_limits({})
+    for host in world.hosts:
+        host.leases.changed()
+    first.end_those_due()
+    world.limit = limit
+    world.book.set_limits({_TENANT: limit})
+    second.gate.share(Kind.TENANT, subject(*_TENANT), limit_of(limit))
+    world.run(1, lambda: world.admit(second, 1, 1, 600 * S))
+    assert len(second.open) == 4
+
+
+def test_an_authority_whose_daemon_hangs_gives_nothing_after_what_it_saw_last(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "leases.json")
+    authority.set_policy({_TENANT: Limit(600)}, "share")
+    authority.lead(16.0, 10.0, alone=True)
+    assert ask(authority, 15.9, 1).granted
+    with pytest.raises(SluiceError, match="no controller leads"):
+        ask(authority, 16.0, 2)
+    # another one may have led since: what this one gave away is not all
+    authority.lead(36.0, 30.0, alone=False)
+    assert not ask(authority, 30.0, 3).granted

@@ -6,15 +6,16 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from policy.service_jobs import ServicesPolicy
 from sluice.base.errors import SluiceError
-from sluice.exchange.serving import State
+from sluice.exchange.serving import State, Weights
 from sluice.serve.replicad.journal import Intent, Journal
 from sluice.serve.replicad.pattern import Patterns
-from tests.unit.serve.replicad_world import Job, World, make_world, policy_of
+from tests.unit.serve.replicad_world import STEP, Job, World, make_world, policy_of
 
 Make = Callable[..., World]
 __all__ = ["make_world"]
@@ -165,6 +166,19 @@ def test_a_drained_node_that_is_back_before_its_successor_is_ready(make_world: M
     assert world.living() == [job] and job.orders == "go on"
 
 
+def test_a_successor_that_gateways_have_not_been_given_yet_takes_nobody_away(make_world: Make) -> None:
+    """It says that it is ready, and Slurm's answer to where it is takes up to three seconds more."""
+    world, job = _one_ready(make_world)
+    world.start_s = 0.0
+    world.leave[job.node] = "node n1 is drained: fan"
+
+    def every_three_seconds() -> None:
+        world.hangs = world.now % 3.0 < 3.0 - STEP
+
+    world.run(12, every_three_seconds)
+    assert world.least_ready == 1 and job.state == "CANCELLED"
+
+
 def test_maintenance_is_a_time_that_ends_sooner(make_world: Make) -> None:
     world, job = _one_ready(make_world)
     world.maintenance[job.node] = world.now + 200
@@ -220,6 +234,34 @@ def test_a_requeued_job_is_ended_and_replaced_at_once(make_world: Make) -> None:
     job.state, job.node, job.submitted = "PENDING", "", world.now + 120  # as Slurm puts it off
     world.run(6)
     assert job.state == "CANCELLED" and len(world.ready()) == 1
+
+
+def test_a_requeued_job_that_was_seen_completing_first_is_no_replica(make_world: Make) -> None:
+    world, job = _one_ready(make_world)
+    job.state = "COMPLETING"
+    world.run(2)
+    job.state, job.node, job.submitted = "PENDING", "", world.now + 120
+    world.run(6)
+    assert job.state == "CANCELLED" and [one.orders for one in world.ready()] == ["go on"]
+
+
+def test_who_stages_nothing_costs_no_look_at_all_others(make_world: Make) -> None:
+    world = make_world(least=3)
+    world.run(20)
+    first, second, third = world.ready()
+    looks = []
+
+    class Known(dict[str, object]):
+        def values(self) -> Any:
+            looks.append(1)
+            return super().values()
+
+    world.keeper._known = Known(world.keeper._known)  # type: ignore[assignment]
+    world.say(first, State.READY)
+    world.say(second, State.READY, Weights("m.1", 7, whole=True))
+    assert not looks
+    orders = world.say(third, State.STARTING, Weights("m.1", 7, whole=False))
+    assert len(looks) == 1 and [one.host for one in orders.peers] == [second.node] and not orders.reads
 
 
 def test_lent_resources_come_and_go_and_come_again(make_world: Make) -> None:

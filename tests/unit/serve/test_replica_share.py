@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -257,6 +258,29 @@ def test_silent_strangers_are_few_and_short(site: Site, spec: ReplicaSpec, monke
         one.close()
 
 
+def test_it_gives_on_after_there_was_no_descriptor_left(
+    site: Site, spec: ReplicaSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, pieces = giver_of(site, spec)
+    real, failures = socket.socket.accept, [OSError(24, "Too many open files")]
+
+    def accept(one: socket.socket) -> Any:
+        accepted = real(one)
+        if failures:
+            accepted[0].close()
+            raise failures.pop()
+        return accepted
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    listening = site.nodes[0].share._socket
+    assert listening is not None
+    assert not works(lambda: Link(peer, pieces)) or not works(lambda: Link(peer, pieces))
+    assert not failures
+    until(lambda: works(lambda: Link(peer, pieces)))
+    site.nodes[0].die()
+    until(lambda: listening.fileno() == -1)
+
+
 def works(make: Callable[[], Any]) -> bool:
     try:
         make()
@@ -278,6 +302,53 @@ def test_it_gives_no_faster_than_it_may(site: Site, spec: ReplicaSpec) -> None:
     began = time.monotonic()
     assert second.start().wait().taken == SIZE + 2
     assert time.monotonic() - began > 0.8 * (SIZE - (4 << 20)) / (16 * MIB)
+
+
+def giver_of(site: Site, spec: ReplicaSpec) -> tuple[Peer, Pieces]:
+    """One that has the whole model."""
+    (node,) = site.add(1, spec)
+    pieces = pieces_of(node.start().wait())
+    assert pieces is not None and node.share.weights is not None
+    return Peer("127.0.0.1", node.share.weights.port, node.fingerprint, peer_key(node.secret)), pieces
+
+
+def test_whose_turn_is_too_late_asks_others_at_once(
+    site: Site, spec: ReplicaSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share_module, "ANSWER_S", 4.0)
+    peer, pieces = giver_of(site, replace(spec, broadcast=4))
+    links = [Link(peer, pieces) for _ in range(6)]
+    began, given, refused = time.monotonic(), [], []
+
+    def ask(link: Link) -> None:
+        try:
+            link.get(0)
+            given.append(time.monotonic() - began)
+        except OSError:
+            refused.append(time.monotonic() - began)
+
+    threads = [threading.Thread(target=ask, args=(link,)) for link in links]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert len(given) == 3 and max(given) < share_module.ANSWER_S, "after 0, 1 and 2 s"
+    assert len(refused) == 3 and max(refused) < 1
+
+
+def test_who_gives_to_many_at_once_keeps_no_piece_for_each(site: Site, spec: ReplicaSpec) -> None:
+    peer, pieces = giver_of(site, spec)
+    links = [Link(peer, pieces) for _ in range(share_module.MOST_CONNECTIONS)]
+    tracemalloc.start()
+    try:
+        for link in links:  # nobody reads the answer
+            link._tls.sendall((0).to_bytes(4, "big"))
+        time.sleep(1)
+        assert tracemalloc.get_traced_memory()[0] < 2.5 * len(links) * MIB, "a piece has 4 MiB"
+    finally:
+        tracemalloc.stop()
+        for link in links:
+            link.close()
 
 
 # ---- replicad's word ----
