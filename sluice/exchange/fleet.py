@@ -28,6 +28,7 @@ Difference = Literal[
     "none", "boots", "unanswered", "not_registered", "vanished", "not_wanted", "ending", "unknown_machine",
     "second_machine", "no_machine", "down", "down_by_operator", "other_gpus", "no_capacity", "quota", "credentials",
     "throttled", "refused", "provider", "empty_list", "not_in_slurm", "slurm_silent", "pool_closed", "no_pool",
+    "broken",
 ]  # fmt: skip
 DIFFERENCES: dict[Difference, tuple[str, str]] = {
     "none": ("Slurm, the journal and the provider agree", "nothing is to be done"),
@@ -63,6 +64,10 @@ DIFFERENCES: dict[Difference, tuple[str, str]] = {
     "credentials": ("the provider does not accept the credentials", "renew them; docs/elastic.md says where they are"),
     "throttled": ("the provider takes no more calls for now", "it is asked again after the back-off"),
     "refused": ("the provider refuses the request as such", "mend the pool's settings; its words say which"),
+    "broken": (
+        "this node's machine does not do what it is told",
+        "see the words, and mend the machine or its BMC; it is asked again after the back-off",
+    ),
     "provider": ("the provider or its driver fails", "see the words; it is asked again after the back-off"),
     "empty_list": (
         "the provider lists no machine, although there were some",

@@ -90,7 +90,7 @@ class Providers:
                 continue
             driver: Driver | SluiceError
             try:
-                site = DriverSite(cluster, name, pool.settings, self._settings.credentials)
+                site = DriverSite(cluster, name, pool.settings, self._settings.credentials, self._settings.state)
                 driver = load_driver(pool.driver, site)
             except SluiceError as error:
                 log.error("%s", one_line(str(error)))

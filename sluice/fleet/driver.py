@@ -6,6 +6,8 @@ one is there. Everything raises `ProviderError`; any other exception counts as o
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,13 +16,15 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from sluice.base.errors import SluiceError
+from sluice.exchange.fleet import STATE
 
 GROUP = "sluice.pool_drivers"
 CREDENTIALS = Path("/etc/sluice/fleet")
 """Where drivers without a place of their provider find credentials: POOL.json, SlurmUser's alone."""
 
-Failure = Literal["no_capacity", "quota", "credentials", "throttled", "refused", "unknown"]
-"""`unknown`: it is not known whether the request was carried out; after all others nothing was made."""
+Failure = Literal["no_capacity", "quota", "credentials", "throttled", "refused", "broken", "unknown"]
+"""`broken`: this one node's machine fails, and may have been launched, which lists show; the pool's others are not
+concerned. `unknown`: it is not known whether the request was carried out. After all others nothing was made."""
 
 _WORD = re.compile(r"[!-~]{0,255}")
 _ADDRESS = re.compile(r"[A-Za-z0-9.:_-]{0,255}")
@@ -88,6 +92,27 @@ class DriverSite:
     pool: str
     settings: Mapping[str, Any]
     credentials: Path = CREDENTIALS
+    state: Path = STATE
+    """fleetd's own folder, for drivers whose providers keep no tokens."""
+
+    def read_credentials(self, *known: str) -> dict[str, Any]:
+        """The pool's file of credentials. Raises SluiceError for one that others could read."""
+        path = self.credentials / f"{self.pool}.json"
+        try:
+            with path.open() as file:
+                state = os.fstat(file.fileno())
+                if state.st_mode & 0o077 or state.st_uid not in (0, os.geteuid()):
+                    raise SluiceError(f"{path}: others may read it", remedy=f"chown it to SlurmUser; chmod 600 {path}")
+                document = json.load(file)
+        except OSError as error:
+            raise SluiceError(f"{path}: {error.strerror}", remedy="docs/elastic.md says what is in it") from error
+        except ValueError:  # its words may have a part of the file
+            raise SluiceError(f"{path}: not JSON", remedy="docs/elastic.md says what is in it") from None
+        if not isinstance(document, dict) or not set(document) <= set(known):
+            raise SluiceError(
+                f"{path}: not an object with {' and '.join(known)}", remedy="docs/elastic.md says what is in it"
+            )
+        return document
 
     def setting(self, name: str, default: str | None = None) -> str:
         """A setting that is text. Raises SluiceError where it is missing or something else."""

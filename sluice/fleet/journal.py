@@ -71,7 +71,7 @@ class Memory:
     version: int = VERSION
     clock: float = 0.0
     launches: dict[str, Launch] = field(default_factory=dict)  # by token; none that is gone
-    back_offs: dict[str, BackOff] = field(default_factory=dict)  # by pool, or pool|shape|zone
+    back_offs: dict[str, BackOff] = field(default_factory=dict)  # by pool, pool|shape|zone, or pool|node
     holds: dict[str, Hold] = field(default_factory=dict)  # by node
     requeued: dict[int, float] = field(default_factory=dict)  # jobs that are to start again at once
     ended: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_ENDED))  # tokens of launches that are gone

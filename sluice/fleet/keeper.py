@@ -153,7 +153,7 @@ class Keeper:
             self._launched(result)
         elif isinstance(result, Terminated):
             self._busy.pop(("terminate", result.machine), None)
-            if result.failure is not None:
+            if result.failure not in (None, "broken"):
                 self._pause(result.pool, difference_of(result.failure), one_line(result.text)[:300])
         elif isinstance(result, Listed):
             self._busy.pop(("list", result.pool), None)
@@ -287,8 +287,8 @@ class Keeper:
         if hold is not None and hold.until is None:
             return
         pool = self._policy.pools[pool_name]
-        pause = self.memory.back_offs.get(pool_name)
-        if pause is not None and pause.until > self.now:
+        pause = self._waits(pool_name) or self._waits(f"{pool_name}|{node}")
+        if pause is not None:
             self._hold(node, pause.kind, pause.text, pause.until)
             return
         if self._machine_of(node, pool_name):
@@ -296,8 +296,8 @@ class Keeper:
         waits: list[BackOff] = []
         for shape in pool.shapes:
             for zone in pool.zones:
-                back_off = self.memory.back_offs.get(f"{pool_name}|{shape.name}|{zone}")
-                if back_off is not None and back_off.until > self.now:
+                back_off = self._waits(f"{pool_name}|{shape.name}|{zone}")
+                if back_off is not None:
                     waits.append(back_off)
                     continue
                 token = self._new_token()
@@ -314,8 +314,7 @@ class Keeper:
     def _ask(self, launch: Launch) -> None:
         if launch.refused is not None or ("launch", launch.token) in self._busy:
             return
-        pause = self.memory.back_offs.get(launch.pool)
-        if pause is not None and pause.until > self.now:
+        if self._waits(launch.pool) is not None:
             return
         if launch.sent and self.now < launch.sent + _AGAIN_S:
             return
@@ -348,7 +347,7 @@ class Keeper:
         if launch.stage == "asked":
             self._enter(launch, "launched")
             launch.launched = self.now
-            for key in (launch.pool, self._key(launch)):
+            for key in (launch.pool, self._key(launch), f"{launch.pool}|{launch.node}"):
                 self.memory.back_offs.pop(key, None)
             self._forget_hold(launch.node)
         if machine.address and machine.address != launch.address and launch.stage == "launched":
@@ -363,7 +362,9 @@ class Keeper:
             self._pause(launch.pool, kind, words)
             self._dirty = True
             return
-        if kind in _PAUSES:
+        if kind == "broken":
+            self._set_back_off(f"{launch.pool}|{launch.node}", kind, words, self._pools[launch.pool].back_off_s)
+        elif kind in _PAUSES:
             self._pause(launch.pool, kind, words)
         else:
             self._back_off(launch, kind, words)
@@ -519,8 +520,8 @@ class Keeper:
             lists = self._lists.get(name)
             open_ = lists is None or not lists.complete or lists.suspect or bool(lists.odd)
             open_ = open_ or any(one.stage in ("asked", "terminating") for one in mine)
-            pause = self.memory.back_offs.get(name)
-            if pause is not None and pause.until > self.now and pause.kind in _PAUSES:
+            pause = self._waits(name)
+            if pause is not None and pause.kind in _PAUSES:
                 continue
             self._do(("list", name), ListAct(name), again=_QUICK_LIST_S if open_ else _LIST_S)
 
@@ -581,25 +582,29 @@ class Keeper:
 
     def _closed(self, pool_name: str) -> BackOff | None:
         """Why a pool can have no machine now; None: it can."""
-        pause = self.memory.back_offs.get(pool_name)
-        if pause is not None and pause.until > self.now and pause.times > 1:
+        pause = self._waits(pool_name)
+        if pause is not None and pause.times > 1:
             return pause
         found: list[BackOff] = []
         pool = self._policy.pools[pool_name]
         for shape in pool.shapes:
             for zone in pool.zones:
-                one = self.memory.back_offs.get(f"{pool_name}|{shape.name}|{zone}")
-                if one is None or one.until <= self.now:
+                one = self._waits(f"{pool_name}|{shape.name}|{zone}")
+                if one is None:
                     return None
                 found.append(one)
         return min(found, key=lambda one: one.until)
 
     def _open_and_close(self, view: SlurmView) -> None:
-        """While a pool can have no machine, Slurm plans none of its absent nodes, and jobs go elsewhere."""
+        """While a pool can have no machine, or a node, Slurm plans none of its absent nodes, and jobs go elsewhere."""
         for name, nodes in self._names.items():
             closed = self._closed(name)
             seen = [(node, view.nodes[node]) for node in nodes if node in view.nodes]
-            ours = [node for node, one in seen if one.drained and one.reason.startswith(POOL_REASON)]
+            broken = {node for node, _ in seen if self._waits(f"{name}|{node}") is not None}
+            ours = [
+                node for node, one in seen
+                if one.drained and one.reason.startswith(POOL_REASON) and node not in broken
+            ]  # fmt: skip
             held = [
                 node for node, one in seen
                 if node in self.memory.holds and self.memory.holds[node].until is None and not one.drained
@@ -607,6 +612,8 @@ class Keeper:
             ]  # fmt: skip
             for node in held:
                 self._change((node,), "drain", f"{HELD_REASON}{self.memory.holds[node].text}"[:200])
+            if apart := [node for node, one in seen if node in broken and one.want == "off" and not one.drained]:
+                self._change(tuple(apart), "drain", f"{POOL_REASON}broken, asked again later")
             if closed is None:
                 if ours:
                     self._change(tuple(ours), "undrain")
@@ -648,6 +655,11 @@ class Keeper:
             self._busy.pop(("job", act.change, str(act.job)), None)
         if result.text:
             log.warning("%s: %s", act, one_line(result.text))
+
+    def _waits(self, key: str) -> BackOff | None:
+        """The back-off of this key, unless it is over."""
+        one = self.memory.back_offs.get(key)
+        return one if one is not None and one.until > self.now else None
 
     def _key(self, launch: Launch) -> str:
         return f"{launch.pool}|{launch.shape}|{launch.zone}"
@@ -752,10 +764,13 @@ class Keeper:
         if seen.want in ("up", "on"):
             if lists is not None and lists.suspect:
                 return "empty_list", "", None
-            pause = self.memory.back_offs.get(pool)
-            if pause is not None and pause.until > self.now:
+            pause = self._waits(pool)
+            if pause is not None:
                 return pause.kind, pause.text, pause.until
             return ("no_machine" if seen.want == "on" else "boots"), "", None
+        broken = self._waits(f"{pool}|{node}")
+        if broken is not None:
+            return broken.kind, broken.text, broken.until
         closed = self._closed(pool)
         if seen.drained and seen.reason.startswith(POOL_REASON) and closed is not None:
             return "pool_closed", closed.text, closed.until
@@ -776,7 +791,7 @@ class Keeper:
         mine = [one for one in nodes if one.pool == name]
         launches = [one for one in self.memory.launches.values() if one.pool == name]
         closed = self._closed(name)
-        pause = self.memory.back_offs.get(name)
+        pause = self._waits(name)
         boots = sorted(boot for key, times in self.memory.boots.items() if key.split("|")[0] == name for boot in times)
         held = [one for one in mine if one.node in self.memory.holds]
         none_since = [self.memory.holds[one.node].since for one in held if one.difference in ("no_capacity", "quota")]
@@ -798,5 +813,5 @@ class Keeper:
             closed_for="none" if closed is None else closed.kind,
             without_capacity_since=min(none_since, default=None),
             boot_s=boots[len(boots) // 2] if boots else None,
-            problem=problem or (pause.text if pause is not None and pause.until > self.now else ""),
+            problem=problem or ("" if pause is None else pause.text),
         )

@@ -6,8 +6,6 @@ the arguments of libcloud's driver: ``{"args": [...], "kwargs": {...}}`` in POOL
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -25,24 +23,6 @@ _ENDING = frozenset({"terminated", "stopped", "stopping", "error", "shutting-dow
 _NO_CAPACITY = ("no valid host", "insufficient capacity", "not enough hosts")
 
 
-def read_credentials(site: DriverSite) -> dict[str, Any]:
-    """A pool's credentials. Raises SluiceError for a file that others could read."""
-    path = site.credentials / f"{site.pool}.json"
-    try:
-        with path.open() as file:
-            state = os.fstat(file.fileno())
-            if state.st_mode & 0o077 or state.st_uid not in (0, os.geteuid()):
-                raise SluiceError(f"{path}: others may read it", remedy=f"chown it to SlurmUser; chmod 600 {path}")
-            document = json.load(file)
-    except OSError as error:
-        raise SluiceError(f"{path}: {error.strerror}", remedy="docs/elastic.md says what is in it") from error
-    except ValueError as error:
-        raise SluiceError(f"{path}: not JSON", remedy="docs/elastic.md says what is in it") from error
-    if not isinstance(document, dict) or not set(document) <= {"args", "kwargs"}:
-        raise SluiceError(f"{path}: not an object with args and kwargs", remedy="docs/elastic.md says what is in it")
-    return document
-
-
 class Libcloud:
     """The driver. libcloud's are not thread-safe: one call at a time."""
 
@@ -51,7 +31,7 @@ class Libcloud:
         self._site = site
         self._prefix = f"{site.cluster}-{site.pool}-"
         self._lock = threading.Lock()
-        given = read_credentials(site)
+        given = site.read_credentials("args", "kwargs")
         name = site.setting("provider")
         try:
             self._cloud = get_driver(name)(*given.get("args", ()), **given.get("kwargs", {}))

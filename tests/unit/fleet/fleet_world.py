@@ -283,6 +283,13 @@ class World:
         for box in self.boxes:
             if box.token == order.token:
                 return Launched(order.token, self._machine(box))
+        if act.pool == "b" and any(one.node == order.node and one.ended is None for one in self.boxes):
+            return Launched(order.token, None, "broken", "it is on")  # machines of one's own: one for each node
+        if act.pool == "b" and self.hostile and self.chance.random() < 0.1:
+            if self.chance.random() < 0.5:
+                self._make(act)
+            self.refused[id(act)] = act
+            return Launched(order.token, None, "broken", "504")
         if failure := self._refusal(act):
             self.refused[id(act)] = act
             return Launched(order.token, None, failure, "refused")
@@ -320,7 +327,7 @@ class World:
 
     def _terminate(self, act: TerminateAct) -> Terminated:
         if self.hostile and self.chance.random() < 0.1:
-            return Terminated(act.pool, act.machine, "unknown", "503")
+            return Terminated(act.pool, act.machine, "broken" if act.pool == "b" else "unknown", "503")
         for box in self.boxes:
             if box.id == act.machine and box.ended is None:
                 box.ended = self.now

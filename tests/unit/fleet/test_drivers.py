@@ -345,5 +345,7 @@ def test_a_program_that_others_may_write_is_not_run(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_is_not_installed() -> None:
-    with pytest.raises(SluiceError, match=r"'azure' is not installed; installed are ec2, libcloud, local, program"):
+    with pytest.raises(
+        SluiceError, match=r"'azure' is not installed; installed are ec2, libcloud, local, program, redfish"
+    ):
         load_driver("azure", DriverSite("main", "p5", {}))

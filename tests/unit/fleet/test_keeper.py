@@ -283,3 +283,19 @@ def test_slurm_is_told_an_address_until_it_has_it() -> None:
 def test_a_machine_whose_words_are_none_is_refused(words: dict[str, Any]) -> None:
     with pytest.raises(ProviderError, match="not a"):
         Machine(**{**dict[str, Any](id="m1", token="t", node="n1"), **words})
+
+
+def test_a_node_whose_machine_is_broken_is_set_apart_alone_and_tried_again() -> None:
+    one = Fleet()
+    one.wants = {"n1": "up", "n2": "up"}
+    first, second = one.launches()
+    one.refuse(first, "broken")
+    one.keeper.take(Launched(second.order.token, Machine("m2", second.order.token, "n2")), one.now)
+    one.step(1)
+    assert (one.node().difference, one.node("n2").difference) == ("broken", "boots")
+    one.wants["n1"] = "off"  # given back
+    acts = [act for act in one.step(1) if isinstance(act, NodeAct)]
+    assert [(act.nodes, act.change) for act in acts] == [(("n1",), "drain")]
+    assert one.node().difference == "broken" and one.keeper.status().pools["p"].closed_for == "none"
+    one.wants["n1"] = "up"
+    assert places(one.launches(60)) == ["big/a"]
