@@ -2,7 +2,8 @@
 
 Runs inside the cluster, as SlurmUser, which process 1 lets in where there are pools. `settings.boot` is the seconds
 that a machine takes until its slurmd starts; `settings.stock` a file that says how many machines of each shape and zone
-there are (``{"big": 2, "big/zone-a": 0}``), for tests of what happens when there is none.
+there are (``{"big": 2, "big/zone-a": 0}``), for tests of what happens when there is none; `settings.notices` one that
+says of which nodes the machines are taken back soon, and why (``{"n1": "spot"}``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Local:
     """The driver."""
 
     def __init__(self, site: DriverSite) -> None:
-        site.only("boot", "stock")
+        site.only("boot", "notices", "stock")
         self._site = site
         self._layout = Layout(INSIDE)
         self._folder = self._layout.machines
@@ -84,7 +85,11 @@ class Local:
         except SluiceError as error:
             raise ProviderError("unknown", str(error)) from error
         running = {name for name, one in daemons.items() if one["status"] is None}
-        return [Machine(**json.loads(path.read_text())) for path in self._folder.glob("*.json") if path.stem in running]
+        found = [json.loads(path.read_text()) for path in self._folder.glob("*.json") if path.stem in running]
+        notices: dict[str, str] = {}
+        with suppress(FileNotFoundError):
+            notices = json.loads(Path(self._site.setting("notices", "/nonexistent")).read_text())
+        return [Machine(**{**one, "notice": notices.get(one["node"], "")}) for one in found]
 
     def _file(self, machine: str) -> Path:
         return self._folder / f"{machine}.json"

@@ -28,7 +28,7 @@ Difference = Literal[
     "none", "boots", "unanswered", "not_registered", "vanished", "not_wanted", "ending", "unknown_machine",
     "second_machine", "no_machine", "down", "down_by_operator", "other_gpus", "no_capacity", "quota", "credentials",
     "throttled", "refused", "provider", "empty_list", "not_in_slurm", "slurm_silent", "pool_closed", "no_pool",
-    "broken",
+    "broken", "notice",
 ]  # fmt: skip
 DIFFERENCES: dict[Difference, tuple[str, str]] = {
     "none": ("Slurm, the journal and the provider agree", "nothing is to be done"),
@@ -79,6 +79,10 @@ DIFFERENCES: dict[Difference, tuple[str, str]] = {
     ),
     "slurm_silent": ("slurmctld does not answer", "nothing is launched or ended until it does"),
     "pool_closed": ("the pool takes no jobs until its back-off is over", "wait; or: sluice pool return POOL"),
+    "notice": (
+        "the provider takes its machine back soon",
+        "it takes no more jobs; those that save their state are signalled, those that may start again are requeued",
+    ),
     "no_pool": ("its pool is not in the policy any more", "its machine is ended"),
 }
 """The closed list: what may differ between Slurm, journal and provider, and what is done."""

@@ -19,6 +19,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO
 
+from policy import node
+from policy.node import NodePolicyFile
 from policy.pool_nodes import FILE_NAME, PoolPolicy, PoolsFile
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
@@ -140,6 +142,7 @@ class Fleetd:
         self.stopping = stopping
         self._client, self._commands = client, commands
         self._policy = PoolsFile(settings.conf.parent / FILE_NAME)
+        self._node_policy = NodePolicyFile(settings.conf.parent / node.FILE_NAME)
         self._results: SimpleQueue[Result | SlurmView] = SimpleQueue()
         self._woken = threading.Event()
         self._look = threading.Event()
@@ -244,7 +247,7 @@ class Fleetd:
         policy = self._policy.current()
         if self._policy.problem is not None:
             log.warning("%s", one_line(str(self._policy.problem)))
-        keeper.set_policy(policy)
+        keeper.set_policy(policy, self._node_policy.current().checkpoint)
         self._providers.set_pools(policy.cluster, keeper.pools())
         self._nodes = frozenset(node for pool in keeper.pools().values() for node in expand(pool.nodes))
 

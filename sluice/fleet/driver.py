@@ -27,6 +27,7 @@ Failure = Literal["no_capacity", "quota", "credentials", "throttled", "refused",
 concerned. `unknown`: it is not known whether the request was carried out. After all others nothing was made."""
 
 _WORD = re.compile(r"[!-~]{0,255}")
+_TEXT = re.compile(r"[ -~]{0,255}")
 _ADDRESS = re.compile(r"[A-Za-z0-9.:_-]{0,255}")
 
 
@@ -62,6 +63,8 @@ class Machine:
     zone: str = ""
     address: str = ""
     ending: bool = False
+    notice: str = ""
+    """Why the provider takes it back soon, in its words."""
 
     def __post_init__(self) -> None:
         for value in (self.id, self.token, self.node, self.shape, self.zone):
@@ -69,6 +72,8 @@ class Machine:
                 raise ProviderError("unknown", f"a machine with {value[:80]!r}: not a word of at most 255 characters")
         if not _ADDRESS.fullmatch(self.address):
             raise ProviderError("unknown", f"machine {self.id}: {self.address[:80]!r}: not an address")
+        if not _TEXT.fullmatch(self.notice):
+            raise ProviderError("unknown", f"machine {self.id}: notice {self.notice[:80]!r}: not a line of text")
 
 
 class Driver(Protocol):

@@ -40,6 +40,8 @@ class Launch:
     sent: float = 0.0  # the last request of which it is not known whether it was carried out
     refused: Difference | None = None  # a later request of the same launch was refused
     launched: float | None = None
+    notice: str = ""  # the provider takes the machine back soon
+    noticed: float = 0.0
 
 
 @dataclass(slots=True)

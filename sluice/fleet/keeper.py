@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from policy.checkpoint import NodeCheckpoint
 from policy.pool_nodes import PoolPolicy, PoolsPolicy
 from sluice.base.hostlist import expand
 from sluice.base.text import one_line
@@ -103,6 +104,7 @@ class Keeper:
         self._new_token = new_token or (lambda: secrets.token_hex(16))
         self.memory = store.load()
         self._policy = PoolsPolicy()
+        self._checkpoint = NodeCheckpoint()
         self._pools: dict[str, PoolPolicy] = self.memory.pools
         self._names: dict[str, list[str]] = {}  # nodes by pool
         self._pool_of: dict[str, str] = {}
@@ -121,8 +123,9 @@ class Keeper:
 
     # ---- what it is given ----
 
-    def set_policy(self, policy: PoolsPolicy) -> None:
-        """The pools in force."""
+    def set_policy(self, policy: PoolsPolicy, checkpoint: NodeCheckpoint | None = None) -> None:
+        """The pools in force, and how jobs are signalled that save their state."""
+        self._checkpoint = checkpoint or NodeCheckpoint()
         if policy is not self._policy:
             self._policy = policy
             used = {one.pool for one in self.memory.launches.values()}
@@ -255,6 +258,26 @@ class Keeper:
             self._end(launch, "not_registered")
         elif stage == "registered" and seen.want == "up":
             self._end(launch, "not_wanted", "called off and wanted again")
+        elif launch.notice and stage == "launched":
+            self._end(launch, "notice", launch.notice)
+        elif launch.notice:
+            self._leave(launch, seen, view)
+
+    def _leave(self, launch: Launch, seen: SlurmNode, view: SlurmView) -> None:
+        """The provider takes the machine back soon: jobs that save their state do, all that may start elsewhere."""
+        reason = f"{POOL_REASON}{launch.notice}"[:200]
+        if not seen.drained:
+            self._change((launch.node,), "drain", reason)
+        jobs = self._jobs_on(launch.node)
+        if not jobs and seen.drained:
+            self._change((launch.node,), "power_down_force", reason)
+        for job in jobs:
+            saves = view.jobs[job].saves
+            if saves:
+                signal = JobAct(job, "signal", view.jobs[job].name, self._checkpoint.signal)
+                self._do(("job", "signal", str(job)), signal, again=math.inf)
+            if self.now >= launch.noticed + (self._checkpoint.before_requeue_s if saves else 0):
+                self._requeue(job)
 
     def _tell_address(self, launch: Launch, seen: SlurmNode) -> None:
         """Tell Slurm where the node is, until it says so."""
@@ -350,6 +373,10 @@ class Keeper:
             for key in (launch.pool, self._key(launch), f"{launch.pool}|{launch.node}"):
                 self.memory.back_offs.pop(key, None)
             self._forget_hold(launch.node)
+        if machine.notice and not launch.notice:
+            launch.notice, launch.noticed = machine.notice, self.now
+            self._event(launch, "notice", machine.notice)
+            self._back_off(launch, "no_capacity", machine.notice)  # the next one is launched elsewhere
         if machine.address and machine.address != launch.address and launch.stage == "launched":
             launch.address = machine.address
             self._dirty = True
@@ -601,9 +628,10 @@ class Keeper:
             closed = self._closed(name)
             seen = [(node, view.nodes[node]) for node in nodes if node in view.nodes]
             broken = {node for node, _ in seen if self._waits(f"{name}|{node}") is not None}
+            left = {one.node for one in self.memory.launches.values() if one.notice}
             ours = [
                 node for node, one in seen
-                if one.drained and one.reason.startswith(POOL_REASON) and node not in broken
+                if one.drained and one.reason.startswith(POOL_REASON) and node not in broken | left
             ]  # fmt: skip
             held = [
                 node for node, one in seen
@@ -783,6 +811,8 @@ class Keeper:
             if launch.refused is not None:
                 return launch.refused, launch.text, None
             return ("boots" if launch.sent <= launch.asked else "unanswered"), launch.text, None
+        if launch.notice:
+            return "notice", launch.notice, None
         if launch.stage == "launched":
             return "boots", "", None
         return ("none" if seen.want == "on" else "down"), "", None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from policy.checkpoint import asks
 from sluice.base.hostlist import expand, fold
 from sluice.fleet.views import POOL_REASON, Change, JobAct, NodeAct, SlurmJob, SlurmNode, SlurmView, Want
 from sluice.slurm import Commands, SlurmClient
@@ -32,7 +33,7 @@ def read_view(client: SlurmClient, pools: Collection[str], at: float) -> SlurmVi
 
 
 def _job(job: Job, on: frozenset[str], begins: bool) -> SlurmJob:
-    return SlurmJob(job.id, job.state == "CONFIGURING", on, begins, job.own_name)
+    return SlurmJob(job.id, job.state == "CONFIGURING", on, begins, job.own_name, asks(job.comment) is not None)
 
 
 def slurm_node(node: Node) -> SlurmNode:
@@ -57,7 +58,9 @@ def _want(state: str, flags: frozenset[str]) -> Want:
 def change(commands: Commands, act: NodeAct | JobAct) -> None:
     """Make a change. Raises SluiceError with Slurm's words."""
     if isinstance(act, JobAct):
-        if act.change == "requeue":
+        if act.change == "signal":
+            commands.output("scancel", f"--signal={act.text}", "--full", act.name)
+        elif act.change == "requeue":
             commands.output("scontrol", "requeue", act.name)
         else:
             commands.output("scontrol", "update", f"JobId={act.name}", "StartTime=now")

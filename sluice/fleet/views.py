@@ -36,6 +36,7 @@ class SlurmJob:
     nodes: frozenset[str]
     pending_until: bool = False  # it is pending with a begin time
     name: str = ""  # by which commands mean only this job
+    saves: bool = False  # it asks for signals, to save its state
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,12 @@ class NodeAct:
 
 @dataclass(frozen=True, slots=True)
 class JobAct:
-    """Requeue a job, or let one that was requeued start at once."""
+    """Requeue a job, let one that was requeued start at once, or send it the signal `text`."""
 
     job: int
-    change: Literal["requeue", "release"]
+    change: Literal["requeue", "release", "signal"]
     name: str = ""
+    text: str = ""
 
 
 Act = LaunchAct | TerminateAct | ListAct | NodeAct | JobAct

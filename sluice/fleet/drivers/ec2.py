@@ -6,7 +6,9 @@ all that speak EC2's protocol keep that promise.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +17,11 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
 from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
 from sluice.fleet.driver import DriverSite, Failure, Machine, Order, ProviderError
 
 T = TypeVar("T")
+log = logging.getLogger("sluice.fleet")
 _NO_CAPACITY = frozenset({
     "InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity",
     "InsufficientCapacity", "SpotMaxPriceTooLow", "Unsupported",
@@ -32,6 +36,8 @@ _CREDENTIALS = frozenset({
     "SignatureDoesNotMatch", "OptInRequired", "Blocked", "AccessDenied", "PendingVerification",
 })  # fmt: skip
 _GONE = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
+_NOTICES = ("marked-for-termination", "marked-for-stop")
+"""What the status of a spot request is from the notice until its machine ends."""
 _SETTINGS = (
     "region", "image", "endpoint", "subnet", "subnets", "security_groups", "instance_profile", "user_data", "spot",
 )  # fmt: skip
@@ -125,7 +131,24 @@ class Ec2:
 
     def machines(self) -> list[Machine]:
         """As `Driver.machines`."""
-        return self._machines([{"Name": f"tag:{key}", "Values": [value]} for key, value in self._site.tags.items()])
+        found = self._machines([{"Name": f"tag:{key}", "Values": [value]} for key, value in self._site.tags.items()])
+        notices = self._notices() if found and self._site.settings.get("spot") is True else {}
+        return [replace(one, notice=notices.get(one.id, "")) for one in found]
+
+    def _notices(self) -> dict[str, str]:
+        """By instance. Without them, a machine that is taken back is one that has vanished: no reason to fail."""
+        filters = [{"Name": "status-code", "Values": list(_NOTICES)}]
+
+        def pages() -> dict[str, str]:
+            found = self._ec2.get_paginator("describe_spot_instance_requests").paginate(Filters=filters)
+            requests = [one for page in found for one in page["SpotInstanceRequests"] if one.get("InstanceId")]
+            return {one["InstanceId"]: f"EC2 spot: {one['Status']['Code']}" for one in requests}
+
+        try:
+            return self._call(pages)
+        except ProviderError as error:
+            log.warning("pool %s: no notices of spot machines: %s", self._site.pool, one_line(str(error)))
+            return {}
 
     def _machines(self, filters: list[dict[str, Any]]) -> list[Machine]:
         def pages() -> list[Machine]:

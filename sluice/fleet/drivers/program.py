@@ -39,6 +39,7 @@ class _Machine(_Strict):
     zone: str = ""
     address: str = ""
     ending: bool = False
+    notice: str = ""
 
     def plain(self) -> Machine:
         return Machine(**self.model_dump())

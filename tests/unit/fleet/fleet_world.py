@@ -70,6 +70,7 @@ class Box:
     boots: float | None  # when its slurmd registers; None: it dies before
     odd_gpus: bool
     dies: float | None
+    noticed: bool = False  # its end is said 120 s before
     ended: float | None = None
 
 
@@ -320,7 +321,8 @@ class World:
             f"m{self.numbers}", order.token, order.node, act.pool, order.shape, order.zone, self.now,
             None if fails else self.now + self.chance.uniform(20, 120),
             self.hostile and self.chance.random() < 0.02,
-            self.now + self.chance.uniform(100, 900) if self.hostile and self.chance.random() < 0.05 else None,
+            self.now + self.chance.uniform(100, 900) if self.hostile and self.chance.random() < 0.1 else None,
+            self.chance.random() < 0.5,
         )  # fmt: skip
         self.boxes.append(box)
         return Launched(order.token, self._machine(box))
@@ -345,9 +347,9 @@ class World:
         ]  # fmt: skip
         return Listed(act.pool, began, tuple(seen))
 
-    @staticmethod
-    def _machine(box: Box) -> Machine:
-        return Machine(box.id, box.token, box.node, box.shape, box.zone, ending=box.ended is not None)
+    def _machine(self, box: Box) -> Machine:
+        notice = "spot" if box.noticed and box.dies is not None and self.now >= box.dies - 120 else ""
+        return Machine(box.id, box.token, box.node, box.shape, box.zone, ending=box.ended is not None, notice=notice)
 
     # ---- Slurm ----
 

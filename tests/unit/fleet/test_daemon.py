@@ -12,7 +12,8 @@ import pytest
 
 from sluice.base.errors import SluiceError
 from sluice.fleet.daemon import Fleetd, Settings
-from sluice.fleet.views import Changed, NodeAct, SlurmView
+from sluice.fleet.slurm import change
+from sluice.fleet.views import Changed, JobAct, NodeAct, SlurmView
 
 
 class Commands:
@@ -50,6 +51,12 @@ def test_a_change_that_waited_behind_a_slurmctld_that_hung_is_not_made(fleetd: F
     assert fleetd._commands.asked == []  # type: ignore[attr-defined]
     fleetd._change(act, time.monotonic())
     assert len(fleetd._commands.asked) == 1  # type: ignore[attr-defined]
+
+
+def test_a_signal_is_for_all_of_one_job() -> None:
+    commands: Any = Commands()
+    change(commands, JobAct(7, "signal", "5_2", "USR1"))
+    assert commands.asked == [("scancel", "--signal=USR1", "--full", "5_2")]
 
 
 def test_one_journal_has_one_fleetd(fleetd: Fleetd, tmp_path: Path) -> None:

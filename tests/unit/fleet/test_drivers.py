@@ -43,6 +43,7 @@ class Proxy(ThreadingHTTPServer):
         self.behind = behind
         self.errors: dict[str, tuple[int, str]] = {}  # by instance type, or zone
         self.lost_answers = 0
+        self.notices: dict[str, str] | None = {}  # status of spot requests by instance; None: they may not be read
         self.seen: list[dict[str, str]] = []
 
 
@@ -65,6 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
                     )
                     self._send(status, text.encode())
                     return
+        if words["Action"] == "DescribeSpotInstanceRequests":
+            self._spot(words)
+            return
         connection = http.client.HTTPConnection("127.0.0.1", self.server.behind)
         connection.request("POST", self.path, body, dict(self.headers))
         answer = connection.getresponse()
@@ -74,6 +78,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self._send(answer.status, data)
+
+    def _spot(self, words: dict[str, str]) -> None:
+        """As EC2 does; moto's machines have no spot requests."""
+        asked = {value for key, value in words.items() if key.startswith("Filter.1.Value")}
+        items = "".join(
+            f"<item><instanceId>{one}</instanceId><status><code>{code}</code></status></item>"
+            for one, code in (self.server.notices or {}).items()
+            if words["Filter.1.Name"] == "status-code" and code in asked
+        )
+        text = f"<Response><spotInstanceRequestSet>{items}</spotInstanceRequestSet></Response>"
+        if self.server.notices is None:
+            text = "<Response><Errors><Error><Code>UnauthorizedOperation</Code></Error></Errors></Response>"
+        self._send(200 if self.server.notices is not None else 403, text.encode())
 
     def _send(self, status: int, data: bytes) -> None:
         self.send_response(status)
@@ -191,6 +208,18 @@ def test_ec2_takes_the_subnet_of_the_zone_and_tells_the_node_its_name(proxy: Pro
     assert b"hostname p5-7" in base64.b64decode(run["UserData"])
 
 
+def test_a_spot_machine_that_ec2_takes_back_has_a_notice(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    driver = ec2(proxy, pool="spot", spot=True)
+    taken, other = driver.launch(order("1" * 32)), driver.launch(order("2" * 32))
+    proxy.notices = {taken.id: "marked-for-termination", other.id: "fulfilled"}
+    assert {one.id: one.notice for one in driver.machines()} == {
+        taken.id: "EC2 spot: marked-for-termination", other.id: "",
+    }  # fmt: skip
+    proxy.notices = None
+    assert {one.id for one in driver.machines()} == {taken.id, other.id}
+    assert "no notices of spot machines: EC2: UnauthorizedOperation" in caplog.text
+
+
 def test_a_setting_that_ec2_does_not_know_is_refused() -> None:
     with pytest.raises(SluiceError, match=r"settings.colour.*it knows region"):
         load_driver("ec2", DriverSite("main", "p5", {"region": "us-east-1", "image": "ami-1", "colour": "red"}))
@@ -288,6 +317,9 @@ def test_a_site_s_own_program(tmp_path: Path) -> None:
     driver = program(tmp_path, PROGRAM)
     machine = driver.launch(order())
     assert driver.launch(order()) == machine and driver.machines() == [machine]
+    there = tmp_path / "machines"
+    there.write_text(json.dumps([{**one, "notice": "ends at 12"} for one in json.loads(there.read_text())]))
+    assert [one.notice for one in driver.machines()] == ["ends at 12"]
     driver.terminate(machine.id)
     assert driver.machines() == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from sluice.fleet.driver import Failure, Machine, ProviderError
 from sluice.fleet.journal import Memory, parse_journal, render_journal
 from sluice.fleet.keeper import Keeper
 from sluice.fleet.views import (
+    POOL_REASON,
     Act,
+    JobAct,
     LaunchAct,
     Launched,
     Listed,
@@ -43,6 +46,7 @@ class Fleet:
         self.wants: dict[str, Want] = {"n1": "off", "n2": "off"}
         self.jobs: dict[int, SlurmJob] = {}
         self.now = 1000.0
+        self.drained: set[str] = set()
         self.keeper = Keeper(self)
         self.keeper.set_policy(POLICY)
         self.lists()
@@ -55,7 +59,10 @@ class Fleet:
 
     def step(self, seconds: float = 0.0) -> list[Act]:
         self.now += seconds
-        nodes = {name: SlurmNode(want) for name, want in self.wants.items()}
+        nodes = {
+            name: SlurmNode(want, name in self.drained, POOL_REASON if name in self.drained else "")
+            for name, want in self.wants.items()
+        }
         self.keeper.see(SlurmView(self.now, nodes, self.jobs))
         return self.keeper.step(self.now)
 
@@ -283,6 +290,43 @@ def test_slurm_is_told_an_address_until_it_has_it() -> None:
 def test_a_machine_whose_words_are_none_is_refused(words: dict[str, Any]) -> None:
     with pytest.raises(ProviderError, match="not a"):
         Machine(**{**dict[str, Any](id="m1", token="t", node="n1"), **words})
+
+
+def test_a_machine_that_is_taken_back_soon_is_left_by_its_jobs_in_order() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.jobs = {
+        7: SlurmJob(7, False, frozenset({"n1"}), name="7", saves=True),
+        8: SlurmJob(8, False, frozenset({"n1"}), name="8"),
+    }
+    one.lists(replace(machine, notice="EC2 spot: marked-for-termination"))
+    acts: list[Any] = one.step(1)
+    assert [(act.nodes, act.change) for act in acts if isinstance(act, NodeAct)] == [(("n1",), "drain")]
+    jobs = [(act.name, act.change, act.text) for act in acts if isinstance(act, JobAct)]
+    assert jobs == [("7", "signal", "USR1"), ("8", "requeue", "")]
+    assert one.node().difference == "notice" and "marked-for-termination" in one.node().text
+    assert not any(isinstance(act, JobAct) and act.job == 7 for act in one.step(28))
+    one.drained = {"n1"}
+    assert ("7", "requeue") in [(act.name, act.change) for act in one.step(3) if isinstance(act, JobAct)]
+    one.jobs = {}
+    acts = one.step(1)
+    assert [act.change for act in acts if isinstance(act, NodeAct)] == ["power_down_force"]
+    one.wants["n1"] = "off"
+    assert [act.machine for act in one.step(1) if isinstance(act, TerminateAct)] == ["m1"]
+    one.lists(replace(machine, ending=True))
+    assert [act.change for act in one.step(61) if isinstance(act, NodeAct)] == ["undrain"]
+
+
+def test_a_machine_that_is_taken_back_while_it_boots_is_replaced_elsewhere() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    machine = Machine("m1", act.order.token, "n1", notice="spot")
+    one.keeper.take(Launched(act.order.token, machine), one.now)
+    assert [act.machine for act in one.step(1) if isinstance(act, TerminateAct)] == ["m1"]
+    assert one.node().difference == "notice"
+    one.lists(replace(machine, ending=True))
+    assert places(one.launches(1)) == ["big/b"]
 
 
 def test_a_node_whose_machine_is_broken_is_set_apart_alone_and_tried_again() -> None:
