@@ -540,6 +540,9 @@ class PoolInList(Model):
     without_capacity_since: float | None
     boot_s: float | None = Field(description="Usual time from a launch until slurmd registers.")
     problem: str
+    launches: int = Field(description="Machines that the provider has made, ever.")
+    failures: dict[str, int] = Field(description="How often a launch came to nothing or a machine was lost, by why.")
+    oldest_wait_since: float | None = Field(description="Since when Slurm has waited longest for a node.")
 
 
 class PoolNode(Model):

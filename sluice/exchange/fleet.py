@@ -128,6 +128,12 @@ class PoolStatus:
     boot_s: float | None = None
     """Usual time from a launch until slurmd registers, learnt."""
     problem: str = ""
+    launches: int = 0
+    """Machines that the provider has made, ever."""
+    failures: dict[Difference, int] = field(default_factory=dict)
+    """How often a launch came to nothing or a machine was lost, by difference, ever."""
+    oldest_wait_since: float | None = None
+    """Since when Slurm has waited for the node that it has waited for longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,9 @@ class FleetStatus:
     history: list[Event] = field(default_factory=list)
     version: int = VERSION
 
+
+MOST_AGE_S = 60.0
+"""An older status says nothing of now."""
 
 _ADAPTER: TypeAdapter[FleetStatus] = TypeAdapter(FleetStatus)
 

@@ -79,6 +79,7 @@ class Memory:
     ended: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_ENDED))  # tokens of launches that are gone
     pools: dict[str, PoolPolicy] = field(default_factory=dict)  # also those that the policy does not have any more
     boots: dict[str, list[float]] = field(default_factory=dict)  # by pool|shape, the last ones
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by pool: launches, and failures by kind
     history: deque[Event] = field(default_factory=lambda: deque(maxlen=MOST_HISTORY))
 
 

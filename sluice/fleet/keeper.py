@@ -22,7 +22,7 @@ from policy.checkpoint import NodeCheckpoint
 from policy.pool_nodes import PoolPolicy, PoolsPolicy
 from sluice.base.hostlist import expand
 from sluice.base.text import one_line
-from sluice.exchange.fleet import Difference, Event, FleetStatus, NodeStatus, PoolStatus, Stage
+from sluice.exchange.fleet import DIFFERENCES, Difference, Event, FleetStatus, NodeStatus, PoolStatus, Stage
 from sluice.fleet.driver import Failure, Machine, Order
 from sluice.fleet.journal import BackOff, Hold, Launch, Memory
 from sluice.fleet.views import (
@@ -59,6 +59,8 @@ _PAUSES: dict[Difference, float] = {"throttled": 5.0, "credentials": 60.0, "prov
 """First back-off of a whole pool, in seconds."""
 _LONG: dict[Difference, float] = {"quota": 5.0, "refused": 10.0, "not_registered": 1.0}
 """Of a shape, in times of the pool's own back-off."""
+_LOST: frozenset[Difference] = frozenset({"not_registered", "vanished", "other_gpus", "down", "notice"})
+"""Failures of machines that the provider had made."""
 _TELLING: tuple[Difference, ...] = ("refused", "quota", "not_registered", "no_capacity")
 _BOOTS = 20
 _ABSENT, _EMPTY = 2, 5
@@ -112,6 +114,7 @@ class Keeper:
         self._lists: dict[str, _Lists] = {}
         self._busy: dict[tuple[str, ...], float] = {}  # acts under way, since when
         self._last: dict[tuple[str, ...], float] = {}
+        self._wanted: dict[str, float] = {}  # nodes that Slurm waits for, since when
         self._bare: dict[str, float] = {}  # nodes that are on without a machine, since when
         self._dirty = False
         self._acts: list[Act] = []
@@ -156,7 +159,7 @@ class Keeper:
             self._launched(result)
         elif isinstance(result, Terminated):
             self._busy.pop(("terminate", result.machine), None)
-            if result.failure not in (None, "broken"):
+            if result.failure is not None and result.failure != "broken":
                 self._pause(result.pool, difference_of(result.failure), one_line(result.text)[:300])
         elif isinstance(result, Listed):
             self._busy.pop(("list", result.pool), None)
@@ -218,6 +221,10 @@ class Keeper:
 
     def _node(self, node: str, view: SlurmView) -> None:
         seen = view.nodes.get(node, SlurmNode("unknown"))
+        if seen.want == "up":
+            self._wanted.setdefault(node, self.now)
+        else:
+            self._wanted.pop(node, None)
         pool = self._pool_of.get(node)
         launch = self._by_node.get(node)
         if seen.want == "invalid" and pool is not None:
@@ -369,6 +376,7 @@ class Keeper:
             return
         if launch.stage == "asked":
             self._enter(launch, "launched")
+            self._count(launch.pool, "launches")
             launch.launched = self.now
             for key in (launch.pool, self._key(launch), f"{launch.pool}|{launch.node}"):
                 self.memory.back_offs.pop(key, None)
@@ -383,6 +391,7 @@ class Keeper:
 
     def _refused(self, launch: Launch, failure: Failure, text: str) -> None:
         kind = difference_of(failure)
+        self._count(launch.pool, kind)
         words = one_line(text)[:300]
         if failure == "unknown":
             launch.text = words
@@ -408,6 +417,8 @@ class Keeper:
 
     def _end(self, launch: Launch, why: Difference, text: str = "") -> None:
         launch.why, launch.text = why, text or launch.text
+        if why in _LOST:
+            self._count(launch.pool, why)
         self._enter(launch, "terminating", one_line(text)[:200])
         self._terminate(launch)
 
@@ -423,6 +434,8 @@ class Keeper:
             self._do(("terminate", machine), TerminateAct(pool, machine, token), again=_AGAIN_S)
 
     def _gone(self, launch: Launch, why: Difference, text: str = "") -> None:
+        if why in _LOST and launch.stage != "terminating":  # else it is counted
+            self._count(launch.pool, why)
         self.memory.launches.pop(launch.token, None)
         self.memory.ended.append(launch.token)
         if self._by_node.get(launch.node) is launch:
@@ -726,6 +739,11 @@ class Keeper:
         if self.memory.holds.pop(node, None) is not None:
             self._dirty = True
 
+    def _count(self, pool: str, what: str) -> None:
+        counts = self.memory.counts.setdefault(pool, {})
+        counts[what] = counts.get(what, 0) + 1
+        self._dirty = True
+
     def _enter(self, launch: Launch, stage: Stage, text: str = "") -> None:
         launch.stage, launch.since = stage, self.now
         self._event(launch, stage if stage != "gone" or launch.why == "none" else f"gone: {launch.why}", text)
@@ -827,6 +845,7 @@ class Keeper:
         none_since = [self.memory.holds[one.node].since for one in held if one.difference in ("no_capacity", "quota")]
         if closed is not None and closed.kind in ("no_capacity", "quota"):
             none_since.append(closed.since)
+        counts = self.memory.counts.get(name, {})
         problem = self._lists[name].failed if name in self._lists else ""
         return PoolStatus(
             driver=pool.driver,
@@ -844,4 +863,7 @@ class Keeper:
             without_capacity_since=min(none_since, default=None),
             boot_s=boots[len(boots) // 2] if boots else None,
             problem=problem or ("" if pause is None else pause.text),
+            launches=counts.get("launches", 0),
+            failures={kind: counts[kind] for kind in DIFFERENCES if kind in counts},
+            oldest_wait_since=min((self._wanted[one.node] for one in mine if one.node in self._wanted), default=None),
         )

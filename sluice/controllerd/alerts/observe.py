@@ -17,7 +17,7 @@ from sluice.base.errors import SluiceError
 from sluice.base.hostlist import expand
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.readings import readings_of
-from sluice.exchange.fleet import FleetStatus, read_status
+from sluice.exchange.fleet import MOST_AGE_S, FleetStatus, read_status
 from sluice.exchange.live import GpuReading
 from sluice.exchange.requests import RequestRecord, recent_requests
 from sluice.exchange.serve_status import ServiceStatus, Status, ask_status
@@ -29,7 +29,6 @@ from sluice.slurm.control import Control
 
 _PING_S = 10.0
 _REPLICAD_S = 5.0
-_FLEET_S = 60.0
 _RECENT_S = 300.0
 _LEAST_REQUESTS = 20
 _COUNTED = frozenset({"ok", "failed", "expired"})
@@ -123,7 +122,7 @@ class Observation:
             status = read_status()
         except SluiceError as error:
             raise UnknownError(str(error)) from error
-        if self.now - status.at > _FLEET_S:
+        if self.now - status.at > MOST_AGE_S:
             raise UnknownError(f"fleetd said what it knows {self.now - status.at:.0f} s ago")
         return status
 

@@ -292,6 +292,23 @@ def test_a_machine_whose_words_are_none_is_refused(words: dict[str, Any]) -> Non
         Machine(**{**dict[str, Any](id="m1", token="t", node="n1"), **words})
 
 
+def test_launches_failures_and_the_oldest_wait_are_counted_over_restarts() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    one.refuse(act, "no_capacity")
+    (act,) = one.launches(10)
+    one.keeper.take(Launched(act.order.token, Machine("m1", act.order.token, "n1")), one.now)
+    one.step(50)
+    assert one.keeper.status().pools["p"].oldest_wait_since == 1000.0
+    one.lists(Machine("m1", act.order.token, "n1", ending=True))
+    one.step(1)
+    one.keeper = Keeper(one)
+    one.keeper.set_policy(POLICY)
+    status = one.keeper.status().pools["p"]
+    assert (status.launches, status.failures) == (1, {"vanished": 1, "no_capacity": 1})
+
+
 def test_a_machine_that_is_taken_back_soon_is_left_by_its_jobs_in_order() -> None:
     one = Fleet()
     machine = one.running()
