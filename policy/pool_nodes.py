@@ -47,6 +47,8 @@ class PoolPolicy(_Compiled):
     settings: dict[str, Setting] = {}
     nodes: str
     gres: str = ""
+    gpus: int = 0
+    cpus: int = 1
     shapes: tuple[ShapePolicy, ...]
     zones: tuple[str, ...] = ("",)
     partition: str
@@ -90,6 +92,8 @@ def compile_pools(policy: Policy, cluster: str, *, shards: bool) -> PoolsPolicy:
                 settings=one.settings,
                 nodes=one.nodes,
                 gres=gres_of(one, shards=shards),
+                gpus=sum(one.shapes[0].gpus.values()),
+                cpus=min(shape.cpus for shape in one.shapes),
                 shapes=tuple(ShapePolicy(name=shape.name, price=shape.price) for shape in one.shapes),
                 zones=tuple(one.zones) or ("",),
                 partition=one.partition or name,

@@ -909,12 +909,14 @@ class ReportRow(Model):
     capacity_gpu_s: float | None = None
     allocated_percent: float | None = None
     unallocated_gpu_s: float | None = None
+    machine_s: float | None = None
+    cost: float | None = None
 
 
 class Report(Viewed):
     """What was used, by whom, and how well (docs/reports.md)."""
 
-    report: Literal["tenants", "users", "gpus", "nodes", "efficiency", "waste", "fairness"]
+    report: Literal["tenants", "users", "gpus", "nodes", "efficiency", "waste", "fairness", "cost"]
     start: int = Field(description="Seconds since 1970.")
     end: int
     made: int

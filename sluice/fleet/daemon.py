@@ -28,6 +28,7 @@ from sluice.base.hostlist import expand
 from sluice.base.service import notify
 from sluice.base.text import one_line
 from sluice.exchange.fleet import REQUESTS, STATE, FleetStatus, render_status
+from sluice.exchange.pool_costs import COSTS, render_costs
 from sluice.fleet.driver import CREDENTIALS, Driver, DriverSite, Failure, ProviderError, load_driver
 from sluice.fleet.journal import Journal
 from sluice.fleet.keeper import Keeper
@@ -56,6 +57,7 @@ _POLICY_S = 2.0
 _LEADS_S = 2.0
 _CONFIG_S = 30.0
 _STATUS_S = 0.5
+_COSTS_S = 60.0
 _QUEUED_S = 10.0  # a call that waited longer for a thread is not made: a lost answer is known to be lost by then
 _CALLS = 8  # of one pool at a time
 
@@ -186,7 +188,7 @@ class Fleetd:
     # ---- the loop ----
 
     def _loop(self) -> None:
-        policy_at = status_at = led_at = -1e9
+        policy_at = status_at = costs_at = led_at = -1e9
         while not self.stopping.is_set():
             self._woken.clear()
             try:
@@ -201,6 +203,9 @@ class Fleetd:
                     if time.monotonic() > status_at + _STATUS_S:
                         status_at = time.monotonic()
                         self._publish(self._keeper.status())
+                    if time.monotonic() > costs_at + _COSTS_S:
+                        costs_at = time.monotonic()
+                        write_atomic(self.settings.state / COSTS.name, render_costs(self._keeper.costs()))
                 self._say("")
             except (SluiceError, OSError) as error:
                 self._say(one_line(str(error)))

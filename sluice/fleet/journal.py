@@ -13,6 +13,7 @@ from policy.pool_nodes import PoolPolicy
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.exchange.fleet import Difference, Event, Stage
+from sluice.exchange.pool_costs import PoolCosts
 
 VERSION = 1
 MOST_HISTORY = 500
@@ -80,6 +81,7 @@ class Memory:
     pools: dict[str, PoolPolicy] = field(default_factory=dict)  # also those that the policy does not have any more
     boots: dict[str, list[float]] = field(default_factory=dict)  # by pool|shape, the last ones
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by pool: launches, and failures by kind
+    costs: dict[str, PoolCosts] = field(default_factory=dict)  # by pool, of machines that are gone
     history: deque[Event] = field(default_factory=lambda: deque(maxlen=MOST_HISTORY))
 
 

@@ -15,6 +15,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Collection
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from policy.pool_nodes import PoolPolicy, PoolsPolicy
 from sluice.base.hostlist import expand
 from sluice.base.text import one_line
 from sluice.exchange.fleet import DIFFERENCES, Difference, Event, FleetStatus, NodeStatus, PoolStatus, Stage
+from sluice.exchange.pool_costs import PoolCosts
 from sluice.fleet.driver import Failure, Machine, Order
 from sluice.fleet.journal import BackOff, Hold, Launch, Memory
 from sluice.fleet.views import (
@@ -436,6 +438,7 @@ class Keeper:
     def _gone(self, launch: Launch, why: Difference, text: str = "") -> None:
         if why in _LOST and launch.stage != "terminating":  # else it is counted
             self._count(launch.pool, why)
+        self._book(self.memory.costs, launch)
         self.memory.launches.pop(launch.token, None)
         self.memory.ended.append(launch.token)
         if self._by_node.get(launch.node) is launch:
@@ -758,7 +761,22 @@ class Keeper:
         self._dirty = True
         log.info("%s: %s %s", event.node, event.what, event.text)
 
+    def _book(self, costs: dict[str, PoolCosts], launch: Launch) -> None:
+        """What its machine has cost until now."""
+        if launch.launched is not None and launch.pool in self._pools:
+            pool = self._pools[launch.pool]
+            known = costs.setdefault(launch.pool, PoolCosts())
+            known.partition, known.gpus, known.cpus = pool.partition, pool.gpus, pool.cpus
+            known.book(launch.launched, self.now, launch.price)
+
     # ---- what people see ----
+
+    def costs(self) -> dict[str, PoolCosts]:
+        """Of all machines until now, by pool and day."""
+        found = deepcopy(self.memory.costs)
+        for launch in self.memory.launches.values():
+            self._book(found, launch)
+        return found
 
     def status(self) -> FleetStatus:
         """All of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date, datetime
 from typing import Any
 
 import pytest
@@ -307,6 +308,21 @@ def test_launches_failures_and_the_oldest_wait_are_counted_over_restarts() -> No
     one.keeper.set_policy(POLICY)
     status = one.keeper.status().pools["p"]
     assert (status.launches, status.failures) == (1, {"vanished": 1, "no_capacity": 1})
+
+
+def test_what_a_machine_costs_is_counted_by_day_from_its_launch_to_its_end() -> None:
+    one = Fleet()
+    one.now = datetime(2026, 3, 31, 23, 0).timestamp()
+    one.lists()
+    machine = one.running()
+    one.step(2 * 3600)
+    days = one.keeper.costs()["p"].days
+    assert {day: round(spent.cost) for day, spent in days.items()} == {"2026-03-31": 3, "2026-04-01": 3}
+    one.lists(replace(machine, ending=True))
+    one.step(7200)
+    again = Keeper(one)
+    again.set_policy(POLICY)
+    assert again.costs()["p"].total(date(2026, 4, 1), date(2026, 4, 30)) == days["2026-04-01"]
 
 
 def test_a_machine_that_is_taken_back_soon_is_left_by_its_jobs_in_order() -> None:
