@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -71,6 +72,12 @@ class Settings:
     host: str = field(default_factory=lambda: socket.gethostname().partition(".")[0])
 
 
+def _place_of(error: Exception) -> str:
+    """What kind of mistake and where; its words may have credentials."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {place.filename}, line {place.lineno}"
+
+
 class Providers:
     """Drivers by pool, and the threads in which they are called."""
 
@@ -123,8 +130,8 @@ class Providers:
         except ProviderError as error:
             failure, text = error.kind, str(error)
         except Exception as error:  # a driver of a site's own: its mistakes are its pool's alone
-            log.exception("pool %s: the driver failed", act.pool)
-            text = repr(error)
+            text = _place_of(error)
+            log.error("pool %s: the driver failed: %s", act.pool, text)
         if isinstance(act, LaunchAct):
             return Launched(act.order.token, None, failure, text)
         if isinstance(act, TerminateAct):

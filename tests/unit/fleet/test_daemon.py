@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from policy.pool_nodes import PoolPolicy, ShapePolicy
 from sluice.base.errors import SluiceError
-from sluice.fleet.daemon import Fleetd, Settings
-from sluice.fleet.views import Changed, NodeAct, SlurmView
+from sluice.fleet.daemon import Fleetd, Providers, Settings
+from sluice.fleet.driver import Machine
+from sluice.fleet.views import Changed, ListAct, Listed, NodeAct, Result, SlurmView
 
 
 class Commands:
@@ -50,6 +52,25 @@ def test_a_change_that_waited_behind_a_slurmctld_that_hung_is_not_made(fleetd: F
     assert fleetd._commands.asked == []  # type: ignore[attr-defined]
     fleetd._change(act, time.monotonic())
     assert len(fleetd._commands.asked) == 1  # type: ignore[attr-defined]
+
+
+def test_a_driver_that_fails_shows_where_and_not_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Careless:
+        def machines(self) -> list[Machine]:
+            raise KeyError("password=hunter2")
+
+    monkeypatch.setattr("sluice.fleet.daemon.load_driver", lambda name, site: Careless())
+    results: list[Result] = []
+    settings = Settings(tmp_path / "slurm.conf", tmp_path, tmp_path, tmp_path, "ctl1")
+    providers = Providers(settings, results.append, lambda: 1.0)
+    pool = PoolPolicy(driver="own", nodes="n1", shapes=(ShapePolicy(name="big"),), partition="own")
+    providers.set_pools("main", {"own": pool})
+    providers._call(ListAct("own"), time.monotonic())
+    (listed,) = results
+    assert isinstance(listed, Listed) and listed.failure == "unknown"
+    assert f"KeyError in {__file__}, line" in listed.text and "hunter2" not in f"{listed.text} {caplog.text}"
 
 
 def test_one_journal_has_one_fleetd(fleetd: Fleetd, tmp_path: Path) -> None:
