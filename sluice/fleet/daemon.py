@@ -239,6 +239,7 @@ class Fleetd:
             keeper = Keeper(Journal(self.settings.state / "journal.json"), self.settings.host)
             self._base = max(self._base, keeper.memory.clock - (time.monotonic() - self._began))
             self._set_policy(keeper)
+            self._look.set()  # at Slurm, at once
             self._keeper = keeper
             log.warning("%s leads: %d launches in the journal", self.settings.host, len(keeper.memory.launches))
 
@@ -265,7 +266,10 @@ class Fleetd:
                     keeper.take(result, self.now())
         for act in keeper.step(self.now()):
             self._do(act)
-        self._busy = any(one.stage in ("asked", "launched", "terminating") for one in keeper.memory.launches.values())
+        busy = any(one.stage in ("asked", "launched", "terminating") for one in keeper.memory.launches.values())
+        if busy and not self._busy:
+            self._look.set()  # Slurm is looked at more often from now on
+        self._busy = busy
 
     def _do(self, act: Act) -> None:
         if isinstance(act, NodeAct | JobAct):

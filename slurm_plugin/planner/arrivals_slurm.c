@@ -40,7 +40,8 @@ static bool make_room(void)
     return arrivals.absent != NULL;
 }
 
-/* Has a node registered that was not there at the last look? */
+/* Has a node registered that was not there at the last look? Not one with other GPUs than slurm.conf says: Slurm would
+ * start the job that waits for it, and what watches over the pool takes the job away first. */
 static bool one_has_come(void)
 {
     const slurmctld_lock_t locks = {.conf = READ_LOCK, .node = READ_LOCK};
@@ -49,8 +50,10 @@ static bool one_has_come(void)
     if (slurm_conf.resume_program && make_room())
         for (int i = 0; i < arrivals.count; i++) {
             const node_record_t *node = node_record_table_ptr[i];
-            bool absent = node && (IS_NODE_POWERED_DOWN(node) || IS_NODE_POWERING_UP(node));
-            come = come || (arrivals.absent[i] && !absent);
+            if (!node)
+                continue;
+            bool absent = IS_NODE_POWERED_DOWN(node) || IS_NODE_POWERING_UP(node);
+            come = come || (arrivals.absent[i] && !absent && !IS_NODE_INVALID_REG(node));
             arrivals.absent[i] = absent;
         }
     unlock_slurmctld(locks);
@@ -72,7 +75,8 @@ static void *run(void *unused)
 {
     (void)unused;
     while (wait_for(PERIOD_MS))
-        if (sluice_in_charge() && one_has_come() && sluice_start_lock()) { /* the locks that slurmctld has there */
+        if (sluice_in_charge() && one_has_come() && sluice_settings_level() > SLUICE_LEVEL_OFF &&
+            sluice_start_lock()) { /* the locks that slurmctld has there */
             job_time_limit();
             sluice_start_unlock();
             atomic_fetch_add(arrivals.looks, 1);
