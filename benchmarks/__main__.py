@@ -56,6 +56,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "report": ("benchmarks.report", "the tenant report of a month, with many jobs in slurmdbd"),
     "web": ("benchmarks.web", "the REST API and its page with 100,000 jobs in slurmctld"),
     "serve": ("benchmarks.serve", "the gateway of model services, its limits, and what survives kills"),
+    "elastic": ("benchmarks.elastic", "pools of nodes: from a registration to the job, and around a stock-out"),
     "serve-batching": ("benchmarks.serve_batching", "embeddings put together, compared with calls of one input"),
     "cluster-up": ("benchmarks.cluster_up", "time to boot a development cluster"),
 }

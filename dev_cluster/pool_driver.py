@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from dev_cluster.layout import INSIDE, Layout
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.fleet.driver import DriverSite, Machine, Order, ProviderError
+
+_FORGOTTEN_S = 3600.0  # from its launch, for one that has ended
 
 
 class Local:
@@ -36,13 +39,13 @@ class Local:
 
     def launch(self, order: Order) -> Machine:
         """As `Driver.launch`."""
-        with self._lock:  # of two at a time, both would have the last one of a shape
+        with self._lock:  # of two at a time, both would have the last one of a shape, or list one that has not begun
             return self._launch(order)
 
     def _launch(self, order: Order) -> Machine:
-        there = self.machines()
+        there = self._machines()
         for machine in there:
-            if machine.token == order.token:
+            if machine.token == order.token and not machine.ending:
                 return machine
         self._check_stock(order, there)
         daemon = self._daemon(order.node)
@@ -58,8 +61,9 @@ class Local:
     def _check_stock(self, order: Order, there: list[Machine]) -> None:
         with suppress(FileNotFoundError):
             stock = json.loads(Path(self._site.setting("stock", "/nonexistent")).read_text())
+            used = [one for one in there if not one.ending]
             for key in (order.shape, f"{order.shape}/{order.zone}"):
-                have = sum(key in (one.shape, f"{one.shape}/{one.zone}") for one in there)
+                have = sum(key in (one.shape, f"{one.shape}/{one.zone}") for one in used)
                 if key in stock and have >= stock[key]:
                     raise ProviderError("no_capacity", f"no {key} is left")
 
@@ -79,17 +83,29 @@ class Local:
             raise ProviderError("unknown", str(error)) from error
 
     def machines(self) -> list[Machine]:
-        """As `Driver.machines`: one whose slurmd has ended is gone."""
+        """As `Driver.machines`."""
+        with self._lock:
+            return self._machines()
+
+    def _machines(self) -> list[Machine]:
+        """One whose slurmd has ended is listed as ending for a while, as providers do."""
         try:
             daemons = ask(self._layout, "list")
         except SluiceError as error:
             raise ProviderError("unknown", str(error)) from error
         running = {name for name, one in daemons.items() if one["status"] is None}
-        found = [json.loads(path.read_text()) for path in self._folder.glob("*.json") if path.stem in running]
         notices: dict[str, str] = {}
         with suppress(FileNotFoundError):
             notices = json.loads(Path(self._site.setting("notices", "/nonexistent")).read_text())
-        return [Machine(**{**one, "notice": notices.get(one["node"], "")}) for one in found]
+        found = []
+        for path in self._folder.glob("*.json"):
+            if path.stem not in running and time.time() > path.stat().st_mtime + _FORGOTTEN_S:
+                path.unlink(missing_ok=True)
+                continue
+            machine = Machine(**json.loads(path.read_text()))
+            ending = path.stem not in running
+            found.append(replace(machine, ending=ending, notice=notices.get(machine.node, "")))
+        return found
 
     def _file(self, machine: str) -> Path:
         return self._folder / f"{machine}.json"

@@ -23,8 +23,6 @@ NODES_FILE = "pools.sluice.conf"
 _MOST_BYTES = 4 << 20
 _SLACK_S = 300
 """Added to all that the fleet itself may take, for Slurm's own ResumeTimeout: it decides only when no fleet does."""
-_SUSPEND_TIMEOUT_S = 30
-"""For which Slurm starts nothing on a node that it called off: the machine is gone by then."""
 
 # ---- what fleetd reads ----
 
@@ -138,7 +136,7 @@ def node_lines(policy: Policy, *, shards: bool) -> str:
             "Nodes": one.nodes,
             "AllowAccounts": tenants,
             "SuspendTime": str(one.idle),
-            "SuspendTimeout": str(_SUSPEND_TIMEOUT_S),
+            "SuspendTimeout": str(one.end_within),
             "ResumeTimeout": str(one.boot_within * 2 + one.give_back_within + _SLACK_S),
         }
         lines.append(_line(node, one.node_options, "State=CLOUD"))

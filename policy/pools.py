@@ -88,6 +88,9 @@ class Pool(_Section):
     """Time without a job after which a node goes. Example: `15m`."""
     boot_within: Annotated[Seconds, Field(ge=1, le=7200)] = 600
     """Time from a launch until slurmd registers; a machine that takes longer is replaced. Example: `8m`."""
+    end_within: Annotated[Seconds, Field(ge=1, le=7200)] = 30
+    """Time from Slurm calling a node off until its machine has ended; before, Slurm starts nothing there. Example:
+    `1m`."""
     give_back_within: Annotated[Seconds, Field(le=7200)] = 60
     """Time for which a job's other nodes are kept where one of them cannot be had; then all are given back and the job
     is requeued. Example: `2m`."""

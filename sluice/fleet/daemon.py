@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -75,6 +76,12 @@ class Settings:
     host: str = field(default_factory=lambda: socket.gethostname().partition(".")[0])
 
 
+def _place_of(error: Exception) -> str:
+    """What kind of mistake and where; its words may have credentials."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {place.filename}, line {place.lineno}"
+
+
 class Providers:
     """Drivers by pool, and the threads in which they are called."""
 
@@ -127,8 +134,8 @@ class Providers:
         except ProviderError as error:
             failure, text = error.kind, str(error)
         except Exception as error:  # a driver of a site's own: its mistakes are its pool's alone
-            log.exception("pool %s: the driver failed", act.pool)
-            text = repr(error)
+            text = _place_of(error)
+            log.error("pool %s: the driver failed: %s", act.pool, text)
         if isinstance(act, LaunchAct):
             return Launched(act.order.token, None, failure, text)
         if isinstance(act, TerminateAct):
@@ -240,6 +247,7 @@ class Fleetd:
             keeper = Keeper(Journal(self.settings.state / "journal.json"), self.settings.host)
             self._base = max(self._base, keeper.memory.clock - (time.monotonic() - self._began))
             self._set_policy(keeper)
+            self._look.set()  # at Slurm, at once
             self._keeper = keeper
             log.warning("%s leads: %d launches in the journal", self.settings.host, len(keeper.memory.launches))
 
@@ -266,7 +274,10 @@ class Fleetd:
                     keeper.take(result, self.now())
         for act in keeper.step(self.now()):
             self._do(act)
-        self._busy = any(one.stage in ("asked", "launched", "terminating") for one in keeper.memory.launches.values())
+        busy = any(one.stage in ("asked", "launched", "terminating") for one in keeper.memory.launches.values())
+        if busy and not self._busy:
+            self._look.set()  # Slurm is looked at more often from now on
+        self._busy = busy
 
     def _do(self, act: Act) -> None:
         if isinstance(act, NodeAct | JobAct):

@@ -161,7 +161,7 @@ def load_driver(name: str, site: DriverSite) -> Driver:
     try:
         factory: Factory = found[name].load()
     except ImportError as error:
-        raise SluiceError(
-            f"pool {site.pool}: driver {name}: {error}", remedy=f"install it: pip install 'sluice-slurm[{name}]'"
-        ) from error
+        ours = (error.name or "").partition(".")[0] == "dev_cluster"
+        package = "the package sluice-dev-cluster" if ours else f"pip's sluice-slurm[{name}]"
+        raise SluiceError(f"pool {site.pool}: driver {name}: {error}", remedy=f"install {package}") from error
     return factory(site)

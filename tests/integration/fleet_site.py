@@ -27,10 +27,11 @@ pools:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 10}}
     - {{name: old, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 6}}
     zones: [a, b]
-    idle: 3s
+    idle: 2s
+    end_within: 3s
     boot_within: 60s
-    give_back_within: 2s
-    back_off: 5s
+    give_back_within: 1s
+    back_off: 3s
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
   spare:
     driver: local
@@ -38,7 +39,8 @@ pools:
     nodes: spare-[1-3]
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 20}}
-    idle: 3s
+    idle: 2s
+    end_within: 3s
     weight: 1000
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
   odd:
@@ -46,7 +48,17 @@ pools:
     nodes: odd-1
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G}}
-    idle: 3s
+    idle: 2s
+    end_within: 3s
+    node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
+  slow:
+    driver: local
+    settings: {{boot: "15"}}
+    nodes: slow-[1-2]
+    shapes:
+    - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G}}
+    idle: 2s
+    end_within: 3s
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
 """
 
@@ -55,12 +67,15 @@ DESCRIPTION: dict[str, Any] = {
         {"names": "fixed-1", "platform": "none"},
         {"names": "burst-[1-3]", "platform": "h100x1", "pool": True},
         {"names": "spare-[1-3]", "platform": "h100x1", "pool": True},
+        {"names": "slow-[1-2]", "platform": "h100x1", "pool": True},
         {"names": "odd-1", "platform": "h100x1", "pool": True, "config": "own"},
     ],
     "partitions": [{"name": "main", "nodes": "fixed-1"}],
     "accounts": [{"name": "physics"}],
     "users": [{"name": "alice", "accounts": ["physics"]}],
     "controllers": 2,
+    "sluice": {"level": "admit", "policy": ""},
+    "slurm_conf": "SlurmctldParameters=power_save_interval=1\n",
     "shards": False,  # with them, slurmd itself refuses to start on a node with fewer GPUs
     "controllerd": True,
     "policy": POLICY,

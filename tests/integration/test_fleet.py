@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.integration.conftest import MakeCluster
 from tests.integration.fleet_site import DESCRIPTION, nodes, set_stock, status
 from tests.integration.jobs import state as state_of
 from tests.integration.jobs import submit
+from tests.integration.settled import status as plugins
 from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
@@ -30,7 +32,7 @@ def settled(cluster: DevCluster) -> None:
 
 
 def absent(cluster: DevCluster, prefix: str) -> None:
-    """Wait until Slurm may give all nodes of a pool again: it takes half a minute after their end."""
+    """Wait until Slurm may give all nodes of a pool again, `end_within` after it called them off."""
     until(
         lambda: {one.state for one in cluster.node_states() if one.name.startswith(prefix)},
         lambda seen: seen == {"idle~"},
@@ -63,13 +65,12 @@ def test_nodes_are_known_before_there_is_one(cluster: DevCluster) -> None:
 
 
 def test_a_pool_grows_for_a_job_of_two_nodes_and_shrinks_while_fleetd_is_killed(cluster: DevCluster) -> None:
-    job = submit(cluster, "-p", "burst", "-N2", "--gres=gpu:1", wrap="exec sleep 1")
-    until(lambda: [one for one in nodes(cluster).values() if one.stage == "launched"])
-    words = cluster.run(["sluice", "pool", "list", "--json", "--status", "/run/sluice-cluster/fleet/status.json"])
-    assert json.loads(words.stdout)["pools"][0]["launching"] == 2
+    job = submit(cluster, "-p", "burst", "-N2", "--gres=gpu:1", wrap="exec sleep 5")
+    until(lambda: "launched" in happened(cluster, "burst-1"))
     kill_fleetd(cluster)
     job_is(cluster, job, "COMPLETED")
-    until(lambda: [one for one in nodes(cluster).values() if one.stage == "terminating"])
+    assert plugins(cluster)["counters"]["arrivals.looks"] > 0  # it did not wait for slurmctld's own look
+    until(lambda: "terminating" in happened(cluster, "burst-1"))
     kill_fleetd(cluster)
     settled(cluster)
     steps = happened(cluster, "burst-1")
@@ -79,7 +80,7 @@ def test_a_pool_grows_for_a_job_of_two_nodes_and_shrinks_while_fleetd_is_killed(
 
 def test_without_capacity_the_next_zone_and_the_next_shape_are_asked_at_once(cluster: DevCluster) -> None:
     set_stock(cluster, big__a=0, big__b=1)
-    job = submit(cluster, "-p", "burst", "-N3", "--gres=gpu:1", wrap="exec sleep 1")
+    job = submit(cluster, "-p", "burst", "-N3", "--gres=gpu:1", wrap="exec sleep 3")
     job_is(cluster, job, "COMPLETED")
     last = [one for one in status(cluster).history if one.what == "registered"][-3:]
     assert sorted(f"{one.shape}/{one.zone}" for one in last) == ["big/b", "old/a", "old/a"]
@@ -114,3 +115,20 @@ def test_a_machine_with_other_gpus_is_drained_and_never_used(cluster: DevCluster
     cluster.run(["scancel", job], user="alice")
     pool(cluster, "return", "odd-1")
     until(lambda: nodes(cluster)["odd-1"], lambda one: one.difference == "none")
+
+
+def test_a_takeover_while_machines_boot_loses_nothing_and_launches_once(cluster: DevCluster) -> None:
+    before = len(list(cluster.layout.machines.iterdir()))
+    job = submit(cluster, "-p", "slow", "-N2", "--gres=gpu:1", wrap="exec sleep 3")
+    until(lambda: [one for one in nodes(cluster).values() if one.stage == "launched"], lambda seen: len(seen) == 2)
+    shown = {one["name"]: one["launching"] for one in json.loads(pool(cluster, "list", "--json"))["pools"]}
+    assert shown["slow"] == 2
+    saved = time.time()
+    until(lambda: (cluster.layout.state / "job_state").stat().st_mtime > saved)  # else Slurm itself forgets the job
+    cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+    until(lambda: status(cluster).host, lambda host: host == "ctl2")
+    job_is(cluster, job, "COMPLETED")
+    settled(cluster)
+    for node in ("slow-1", "slow-2"):
+        assert happened(cluster, node) == ["asked", "launched", "registered", "terminating", "gone: not_wanted"]
+    assert len(list(cluster.layout.machines.iterdir())) == before + 2

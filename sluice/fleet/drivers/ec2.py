@@ -35,6 +35,7 @@ _CREDENTIALS = frozenset({
     "AuthFailure", "UnauthorizedOperation", "ExpiredToken", "RequestExpired", "InvalidClientTokenId",
     "SignatureDoesNotMatch", "OptInRequired", "Blocked", "AccessDenied", "PendingVerification",
 })  # fmt: skip
+_REFUSED = frozenset({"IdempotentParameterMismatch"})  # the token is another request's: the settings changed since
 _GONE = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 _NOTICES = ("marked-for-termination", "marked-for-stop")
 """What the status of a spot request is from the notice until its machine ends."""
@@ -57,7 +58,9 @@ def failure_of(error: Exception) -> ProviderError:
             kind = name  # type: ignore[assignment]  # the names above are its kinds
     if code in _CREDENTIALS:
         kind = "credentials"
-    elif kind == "unknown" and 400 <= status < 500 and code.startswith(("Invalid", "Missing", "Unknown")):
+    elif code in _REFUSED or (
+        kind == "unknown" and 400 <= status < 500 and code.startswith(("Invalid", "Missing", "Unknown"))
+    ):
         kind = "refused"
     return ProviderError(kind, f"EC2: {code}: {error.response.get('Error', {}).get('Message', '')}"[:300])
 
@@ -107,9 +110,7 @@ class Ec2:
         }
         if order.zone:
             words["Placement"] = {"AvailabilityZone": order.zone}
-        subnets = settings.get("subnets")
-        subnet = subnets.get(order.zone) if isinstance(subnets, dict) else settings.get("subnet")
-        if subnet:
+        if subnet := self._subnet(order.zone):
             words["SubnetId"] = subnet
         if groups := settings.get("security_groups"):
             words["SecurityGroupIds"] = groups
@@ -120,6 +121,16 @@ class Ec2:
         if settings.get("spot") is True:
             words["InstanceMarketOptions"] = {"MarketType": "spot"}
         return words
+
+    def _subnet(self, zone: str) -> object:
+        subnets = self._site.settings.get("subnets")
+        if not isinstance(subnets, dict):
+            return self._site.settings.get("subnet")
+        if zone not in subnets:
+            raise ProviderError(
+                "refused", f"EC2: settings.subnets has no subnet of zone {zone!r}; name it in the policy"
+            )
+        return subnets[zone]
 
     def terminate(self, machine: str) -> None:
         """As `Driver.terminate`."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
+from urllib.parse import quote, quote_plus
 
-from libcloud.common.exceptions import BaseHTTPError, RateLimitReachedError
-from libcloud.common.types import InvalidCredsError, LibcloudError
+from libcloud.common.exceptions import RateLimitReachedError
+from libcloud.common.types import InvalidCredsError
 from libcloud.compute.providers import get_driver
 
 from sluice.base.errors import SluiceError
@@ -19,6 +20,8 @@ from sluice.fleet.driver import DriverSite, Failure, Machine, Order, ProviderErr
 
 T = TypeVar("T")
 _TOKEN = 32
+_TURN_S = 30.0  # for which a call waits for the one before; nothing was asked when it is over
+_SHORTEST_SECRET = 4
 _ENDING = frozenset({"terminated", "stopped", "stopping", "error", "shutting-down"})
 _NO_CAPACITY = ("no valid host", "insufficient capacity", "not enough hosts")
 
@@ -32,6 +35,7 @@ class Libcloud:
         self._prefix = f"{site.cluster}-{site.pool}-"
         self._lock = threading.Lock()
         given = site.read_credentials("args", "kwargs")
+        self._secrets = _words_of(given)
         name = site.setting("provider")
         try:
             self._cloud = get_driver(name)(*given.get("args", ()), **given.get("kwargs", {}))
@@ -43,10 +47,11 @@ class Libcloud:
 
     def launch(self, order: Order) -> Machine:
         """As `Driver.launch`."""
-        for machine in self.machines():
-            if machine.token == order.token and not machine.ending:
-                return machine
-        return self._call(lambda: self._make(order))
+        return self._call(lambda: self._find(order.token) or self._make(order))
+
+    def _find(self, token: str) -> Machine | None:
+        """Looked for under the lock of the launch that follows: another call may just be making it."""
+        return next((one for one in self._list() if one.token == token and not one.ending), None)
 
     def _make(self, order: Order) -> Machine:
         def named(kind: str, wanted: str, found: list[Any]) -> Any:
@@ -78,7 +83,10 @@ class Libcloud:
 
     def machines(self) -> list[Machine]:
         """As `Driver.machines`."""
-        return self._call(lambda: [self._machine(one) for one in self._cloud.list_nodes() if self._mine(one.name)])
+        return self._call(self._list)
+
+    def _list(self) -> list[Machine]:
+        return [self._machine(one) for one in self._cloud.list_nodes() if self._mine(one.name)]
 
     def _mine(self, name: str) -> bool:
         return name.startswith(self._prefix) and len(name) > len(self._prefix) + _TOKEN + 1
@@ -96,17 +104,36 @@ class Libcloud:
         )
 
     def _call(self, ask: Callable[[], T]) -> T:
+        provider = self._site.setting("provider")
+        if not self._lock.acquire(timeout=_TURN_S):
+            raise ProviderError("throttled", f"{provider}: an earlier call still has no answer")
         try:
-            with self._lock:
-                return ask()
+            return ask()
         except ProviderError:
             raise
         except InvalidCredsError:
-            raise ProviderError("credentials", f"{self._site.setting('provider')}: refuses the credentials") from None
+            raise ProviderError("credentials", f"{provider}: refuses the credentials") from None
         except RateLimitReachedError:
-            raise ProviderError("throttled", f"{self._site.setting('provider')}: too many calls") from None
-        except (LibcloudError, BaseHTTPError, OSError) as error:
-            raise ProviderError(_kind(error), f"{self._site.setting('provider')}: {error}"[:300]) from None
+            raise ProviderError("throttled", f"{provider}: too many calls") from None
+        except Exception as error:  # each of its drivers has its own; their words may have credentials
+            raise ProviderError(_kind(error), f"{provider}: {self._without_secrets(str(error))}"[:300]) from None
+        finally:
+            self._lock.release()
+
+    def _without_secrets(self, text: str) -> str:
+        for word in self._secrets:
+            text = text.replace(word, "***")
+        return text
+
+
+def _words_of(given: object) -> list[str]:
+    """All that may be secret in credentials, as it is and as in a URL, the longest first."""
+    if isinstance(given, dict):
+        given = list(given.values())
+    if isinstance(given, list):
+        return sorted({word for one in given for word in _words_of(one)}, key=len, reverse=True)
+    word = str(given)
+    return [word, quote(word, safe=""), quote_plus(word)] if len(word) >= _SHORTEST_SECRET else []
 
 
 def _kind(error: Exception) -> Failure:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from policy.pool_nodes import PoolPolicy, ShapePolicy
 from sluice.base.errors import SluiceError
-from sluice.fleet.daemon import Fleetd, Settings
+from sluice.fleet.daemon import Fleetd, Providers, Settings
+from sluice.fleet.driver import Machine
 from sluice.fleet.slurm import change
-from sluice.fleet.views import Changed, JobAct, NodeAct, SlurmView
+from sluice.fleet.views import Changed, JobAct, ListAct, Listed, NodeAct, Result, SlurmView
 
 
 class Commands:
@@ -57,6 +59,25 @@ def test_a_signal_is_for_all_of_one_job() -> None:
     commands: Any = Commands()
     change(commands, JobAct(7, "signal", "5_2", "USR1"))
     assert commands.asked == [("scancel", "--signal=USR1", "--full", "5_2")]
+
+
+def test_a_driver_that_fails_shows_where_and_not_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Careless:
+        def machines(self) -> list[Machine]:
+            raise KeyError("password=hunter2")
+
+    monkeypatch.setattr("sluice.fleet.daemon.load_driver", lambda name, site: Careless())
+    results: list[Result] = []
+    settings = Settings(tmp_path / "slurm.conf", tmp_path, tmp_path, tmp_path, "ctl1")
+    providers = Providers(settings, results.append, lambda: 1.0)
+    pool = PoolPolicy(driver="own", nodes="n1", shapes=(ShapePolicy(name="big"),), partition="own")
+    providers.set_pools("main", {"own": pool})
+    providers._call(ListAct("own"), time.monotonic())
+    (listed,) = results
+    assert isinstance(listed, Listed) and listed.failure == "unknown"
+    assert f"KeyError in {__file__}, line" in listed.text and "hunter2" not in f"{listed.text} {caplog.text}"
 
 
 def test_one_journal_has_one_fleetd(fleetd: Fleetd, tmp_path: Path) -> None:

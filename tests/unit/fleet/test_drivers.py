@@ -9,13 +9,15 @@ import json
 import logging
 import os
 import select
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 import pytest
 
@@ -169,6 +171,7 @@ def test_ec2_sees_only_its_own_pool(proxy: Proxy) -> None:
         (401, "AuthFailure", "credentials"),
         (400, "ExpiredToken", "credentials"),
         (400, "InvalidParameterValue", "refused"),
+        (400, "IdempotentParameterMismatch", "refused"),
         (500, "InternalError", "unknown"),
         (503, "Unavailable", "unknown"),
     ],
@@ -210,7 +213,7 @@ def test_ec2_takes_the_subnet_of_the_zone_and_tells_the_node_its_name(proxy: Pro
 
 def test_a_spot_machine_that_ec2_takes_back_has_a_notice(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
     driver = ec2(proxy, pool="spot", spot=True)
-    taken, other = driver.launch(order("1" * 32)), driver.launch(order("2" * 32))
+    taken, other = driver.launch(order("8" * 32)), driver.launch(order("9" * 32))
     proxy.notices = {taken.id: "marked-for-termination", other.id: "fulfilled"}
     assert {one.id: one.notice for one in driver.machines()} == {
         taken.id: "EC2 spot: marked-for-termination", other.id: "",
@@ -218,6 +221,14 @@ def test_a_spot_machine_that_ec2_takes_back_has_a_notice(proxy: Proxy, caplog: p
     proxy.notices = None
     assert {one.id for one in driver.machines()} == {taken.id, other.id}
     assert "no notices of spot machines: EC2: UnauthorizedOperation" in caplog.text
+
+
+def test_ec2_names_the_zone_that_has_no_subnet(proxy: Proxy) -> None:
+    driver = ec2(proxy, pool="subnets", subnets={"us-east-1b": "subnet-1"})
+    with pytest.raises(ProviderError, match=r"no subnet of zone 'us-east-1a'") as error:
+        driver.launch(order("1" * 32))
+    assert error.value.kind == "refused"
+    assert not any(one["Action"] == "RunInstances" for one in proxy.seen)
 
 
 def test_a_setting_that_ec2_does_not_know_is_refused() -> None:
@@ -237,16 +248,22 @@ def dummy(folder: Path, document: Any = None, mode: int = 0o600, **settings: Any
     return load_driver("libcloud", DriverSite("main", "cloud", given, folder))
 
 
-def test_libcloud_launches_once_for_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = dummy(tmp_path)
+def keep_names(driver: Any, monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None) -> None:
+    """As providers do, and the dummy does not; `before` is called in each launch."""
     make = driver._cloud.create_node
 
     def named(name: str, **words: Any) -> Any:
+        before()
         node = make(name=name, **words)
-        node.name = name  # as providers do, and the dummy does not
+        node.name = name
         return node
 
     monkeypatch.setattr(driver._cloud, "create_node", named)
+
+
+def test_libcloud_launches_once_for_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = dummy(tmp_path)
+    keep_names(driver, monkeypatch)
     wanted = Order(TOKEN, "c-1", "Small", "")
     machine = driver.launch(wanted)
     assert driver.launch(wanted).id == machine.id
@@ -254,6 +271,31 @@ def test_libcloud_launches_once_for_a_token(tmp_path: Path, monkeypatch: pytest.
     driver.terminate(machine.id)
     driver.terminate(machine.id)
     assert [one for one in driver.machines() if not one.ending] == []
+
+
+def test_libcloud_asked_again_during_a_slow_launch_makes_no_second_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = dummy(tmp_path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    keep_names(driver, monkeypatch, slow)
+    wanted = Order(TOKEN, "c-1", "Small", "")
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(driver.launch, wanted)
+        assert begun.wait(10)
+        second = threads.submit(driver.launch, wanted)
+        monkeypatch.setattr("sluice.fleet.drivers.libcloud._TURN_S", 0.1)
+        with pytest.raises(ProviderError, match="an earlier call") as error:
+            driver.launch(wanted)
+        go_on.set()
+        assert first.result(10).id == second.result(10).id
+    assert error.value.kind == "throttled"  # nothing was made
+    assert len(driver.machines()) == 1
 
 
 def test_a_provider_that_does_not_keep_names_is_of_no_use(tmp_path: Path) -> None:
@@ -282,6 +324,22 @@ def test_libcloud_shows_no_secret(tmp_path: Path) -> None:
     with pytest.raises(SluiceError) as error:
         dummy(tmp_path, {"kwargs": {"nonsense": SECRET}})
     assert SECRET not in repr(error.value) and error.value.__cause__ is None
+
+
+@pytest.mark.parametrize("failure", [LookupError, OSError])
+def test_libcloud_shows_no_secret_of_a_provider_that_repeats_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: type[Exception]
+) -> None:
+    secret = f"{SECRET} &1"
+    driver = dummy(tmp_path, {"args": [secret]})
+    monkeypatch.setattr(driver._cloud, "list_nodes", lambda: raises(failure(f"{secret}; https://x/?k={quote(secret)}")))
+    with pytest.raises(ProviderError, match=r"\*\*\*; https://x/\?k=\*\*\*") as error:
+        driver.machines()
+    assert SECRET not in repr(error.value) and error.value.__cause__ is None
+
+
+def raises(error: Exception) -> None:
+    raise error
 
 
 # ---- program ----
@@ -381,3 +439,13 @@ def test_a_driver_that_is_not_installed() -> None:
         SluiceError, match=r"'azure' is not installed; installed are ec2, libcloud, local, program, redfish"
     ):
         load_driver("azure", DriverSite("main", "p5", {}))
+
+
+def test_the_driver_of_development_clusters_says_what_to_install_where_they_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "dev_cluster", None)
+    monkeypatch.delitem(sys.modules, "dev_cluster.pool_driver", raising=False)
+    with pytest.raises(SluiceError) as error:
+        load_driver("local", DriverSite("main", "own", {}))
+    assert error.value.remedy == "install the package sluice-dev-cluster"
