@@ -8,6 +8,7 @@ import pytest
 
 from policy.pool_nodes import PoolPolicy, PoolsPolicy, ShapePolicy
 from sluice.exchange import fleet
+from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.driver import Failure, Machine, ProviderError
 from sluice.fleet.journal import Memory, parse_journal, render_journal
 from sluice.fleet.keeper import Keeper
@@ -42,6 +43,7 @@ class Fleet:
         self.saved = render_journal(Memory())
         self.wants: dict[str, Want] = {"n1": "off", "n2": "off"}
         self.jobs: dict[int, SlurmJob] = {}
+        self.starts: tuple[PlannedStart, ...] = ()
         self.now = 1000.0
         self.keeper = Keeper(self)
         self.keeper.set_policy(POLICY)
@@ -56,7 +58,7 @@ class Fleet:
     def step(self, seconds: float = 0.0) -> list[Act]:
         self.now += seconds
         nodes = {name: SlurmNode(want) for name, want in self.wants.items()}
-        self.keeper.see(SlurmView(self.now, nodes, self.jobs))
+        self.keeper.see(SlurmView(self.now, nodes, self.jobs, self.starts))
         return self.keeper.step(self.now)
 
     def lists(self, *machines: Machine) -> None:
@@ -283,3 +285,42 @@ def test_slurm_is_told_an_address_until_it_has_it() -> None:
 def test_a_machine_whose_words_are_none_is_refused(words: dict[str, Any]) -> None:
     with pytest.raises(ProviderError, match="not a"):
         Machine(**{**dict[str, Any](id="m1", token="t", node="n1"), **words})
+
+
+def changes(acts: list[Act]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(act.change, act.nodes) for act in acts if isinstance(act, NodeAct)]
+
+
+def test_a_node_is_asked_for_ahead_of_its_job_by_the_boots_so_far() -> None:
+    one = Fleet()
+    one.starts = (PlannedStart(2000.0, frozenset({"n1"})),)
+    assert changes(one.step(2000 - 611 - one.now)) == []  # nothing is known: a boot may take all of 600 s
+    one.keeper.memory.boots["p|big"] = [80.0] * 5
+    assert changes(one.step(2000 - 91 - one.now)) == []
+    assert changes(one.step(1)) == [("power_up", ("n1",))]
+    assert changes(one.step(1)) == [], "it is asked for once"
+
+
+def test_nothing_is_asked_for_ahead_while_the_pool_can_have_nothing() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    for _ in range(4):
+        (act,) = one.launches()
+        one.refuse(act, "no_capacity")
+    one.wants["n1"] = "off"
+    one.starts = (PlannedStart(one.now + 5, frozenset({"n2"})),)
+    assert changes(one.step(1)) == [("drain", ("n1", "n2"))]
+
+
+def test_an_idle_node_is_let_go_after_its_time_unless_the_plan_needs_it() -> None:
+    one = Fleet()
+    one.running()
+    one.starts = (PlannedStart(one.now + 605, frozenset({"n1"})),)
+    assert changes(one.step(600)) == []
+    one.starts = ()
+    one.jobs = {7: SlurmJob(7, False, frozenset({"n1"}))}
+    assert changes(one.step(1)) == []
+    one.jobs = {}
+    assert changes(one.step(1)) == [], "it had a job a moment ago"
+    assert changes(one.step(599)) == []
+    assert changes(one.step(1)) == [("power_down", ("n1",))]
