@@ -51,6 +51,7 @@ class PoolPolicy(_Compiled):
     zones: tuple[str, ...] = ("",)
     partition: str
     least: int = 0
+    idle_s: float = 600
     boot_s: float = 600
     give_back_s: float = 60
     back_off_s: float = 60
@@ -96,6 +97,7 @@ def compile_pools(policy: Policy, cluster: str, *, shards: bool) -> PoolsPolicy:
                 zones=tuple(one.zones) or ("",),
                 partition=one.partition or name,
                 least=one.least,
+                idle_s=one.idle,
                 boot_s=one.boot_within,
                 give_back_s=one.give_back_within,
                 back_off_s=one.back_off,
@@ -135,7 +137,7 @@ def node_lines(policy: Policy, *, shards: bool) -> str:
             "PartitionName": one.partition or name,
             "Nodes": one.nodes,
             "AllowAccounts": tenants,
-            "SuspendTime": str(one.idle),
+            "SuspendTime": str(one.idle + one.boot_within),  # the fleet itself lets nodes go after `idle`
             "SuspendTimeout": str(one.end_within),
             "ResumeTimeout": str(one.boot_within * 2 + one.give_back_within + _SLACK_S),
         }

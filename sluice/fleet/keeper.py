@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from policy.checkpoint import NodeCheckpoint
 from policy.pool_nodes import PoolPolicy, PoolsPolicy
@@ -25,6 +25,7 @@ from sluice.base.hostlist import expand
 from sluice.base.text import one_line
 from sluice.exchange.fleet import DIFFERENCES, Difference, Event, FleetStatus, NodeStatus, PoolStatus, Stage
 from sluice.exchange.pool_costs import PoolCosts
+from sluice.fleet.ahead import Decision, PoolNode, PoolTimes, decide, predicted_boot
 from sluice.fleet.driver import Failure, Machine, Order
 from sluice.fleet.journal import BackOff, Hold, Launch, Memory
 from sluice.fleet.views import (
@@ -118,6 +119,7 @@ class Keeper:
         self._last: dict[tuple[str, ...], float] = {}
         self._wanted: dict[str, float] = {}  # nodes that Slurm waits for, since when
         self._bare: dict[str, float] = {}  # nodes that are on without a machine, since when
+        self._idle: dict[str, float] = {}  # nodes that are on without a job, since when this process has seen it
         self._dirty = False
         self._acts: list[Act] = []
         self._asked: list[tuple[str, ...]] = []  # keys of these acts
@@ -192,6 +194,7 @@ class Keeper:
             self._give_back(view)
             self._keep_least(view)
             self._open_and_close(view)
+            self._follow_plan(view)
             self._release(view)
         self._list()
         asked, self._asked = self._asked, []
@@ -622,6 +625,42 @@ class Keeper:
             ]  # fmt: skip
             if missing > 0 and off:
                 self._change(tuple(off[:missing]), "power_up")
+
+    def _follow_plan(self, view: SlurmView) -> None:
+        """Ask for nodes so early that they are there when the plan needs them, and let go those that nobody needs."""
+        for name, pool in self._policy.pools.items():
+            decision = self._decide(name, pool, view)
+            if decision.ask and self._closed(name) is None:
+                self._change(decision.ask, "power_up")
+            if decision.let_go:
+                self._change(decision.let_go, "power_down", f"{POOL_REASON}idle")
+
+    def _decide(self, name: str, pool: PoolPolicy, view: SlurmView) -> Decision:
+        starts = [one for one in view.starts if one.partition in ("", pool.partition)]
+        boots = self.memory.boots.get(f"{name}|{pool.shapes[0].name}", [])
+        nodes = [self._pool_node(node, view) for node in self._names[name]]
+        return decide(self.now, nodes, starts, PoolTimes(pool.idle_s, pool.least), predicted_boot(boots, pool.boot_s))
+
+    def _pool_node(self, node: str, view: SlurmView) -> PoolNode:
+        seen = view.nodes.get(node, SlurmNode("unknown"))
+        launch = self._by_node.get(node)
+        jobs = self._jobs_on(node)
+        if seen.want == "on" and not jobs:
+            self._idle.setdefault(node, view.at)
+        else:
+            self._idle.pop(node, None)
+        state: Literal["off", "boots", "on", "other"] = "other"
+        if seen.want == "on":
+            state = "on"
+        elif seen.want == "up":
+            state = "boots"
+        elif seen.want == "off" and launch is None and not seen.drained:
+            state = "off"
+        return PoolNode(
+            node, state, self._idle.get(node), max((view.jobs[job].ends for job in jobs), default=math.inf),
+            stays=seen.drained or seen.reserved, price=launch.price if launch else 0.0,
+            zone=launch.zone if launch else "",
+        )  # fmt: skip
 
     def _closed(self, pool_name: str) -> BackOff | None:
         """Why a pool can have no machine now; None: it can."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
+from dataclasses import replace
 
 from policy.checkpoint import asks
 from sluice.base.hostlist import expand, fold
+from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.views import POOL_REASON, Change, JobAct, NodeAct, SlurmJob, SlurmNode, SlurmView, Want
 from sluice.slurm import Commands, SlurmClient
-from sluice.slurm.answers import Job, Node
+from sluice.slurm.answers import Job, Node, Reservation
 
 _WITH_NODES = frozenset({"CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "STOPPED"})
 _BY_SLURM = ("Not responding", "ResumeTimeout", "Node unexpectedly rebooted", POOL_REASON)
+_MAINTENANCE = frozenset({"MAINT"})
 _STATES: dict[Change, str] = {
     "power_up": "POWER_UP", "power_down": "POWER_DOWN", "power_down_force": "POWER_DOWN_FORCE", "drain": "DRAIN",
     "undrain": "UNDRAIN",
@@ -22,18 +26,54 @@ def read_view(client: SlurmClient, pools: Collection[str], at: float) -> SlurmVi
     """The nodes of pools and their jobs; `at`: now, by the fleet's clock. Raises SluiceError."""
     nodes = {node.name: slurm_node(node) for node in client.nodes() if node.name in pools}
     jobs: dict[int, SlurmJob] = {}
-    for job in client.jobs():
+    seen = client.jobs()
+    for job in seen:
         begins = job.state == "PENDING" and job.reason == "BeginTime"
         if not begins and job.state not in _WITH_NODES:
             continue
         on = frozenset(node for node in expand(job.nodes) if node in pools) if job.nodes else frozenset[str]()
         if on or begins:
             jobs[job.id] = _job(job, on, begins)
-    return SlurmView(at, nodes, jobs)
+    reservations = client.reservations()
+    for name in _reserved(reservations):
+        if name in nodes:
+            nodes[name] = replace(nodes[name], reserved=True)
+    later = [job for job in seen if job.state == "PENDING" and job.start_time is not None]
+    chosen = client.planned_nodes() if later else {}
+    starts = [*map(_reserved_start, reservations), *(_planned_start(job, chosen.get(job.id, "")) for job in later)]
+    return SlurmView(at, nodes, jobs, tuple(one for one in starts if one is not None))
+
+
+def _reserved(reservations: Collection[Reservation]) -> list[str]:
+    """Nodes of reservations that have begun."""
+    return [node for one in reservations if one.state == "active" and one.nodes for node in expand(one.nodes)]
+
+
+def _reserved_start(one: Reservation) -> PlannedStart | None:
+    """A reservation that begins: its nodes are there then, but for one for maintenance."""
+    if one.state == "active" or one.start_time is None or not one.nodes or _MAINTENANCE & one.flags:
+        return None
+    return PlannedStart(one.start_time, frozenset(expand(one.nodes)))
+
+
+def _planned_start(job: Job, chosen: str) -> PlannedStart | None:
+    """What Slurm or the planner expects of a job that waits. Of one that only waits for its begin time, the nodes are
+    chosen then: as many of its partition, where it names one alone. Of others without nodes nothing is asked for: the
+    planner has them on nodes that are there.
+    """
+    if job.start_time is None:
+        return None
+    if chosen:
+        return PlannedStart(job.start_time, frozenset(expand(chosen)))
+    if job.reason == "BeginTime" and "," not in job.partition and not job.reservation:
+        return PlannedStart(job.start_time, count=job.node_count, partition=job.partition)
+    return None
 
 
 def _job(job: Job, on: frozenset[str], begins: bool) -> SlurmJob:
-    return SlurmJob(job.id, job.state == "CONFIGURING", on, begins, job.own_name, asks(job.comment) is not None)
+    ends = math.inf if job.end_time is None else job.end_time
+    saves = asks(job.comment) is not None
+    return SlurmJob(job.id, job.state == "CONFIGURING", on, begins, job.own_name, saves, ends)
 
 
 def slurm_node(node: Node) -> SlurmNode:

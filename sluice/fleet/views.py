@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.driver import Failure, Machine, Order
 
 Want = Literal["off", "up", "on", "down", "invalid", "unknown"]
@@ -25,6 +27,7 @@ class SlurmNode:
     reason: str = ""
     by_slurm: bool = True  # Slurm itself set it DOWN
     address: str = ""
+    reserved: bool = False  # by a reservation that has begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class SlurmJob:
     pending_until: bool = False  # it is pending with a begin time
     name: str = ""  # by which commands mean only this job
     saves: bool = False  # it asks for signals, to save its state
+    ends: float = math.inf  # at the latest, by its limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class SlurmView:
     at: float
     nodes: Mapping[str, SlurmNode]
     jobs: Mapping[int, SlurmJob] = field(default_factory=dict)
+    starts: tuple[PlannedStart, ...] = ()
 
 
 # ---- what is asked for ----

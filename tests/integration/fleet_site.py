@@ -11,7 +11,7 @@ from dev_cluster.layout import INSIDE
 from sluice.base.files import write_atomic
 from sluice.exchange.fleet import FleetStatus, NodeStatus, read_status
 
-STOCK = "stock.json"
+STOCK, NOTICES = "stock.json", "notices.json"
 
 POLICY = f"""
 version: 1
@@ -35,7 +35,7 @@ pools:
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
   spare:
     driver: local
-    settings: {{boot: "1"}}
+    settings: {{notices: {INSIDE}/{NOTICES}, boot: "1"}}
     nodes: spare-[1-3]
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 20}}
@@ -96,3 +96,9 @@ def set_stock(cluster: DevCluster, **stock: int) -> None:
     """How many machines there are, by shape, or by shape__zone."""
     document = {name.replace("__", "/"): count for name, count in stock.items()}
     write_atomic(Path(cluster.folder) / STOCK, json.dumps(document))
+
+
+def set_notices(cluster: DevCluster, **notices: str) -> None:
+    """Why machines are taken back soon, by node, with _ for -."""
+    document = {name.replace("_", "-"): text for name, text in notices.items()}
+    write_atomic(Path(cluster.folder) / NOTICES, json.dumps(document))

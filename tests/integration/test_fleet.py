@@ -10,7 +10,7 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from tests.integration.conftest import MakeCluster
-from tests.integration.fleet_site import DESCRIPTION, nodes, set_stock, status
+from tests.integration.fleet_site import DESCRIPTION, nodes, set_notices, set_stock, status
 from tests.integration.jobs import state as state_of
 from tests.integration.jobs import submit
 from tests.integration.settled import status as plugins
@@ -115,6 +115,20 @@ def test_a_machine_with_other_gpus_is_drained_and_never_used(cluster: DevCluster
     cluster.run(["scancel", job], user="alice")
     pool(cluster, "return", "odd-1")
     until(lambda: nodes(cluster)["odd-1"], lambda one: one.difference == "none")
+
+
+def test_a_machine_that_is_taken_back_soon_is_left_by_its_job(cluster: DevCluster) -> None:
+    job = submit(cluster, "-p", "spare", "--gres=gpu:1", "--requeue", wrap="exec sleep 600")
+    job_is(cluster, job, "RUNNING")
+    (first,) = (name for name, one in nodes(cluster).items() if one.stage == "registered")
+    set_notices(cluster, **{first.replace("-", "_"): "ends at 12:00"})
+    until(lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered" and one.node != first])
+    job_is(cluster, job, "RUNNING")
+    assert happened(cluster, first)[-4:] == ["registered", "notice", "terminating", "gone: not_wanted"]
+    set_notices(cluster)
+    cluster.run(["scancel", job], user="alice")
+    settled(cluster)
+    absent(cluster, "spare")  # and not drained any more
 
 
 def test_a_takeover_while_machines_boot_loses_nothing_and_launches_once(cluster: DevCluster) -> None:

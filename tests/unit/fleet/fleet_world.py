@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from policy.pool_nodes import PoolPolicy, PoolsPolicy, ShapePolicy
 from sluice.base.hostlist import expand
+from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.driver import Failure, Machine
 from sluice.fleet.journal import Memory, parse_journal, render_journal
 from sluice.fleet.keeper import Keeper
@@ -42,11 +43,11 @@ POLICY = PoolsPolicy(
     pools={
         "a": PoolPolicy(
             driver="model", nodes="a[1-4]", shapes=(ShapePolicy(name="big"), ShapePolicy(name="old")),
-            zones=("x", "y"), partition="a", boot_s=200, give_back_s=40, back_off_s=30,
+            zones=("x", "y"), partition="a", idle_s=40, boot_s=200, give_back_s=40, back_off_s=30,
         ),
         "b": PoolPolicy(
             driver="model", nodes="b[1-3]", shapes=(ShapePolicy(name="big"),), partition="b", least=0, boot_s=200,
-            give_back_s=0, back_off_s=20,
+            idle_s=100, give_back_s=0, back_off_s=20,
         ),
     },
 )  # fmt: skip
@@ -245,7 +246,15 @@ class World:
             for one in self.jobs.values()
             if one.state in ("configuring", "running") or (one.state == "pending" and one.begins > self.now)
         }
-        return SlurmView(self.clock, nodes, jobs)
+        return SlurmView(self.clock, nodes, jobs, tuple(self._starts()))
+
+    def _starts(self) -> Iterator[PlannedStart]:
+        """What the plan says of jobs that wait; where there is trouble, it is wrong."""
+        for job in self.jobs.values():
+            if job.state == "pending" and len(job.pools) == 1 and job.id % 2:
+                wrong = self.chance.uniform(-300, 300) if self.hostile and self.chance.random() < 0.3 else 0.0
+                due = max(job.at, job.begins) + self.ahead + wrong
+                yield PlannedStart(due, count=job.nodes, partition=job.pools[0])
 
     def _do(self, act: Act) -> None:
         if isinstance(act, NodeAct | JobAct):
@@ -419,8 +428,10 @@ class World:
             return
         for name in act.nodes:
             node = self.nodes[name]
-            if act.change in ("power_down_force", "power_down"):
+            if act.change == "power_down_force" or (act.change == "power_down" and node.job is None):
                 self._set(name, "off")
+            elif act.change == "power_up" and node.want == "off":
+                self._set(name, "up")
             elif act.change == "drain":
                 node.drained, node.reason = True, act.text
             elif act.change == "undrain":

@@ -10,6 +10,7 @@ import pytest
 
 from policy.pool_nodes import PoolPolicy, PoolsPolicy, ShapePolicy
 from sluice.exchange import fleet
+from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.driver import Failure, Machine, ProviderError
 from sluice.fleet.journal import Memory, parse_journal, render_journal
 from sluice.fleet.keeper import Keeper
@@ -46,6 +47,7 @@ class Fleet:
         self.saved = render_journal(Memory())
         self.wants: dict[str, Want] = {"n1": "off", "n2": "off"}
         self.jobs: dict[int, SlurmJob] = {}
+        self.starts: tuple[PlannedStart, ...] = ()
         self.now = 1000.0
         self.drained: set[str] = set()
         self.keeper = Keeper(self)
@@ -64,7 +66,7 @@ class Fleet:
             name: SlurmNode(want, name in self.drained, POOL_REASON if name in self.drained else "")
             for name, want in self.wants.items()
         }
-        self.keeper.see(SlurmView(self.now, nodes, self.jobs))
+        self.keeper.see(SlurmView(self.now, nodes, self.jobs, self.starts))
         return self.keeper.step(self.now)
 
     def lists(self, *machines: Machine) -> None:
@@ -376,3 +378,42 @@ def test_a_node_whose_machine_is_broken_is_set_apart_alone_and_tried_again() -> 
     assert one.node().difference == "broken" and one.keeper.status().pools["p"].closed_for == "none"
     one.wants["n1"] = "up"
     assert places(one.launches(60)) == ["big/a"]
+
+
+def changes(acts: list[Act]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(act.change, act.nodes) for act in acts if isinstance(act, NodeAct)]
+
+
+def test_a_node_is_asked_for_ahead_of_its_job_by_the_boots_so_far() -> None:
+    one = Fleet()
+    one.starts = (PlannedStart(2000.0, frozenset({"n1"})),)
+    assert changes(one.step(2000 - 611 - one.now)) == []  # nothing is known: a boot may take all of 600 s
+    one.keeper.memory.boots["p|big"] = [80.0] * 5
+    assert changes(one.step(2000 - 91 - one.now)) == []
+    assert changes(one.step(1)) == [("power_up", ("n1",))]
+    assert changes(one.step(1)) == [], "it is asked for once"
+
+
+def test_nothing_is_asked_for_ahead_while_the_pool_can_have_nothing() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    for _ in range(4):
+        (act,) = one.launches()
+        one.refuse(act, "no_capacity")
+    one.wants["n1"] = "off"
+    one.starts = (PlannedStart(one.now + 5, frozenset({"n2"})),)
+    assert changes(one.step(1)) == [("drain", ("n1", "n2"))]
+
+
+def test_an_idle_node_is_let_go_after_its_time_unless_the_plan_needs_it() -> None:
+    one = Fleet()
+    one.running()
+    one.starts = (PlannedStart(one.now + 605, frozenset({"n1"})),)
+    assert changes(one.step(600)) == []
+    one.starts = ()
+    one.jobs = {7: SlurmJob(7, False, frozenset({"n1"}))}
+    assert changes(one.step(1)) == []
+    one.jobs = {}
+    assert changes(one.step(1)) == [], "it had a job a moment ago"
+    assert changes(one.step(599)) == []
+    assert changes(one.step(1)) == [("power_down", ("n1",))]

@@ -33,7 +33,7 @@ def test_nodes_are_known_before_there_is_one() -> None:
     assert found[1:] == [
         "NodeName=p5-[1-4] CPUs=192 RealMemory=2048000 Gres=gpu:h100:8,shard:648064 Feature=cloud Weight=100 "
         "State=CLOUD",
-        "PartitionName=p5 Nodes=p5-[1-4] SuspendTime=900 SuspendTimeout=45 ResumeTimeout=960",
+        "PartitionName=p5 Nodes=p5-[1-4] SuspendTime=1200 SuspendTimeout=45 ResumeTimeout=960",
     ]
     assert pool_nodes.slurm_settings(policy(least=1))["SuspendExcNodes"] == "p5-[1-4]:1"
     assert pool_nodes.slurm_settings(Policy()) == {}
