@@ -62,7 +62,7 @@ _PAUSES: dict[Difference, float] = {"throttled": 5.0, "credentials": 60.0, "prov
 """First back-off of a whole pool, in seconds."""
 _LONG: dict[Difference, float] = {"quota": 5.0, "refused": 10.0, "not_registered": 1.0}
 """Of a shape, in times of the pool's own back-off."""
-_LOST: frozenset[Difference] = frozenset({"not_registered", "vanished", "other_gpus", "down", "notice"})
+_LOST: frozenset[Difference] = frozenset({"not_registered", "vanished", "other_gpus", "down"})
 """Failures of machines that the provider had made."""
 _TELLING: tuple[Difference, ...] = ("refused", "quota", "not_registered", "no_capacity")
 _BOOTS = 20
@@ -389,6 +389,7 @@ class Keeper:
         if machine.notice and not launch.notice:
             launch.notice, launch.noticed = machine.notice, self.now
             self._event(launch, "notice", machine.notice)
+            self._count(launch.pool, "notice")
             self._back_off(launch, "no_capacity", machine.notice)  # the next one is launched elsewhere
         if machine.address and machine.address != launch.address and launch.stage == "launched":
             launch.address = machine.address

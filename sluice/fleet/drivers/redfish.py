@@ -58,13 +58,18 @@ class Redfish:
                     f"pool {site.pool}: settings.bmc {url!r}: not an address that begins with https://",
                     remedy="write settings: {bmc: 'https://{node}-bmc.example'}, or bmc: {NODE: 'https://...'}",
                 )
+        self._ca = site.setting("ca") if "ca" in site.settings else True
+        self._path = site.setting("system") if "system" in site.settings else None
         self._stop_s = site.settings.get("stop_within", _STOP_S)
         if not isinstance(self._stop_s, int):
             raise SluiceError(f"pool {site.pool}: settings.stop_within {self._stop_s!r}", remedy="write it in seconds")
         given = site.read_credentials("user", "password")
         self._auth = str(given.get("user", "")), str(given.get("password", ""))
         self._folder = site.state / f"redfish-{site.pool}"
-        self._folder.mkdir(mode=0o755, exist_ok=True)
+        try:
+            self._folder.mkdir(mode=0o755, exist_ok=True)
+        except OSError as error:
+            raise SluiceError(f"{self._folder}: {error.strerror}", remedy="the state folder is SlurmUser's") from error
         self._lock = threading.Lock()  # of the records
 
     def launch(self, order: Order) -> Machine:
@@ -124,15 +129,14 @@ class Redfish:
             raise ProviderError("broken", f"{node}: settings.bmc does not name it")
         root = sushy.Sushy(
             url,
-            verify=self._site.settings.get("ca", True),
+            verify=self._ca,
             auth=BasicAuth(*self._auth),
             server_side_retries=1,  # 0 would be sushy's own number, of requests that change something as well
             server_side_retries_delay=1,
             read_timeout=_READ_S,
             connect_timeout=_CONNECT_S,
         )
-        path = self._site.settings.get("system")
-        return root.get_system(None if path is None else str(path).replace("{node}", node))
+        return root.get_system(None if self._path is None else self._path.replace("{node}", node))
 
     def _reset(self, system: Any, *ways: sushy.ResetType) -> None:
         """By the first way that the system has."""

@@ -340,6 +340,7 @@ def test_a_machine_that_is_taken_back_soon_is_left_by_its_jobs_in_order() -> Non
     jobs = [(act.name, act.change, act.text) for act in acts if isinstance(act, JobAct)]
     assert jobs == [("7", "signal", "USR1"), ("8", "requeue", "")]
     assert one.node().difference == "notice" and "marked-for-termination" in one.node().text
+    assert one.keeper.status().pools["p"].failures == {"notice": 1}
     assert not any(isinstance(act, JobAct) and act.job == 7 for act in one.step(28))
     one.drained = {"n1"}
     assert ("7", "requeue") in [(act.name, act.change) for act in one.step(3) if isinstance(act, JobAct)]

@@ -235,6 +235,7 @@ def test_a_node_without_a_bmc_is_named(site: DriverSite) -> None:
         ({"bmc": "http://{node}-bmc"}, "not an address that begins with https"),
         ({"bmc": {"n1": "n1-bmc"}}, "'n1-bmc': not an address"),
         ({"stop_within": "2m"}, "'2m'"),
+        ({"ca": False}, "settings.ca False: not text"),
         ({"insecure": True}, "insecure: the driver does not know it"),
     ],
 )
