@@ -251,7 +251,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         ),
     ),
     Measurement(
-        "sluice_pool_failures",
+        "sluice_poolfailures",
         "controller",
         "Launches that came to nothing and machines that were lost.",
         {

@@ -187,7 +187,7 @@ def pool_points(cluster: str, status: FleetStatus, now: float, stamp: int) -> li
         points.append(Point("sluice_pool", {"cluster": cluster, "pool": name}, fields, stamp))
         points += [
             Point(
-                "sluice_pool_failures", {"cluster": cluster, "pool": name, "kind": kind}, {"seen_total": count}, stamp
+                "sluice_poolfailures", {"cluster": cluster, "pool": name, "kind": kind}, {"seen_total": count}, stamp
             )
             for kind, count in pool.failures.items()
         ]
