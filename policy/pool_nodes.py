@@ -51,6 +51,7 @@ class PoolPolicy(_Compiled):
     zones: tuple[str, ...] = ("",)
     partition: str
     least: int = 0
+    spare: int = 0
     idle_s: float = 600
     boot_s: float = 600
     give_back_s: float = 60
@@ -97,6 +98,7 @@ def compile_pools(policy: Policy, cluster: str, *, shards: bool) -> PoolsPolicy:
                 zones=tuple(one.zones) or ("",),
                 partition=one.partition or name,
                 least=one.least,
+                spare=one.spare,
                 idle_s=one.idle,
                 boot_s=one.boot_within,
                 give_back_s=one.give_back_within,

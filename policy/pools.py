@@ -84,6 +84,8 @@ class Pool(_Section):
     """Slurm's weight: nodes of less are taken first. Example: `200`."""
     least: Annotated[int, Field(ge=0, le=MOST_NODES)] = 0
     """Nodes that are there always. Example: `1`."""
+    spare: Annotated[int, Field(ge=0, le=MOST_NODES)] = 0
+    """Idle nodes that are kept for jobs that nobody foresees. Example: `1`."""
     idle: Annotated[Seconds, Field(ge=1)] = 600
     """Time without a job after which a node goes. Example: `15m`."""
     boot_within: Annotated[Seconds, Field(ge=1, le=7200)] = 600

@@ -4,6 +4,7 @@ Pure: no clock, no Slurm. The fleet's daemon and `sluice simulate` decide by thi
 
 Nothing is asked for that the plan does not need: a planned start names its nodes, or says how many of the pool it
 takes, of which those count that are there or come free by then. So a plan that changes costs at most the idle time.
+For jobs that no plan foresees, the policy may have idle nodes kept, which cost what they cost.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ _PERMILLE = 900  # of the boots so far, that were no longer than predicted
 _KNOWN = 5  # boots from which on the policy's own bound is not taken for the usual time
 MARGIN_S = 10.0
 """Added to the boot: from the decision until a machine is asked for, and from its registration until Slurm sees it."""
+
+NodeStage = Literal["off", "boots", "on", "other"]
+"""`other`: it neither serves a job nor can be asked for now (drained, ending)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,7 @@ class PoolNode:
     """A node of the pool."""
 
     name: str
-    state: Literal["off", "boots", "on", "other"]
-    """`other`: it neither serves a job nor can be asked for now (drained, ending)."""
+    state: NodeStage
     idle_since: float | None = None
     """Of one that is on without a job."""
     ends: float = math.inf
@@ -52,6 +55,7 @@ class PoolTimes:
 
     idle_s: float
     least: int = 0
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +85,13 @@ def decide(
     ask = [node.name for node in nodes if node.state == "off" and node.name in wanted]
     spare = [node for node in _by_worth(nodes) if node.name not in wanted]
     kept = set(wanted)
-    for start in due:
-        missing = start.count
-        for node in list(spare):
-            if missing and _serves(node, start.at):
-                spare.remove(node)
-                kept.add(node.name)
-                missing -= 1
-        for node in [one for one in spare if one.state == "off"][:missing]:
-            spare.remove(node)
-            ask.append(node.name)
+    # After the plan's starts, one that is always due: the spare nodes.
+    for at, count in [*((one.at, one.count) for one in due), (now, times.spare)]:
+        served = [node for node in spare if _serves(node, at)][:count]
+        lacking = [node for node in spare if node.state == "off"][: count - len(served)]
+        kept.update(node.name for node in served)
+        ask += [node.name for node in lacking]
+        spare = [node for node in spare if node not in served and node not in lacking]
     return Decision(tuple(ask), _let_go(now, nodes, kept, times))
 
 

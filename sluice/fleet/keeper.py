@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from policy.checkpoint import NodeCheckpoint
 from policy.pool_nodes import PoolPolicy, PoolsPolicy
@@ -25,7 +25,7 @@ from sluice.base.hostlist import expand
 from sluice.base.text import one_line
 from sluice.exchange.fleet import DIFFERENCES, Difference, Event, FleetStatus, NodeStatus, PoolStatus, Stage
 from sluice.exchange.pool_costs import PoolCosts
-from sluice.fleet.ahead import Decision, PoolNode, PoolTimes, decide, predicted_boot
+from sluice.fleet.ahead import Decision, NodeStage, PoolNode, PoolTimes, decide, predicted_boot
 from sluice.fleet.driver import Failure, Machine, Order
 from sluice.fleet.journal import BackOff, Hold, Launch, Memory
 from sluice.fleet.views import (
@@ -640,7 +640,8 @@ class Keeper:
         starts = [one for one in view.starts if one.partition in ("", pool.partition)]
         boots = self.memory.boots.get(f"{name}|{pool.shapes[0].name}", [])
         nodes = [self._pool_node(node, view) for node in self._names[name]]
-        return decide(self.now, nodes, starts, PoolTimes(pool.idle_s, pool.least), predicted_boot(boots, pool.boot_s))
+        times = PoolTimes(pool.idle_s, pool.least, pool.spare)
+        return decide(self.now, nodes, starts, times, predicted_boot(boots, pool.boot_s))
 
     def _pool_node(self, node: str, view: SlurmView) -> PoolNode:
         seen = view.nodes.get(node, SlurmNode("unknown"))
@@ -650,7 +651,7 @@ class Keeper:
             self._idle.setdefault(node, view.at)
         else:
             self._idle.pop(node, None)
-        state: Literal["off", "boots", "on", "other"] = "other"
+        state: NodeStage = "other"
         if seen.want == "on":
             state = "on"
         elif seen.want == "up":

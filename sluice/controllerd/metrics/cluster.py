@@ -186,9 +186,7 @@ def pool_points(cluster: str, status: FleetStatus, now: float, stamp: int) -> li
             fields[field_name] = 0.0 if since is None else round(max(0.0, now - since), 3)
         points.append(Point("sluice_pool", {"cluster": cluster, "pool": name}, fields, stamp))
         points += [
-            Point(
-                "sluice_poolfailures", {"cluster": cluster, "pool": name, "kind": kind}, {"seen_total": count}, stamp
-            )
+            Point("sluice_poolfailures", {"cluster": cluster, "pool": name, "kind": kind}, {"seen_total": count}, stamp)
             for kind, count in pool.failures.items()
         ]
     return points

@@ -77,6 +77,13 @@ def test_a_node_that_cannot_be_had_is_not_asked_for() -> None:
     assert decided(nodes, PlannedStart(NOW, frozenset({"n1"}))) == Decision()
 
 
+def test_spare_nodes_are_kept_and_asked_for_besides_what_the_plan_needs() -> None:
+    nodes = [idle("n1"), idle("n2"), busy("n3", NOW + 1), off("n4"), off("n5")]
+    assert decided(nodes, spare=1) == Decision(let_go=("n2",))
+    assert decided(nodes, PlannedStart(LAST, frozenset({"n1", "n2"})), spare=1) == Decision(ask=("n4",))
+    assert decided(nodes, spare=3) == Decision(ask=("n4",))
+
+
 def test_an_idle_node_goes_after_its_time() -> None:
     assert decided([idle("n1", 299), idle("n2", 300), busy("n3", NOW)]) == Decision(let_go=("n2",))
 
