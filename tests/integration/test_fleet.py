@@ -120,7 +120,7 @@ def test_a_machine_with_other_gpus_is_drained_and_never_used(cluster: DevCluster
 def test_a_machine_that_is_taken_back_soon_is_left_by_its_job(cluster: DevCluster) -> None:
     job = submit(cluster, "-p", "spare", "--gres=gpu:1", "--requeue", wrap="exec sleep 600")
     job_is(cluster, job, "RUNNING")
-    (first,) = (name for name, one in nodes(cluster).items() if one.stage == "registered")
+    (first,) = until(lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered"])
     set_notices(cluster, **{first.replace("-", "_"): "ends at 12:00"})
     until(lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered" and one.node != first])
     job_is(cluster, job, "RUNNING")
