@@ -124,7 +124,8 @@ def test_a_machine_that_is_taken_back_soon_is_left_by_its_job(cluster: DevCluste
     set_notices(cluster, **{first.replace("-", "_"): "ends at 12:00"})
     until(lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered" and one.node != first])
     job_is(cluster, job, "RUNNING")
-    assert happened(cluster, first)[-4:] == ["registered", "notice", "terminating", "gone: not_wanted"]
+    left = ["registered", "notice", "terminating", "gone: not_wanted"]
+    until(lambda: happened(cluster, first)[-4:], lambda seen: seen == left)
     set_notices(cluster)
     cluster.run(["scancel", job], user="alice")
     settled(cluster)
