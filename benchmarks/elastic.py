@@ -3,7 +3,7 @@
 Two clusters of the same pool run side by side, without and with Sluice's plugins in slurmctld: without, a job waits for
 slurmctld's own look at jobs whose nodes boot. Jobs of one node each come a second apart, so that they meet that look at
 all its ages. A node's registration is what slurmctld logs of it, and a job runs when its script's first command does.
-Then the provider has no machine of the first type any more, and more jobs come.
+Then the provider has no machine of the first type any more, and a job of several nodes comes.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ OPTIONS = [
         ["--every"], type=click.FloatRange(0, 60), default=1.0, show_default=True, help="Seconds between two."
     ),
     click.Option(
-        ["--stock-outs"], type=click.IntRange(1, 50), default=5, show_default=True, help="Jobs that meet one."
+        ["--stock-outs"], type=click.IntRange(1, 50), default=5, show_default=True, help="Nodes that meet one."
     ),
     click.Option(["--plugins"], default="", help="Folder of built plugins; default: built for the installed Slurm."),
 ]
 MUST = {"registered_to_runs_p95_s": ("<=", 1.0), "stock_out_to_other_type_max_s": ("<=", 5.0)}
-_PATIENCE_S = 300.0
+_PATIENCE_S = 180.0
 _LOG = "state/slurmctld.log"
 _RAN = "ran"
 _REGISTERED = re.compile(r"^\[([^\]]+)\] Node (\S+) now responding", re.MULTILINE)
@@ -108,15 +108,15 @@ def _description(nodes: int, sluice: dict[str, Any] | None) -> dict[str, Any]:
         "users": [{"name": "alice", "accounts": ["physics"]}],
         "controllers": 1,
         "controllerd": True,
-        "policy": json.dumps(policy),
+        "policy": json.dumps(policy, indent=1),
         "slurm_conf": f"SlurmctldLogFile={INSIDE}/{_LOG}\n",  # its times are to the millisecond
     }
     return described | ({"sluice": sluice} if sluice else {})
 
 
-def _submit(cluster: DevCluster) -> None:
+def _submit(cluster: DevCluster, nodes: int = 1) -> None:
     script = f'mkdir -p {INSIDE}/{_RAN}; date +%s.%N >"{INSIDE}/{_RAN}/$SLURMD_NODENAME"; exec sleep 1h'
-    cluster.run(["sbatch", "-p", "burst", "--exclusive", "-o", "/dev/null", f"--wrap={script}"], user="root")
+    cluster.run(["sbatch", "-p", "burst", f"-N{nodes}", "--exclusive", "-o", "/dev/null", f"--wrap={script}"])
 
 
 def _waits(cluster: DevCluster, jobs: int) -> list[float]:
@@ -138,16 +138,17 @@ def _ran(cluster: DevCluster) -> dict[str, float]:
     return {node: float(began) for node, began in found.items() if began.endswith("\n")}
 
 
-def _stock_out(cluster: DevCluster, jobs: int) -> list[float]:
-    """Seconds from the question for the type of which there is none to the one for the other type."""
+def _stock_out(cluster: DevCluster, nodes: int) -> list[float]:
+    """Seconds from the question for the type of which there is none to the one for the other type, of each node of a
+    job: later ones would not ask for a type of which there was none just before.
+    """
     write_atomic(cluster.folder / "stock.json", json.dumps({"big": 0}))
     since = time.time()
-    for _ in range(jobs):
-        _submit(cluster)
+    _submit(cluster, nodes)
     deadline = time.monotonic() + _PATIENCE_S
-    while len(switches := _switches(cluster, since)) < jobs:
+    while len(switches := _switches(cluster, since)) < nodes:
         if time.monotonic() > deadline:
-            raise SluiceError(f"{len(switches)} of {jobs} nodes were asked for as another type")
+            raise SluiceError(f"{len(switches)} of {nodes} nodes were asked for as another type")
         time.sleep(0.5)
     return switches
 
