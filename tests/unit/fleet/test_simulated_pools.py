@@ -29,7 +29,7 @@ def job(submit: float, run: float, gpus: int = 4, **more: Any) -> TraceJob:
 
 
 def figures(way: Way, *jobs: TraceJob, fixed: str | None = None, **fields: Any) -> Figures:
-    shape = Shape(name="s", gpus={"h100": 4}, cpus=64, memory="512G", price=36.0)
+    shape = Shape(name="s", gpus={"h100": 4}, cpus=64, memory=512 << 10, price=36.0)
     usual: dict[str, Any] = {
         "driver": "local", "nodes": "p[1-2]", "shapes": [shape], "idle": "200s", "boot_within": "200s"
     }  # fmt: skip
