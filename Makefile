@@ -14,12 +14,12 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- what is needed ----
-$(VENV)/.installed: pyproject.toml $(VERSION_HEADER) tools/debian-packages.txt tools/engine.lock
+$(VENV)/.installed: pyproject.toml $(VERSION_HEADER) tools/debian-packages.txt tools/engine.lock tools/providers.lock
 	tools/install-packages build
 	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
 	$(VENV)/bin/pip install -q scikit-build-core "cffi>=1.16" setuptools
 	$(VENV)/bin/pip uninstall -q -y sluice # the name until 0.1.0
-	$(VENV)/bin/pip install -q --require-hashes -r tools/engine.lock
+	$(VENV)/bin/pip install -q --require-hashes -r tools/engine.lock -r tools/providers.lock
 	$(VENV)/bin/pip install -q --no-build-isolation -e ".[dev]"
 	touch $@ $(VENV)/.linters
 

@@ -54,8 +54,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     ),
     "policy-apply": ("benchmarks.policy_apply", "plan and apply of 1,000 tenants with 10,000 users"),
     "report": ("benchmarks.report", "the tenant report of a month, with many jobs in slurmdbd"),
+    "elastic-trace": ("benchmarks.elastic_trace", "cost and waits of elastic pools on a public history"),
     "web": ("benchmarks.web", "the REST API and its page with 100,000 jobs in slurmctld"),
     "serve": ("benchmarks.serve", "the gateway of model services, its limits, and what survives kills"),
+    "elastic": ("benchmarks.elastic", "pools of nodes: from a registration to the job, and around a stock-out"),
     "serve-batching": ("benchmarks.serve_batching", "embeddings put together, compared with calls of one input"),
     "cluster-up": ("benchmarks.cluster_up", "time to boot a development cluster"),
 }

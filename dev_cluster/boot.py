@@ -38,8 +38,10 @@ from dev_cluster.controllerd import (
     SERVE_FOLDERS,
     controllerd_command,
     explaind_command,
+    fleetd_command,
     serve_commands,
     sluice_command,
+    write_power_programs,
     write_program,
     write_replica_program,
 )
@@ -47,12 +49,13 @@ from dev_cluster.description import ClusterDescription, NodeGroup
 from dev_cluster.handle import ClusterHandle, DaemonError, Progress
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN, MARKER
 from dev_cluster.plugins import ClusterPlugins
-from dev_cluster.policy_file import first_snippet, policy_text
+from dev_cluster.policy_file import first_pools, first_snippet, policy_text
 from dev_cluster.ports import claim_ports, listens
 from dev_cluster.probing import probe
 from dev_cluster.slurm_tree import SlurmTree
 from gres_probe.inventory import Inventory
 from gres_probe.writer import generate
+from policy.pool_nodes import NODES_FILE
 from policy.state import SNIPPET
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
@@ -117,12 +120,17 @@ class Boot:
             primary, *backups = controllers(self.description)
             self.start_controller(primary)
             for host in self.description.hosts:
+                if host not in self.description.fixed_hosts:
+                    just_booted = [*self.slurmd(host), "-b"]  # slurmctld waits for a machine that booted since it asked
+                    self.commands[f"slurmd@{host}"] = self.daemon(host, just_booted, env=self.node_environment)
+                    continue
                 if self.plugins is not None and self.agents is not None and self.plugins.build.has("prep_script"):
                     self.cluster.run(self.plugins.node_links(), node=host)
                 self.start(f"slurmd@{host}", host, self.slurmd(host), env=self.node_environment)
             self.progress("slurmctld and slurmd started")
             if wait:
-                self.cluster.wait_idle(timeout=self.remaining(), progress=self.progress)
+                fixed = self.description.fixed_hosts
+                self.cluster.wait_idle(fixed, timeout=self.remaining(), progress=self.progress)
             else:
                 self.cluster.node_states()
             # Now that the primary answers: while it starts, it would wait for a backup that starts as well.
@@ -133,6 +141,8 @@ class Boot:
                 for host in controllers(self.description):
                     self.start(f"explaind@{host}", host, explaind_command(host, self.tree), env=self.ports.environment)
             self.apply_policy()
+            if self.description.fleet:
+                self.start_fleet()
             if self.description.serve:
                 for host in controllers(self.description):
                     self.start_serving(host)
@@ -158,6 +168,8 @@ class Boot:
             write_program(layout)
         if self.description.serve:
             write_replica_program(layout, self.tree)
+        if self.description.fleet:
+            write_power_programs(layout, self.tree)
         layout.scratch.mkdir()
         for name, text in (
             ("passwd", self.users.passwd),
@@ -173,6 +185,9 @@ class Boot:
         os.chown(key, *self.owner("munge"))
         self.make_folder(layout.munge, "munge", 0o755)
         self.make_folder(layout.state, "slurm", 0o700)
+        if self.description.fleet:
+            self.make_folder(layout.machines, "slurm", 0o755)
+            self.make_folder(layout.folder / "fleet", "slurm", 0o755)
         if self.description.accounting:
             self.make_folder(layout.database, "slurm", 0o700)
             (layout.database / "data").mkdir()
@@ -279,12 +294,18 @@ class Boot:
         self, name: str, host: str, argv: list[str], *, user: str = "root", env: dict[str, str] | None = None
     ) -> None:
         """Start a daemon."""
+        self.commands[name] = self.daemon(host, argv, user=user, env=env)
+        ask(self.layout, "spawn", name=name, **self.commands[name])
+
+    def daemon(
+        self, host: str, argv: list[str], *, user: str = "root", env: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        """How a daemon is started."""
         uid, gid = self.owner(user)
         environment = {"PATH": self.tree.path, "LANG": "C.UTF-8", "HOME": "/", **(env or {})}
         if not self.tree.is_distribution:
             environment["SLURM_CONF"] = "/etc/slurm/slurm.conf"
-        self.commands[name] = {"host": host, "argv": argv, "env": environment, "user": [uid, gid, [gid]]}
-        ask(self.layout, "spawn", name=name, **self.commands[name])
+        return {"host": host, "argv": argv, "env": environment, "user": [uid, gid, [gid]]}
 
     def start_controller(self, host: str) -> None:
         """Start slurmctld on one of the controllers."""
@@ -440,7 +461,9 @@ class Boot:
                 self.progress(f"{inventory.node}: {problem.what}; {problem.remedy}")
         version = parse_slurm_version(self.cluster.run([self.program("slurmd"), "-V"]).stdout)
         gres = generate(inventories, slurm_version=version, shards=self.description.shards)
-        self.write_configuration(gres.nodes_conf(), gres.gres_conf)
+        fixed = [one for one in inventories if one.node in self.description.fixed_hosts]
+        lines = generate(fixed, slurm_version=version, shards=self.description.shards).nodes_conf()
+        self.write_configuration(lines, gres.gres_conf)
         gpus = sum(len(inventory.gpus) for inventory in inventories)
         self.progress(f"{gpus} GPUs probed and written into gres.conf")
 
@@ -486,6 +509,9 @@ class Boot:
         if self.agents is not None:
             files |= self.agents.write(self.layout)
             loaded = [*loaded, *self.agents.parameters]
+        if self.description.fleet:
+            files.add(NODES_FILE)
+            write_atomic(self.layout.slurm / NODES_FILE, first_pools(self.description, self.policy))
         snippet = first_snippet(self.description, nodes) if self.policy else ""
         if snippet:
             files.add(SNIPPET)
@@ -505,6 +531,14 @@ class Boot:
         write_atomic(self.layout.sluice / "sluice.yaml", self.policy)
         self.cluster.run(sluice_command(self.tree, "apply", "--yes"), timeout=self.remaining())
         self.progress("policy applied: /etc/sluice/sluice.yaml")
+
+    def start_fleet(self) -> None:
+        """fleetd on each controller; SlurmUser may ask process 1, for the driver of machines."""
+        self.layout.socket.chmod(0o660)
+        os.chown(self.layout.socket, 0, self.owner("slurm")[1])
+        self.write_facts()
+        for host in controllers(self.description):
+            self.start(f"fleetd@{host}", host, fleetd_command(self.tree), env=self.ports.environment)
 
     def start_serving(self, host: str) -> None:
         """What keeps services on a controller: root's helper, replicad, and a gateway where there is one."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from dev_cluster.description import ClusterDescription
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN
+from policy.pool_nodes import NODES_FILE
 from policy.state import SNIPPET
 from sluice.base.hostlist import expand
 
@@ -72,7 +73,9 @@ def slurm_conf(
         ("ClusterName", CLUSTER_NAME),
         *(("SlurmctldHost", f"{host}({ADDRESSES[host]})") for host in controllers(description)),
         ("SlurmctldPort", str(ports.slurmctld)),
-        ("CommunicationParameters", "NoCtldInAddrAny"),  # both controllers listen on the same port
+        # Both controllers listen on the same port, and so do all machines of pools, each at its own address.
+        ("CommunicationParameters", "NoCtldInAddrAny" + (",NoInAddrAny" if description.fleet else "")),
+        ("SlurmdPort", str(ports.slurmd + len(description.fixed_hosts)) if description.fleet else ""),
         ("SlurmctldParameters", ",".join(slurmctld_parameters)),
         ("SlurmUser", "slurm"),
         ("AuthType", "auth/munge"),
@@ -115,6 +118,7 @@ def slurm_conf(
     ]
     given = [(key, value) for key, value in generated if value]
     include = [f"Include {SNIPPET}"] if snippet else []
+    include += [f"Include {NODES_FILE}"] if description.fleet else []
     extra = "\n".join([*include, nodes.rstrip("\n"), *partitions, description.slurm_conf])
     return _text(_without(given, snippet + description.slurm_conf), extra)
 

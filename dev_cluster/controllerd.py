@@ -28,6 +28,22 @@ def explaind_command(host: str, tree: SlurmTree) -> list[str]:
     return sluice_command(tree, "explaind", "--address", ADDRESSES[host])
 
 
+def fleetd_command(tree: SlurmTree) -> list[str]:
+    """The daemon that launches the nodes of pools, on a controller. Both controllers have one journal."""
+    return sluice_command(tree, "fleetd", "-v", "--state-dir", str(INSIDE / "fleet"))
+
+
+def write_power_programs(layout: Layout, tree: SlurmTree) -> None:
+    """slurmctld's ResumeProgram and SuspendProgram. Raises OSError."""
+    layout.programs.mkdir(mode=0o755, exist_ok=True)
+    for do in ("resume", "suspend"):
+        program = layout.programs / f"sluice-{do}"
+        words = ["-c", f"from sluice.fleet.power import {do}; {do}()"]
+        line = [*PYTHON, *words] if tree.root is None else python_in_tree(words)
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(line)} "$@"\n')
+        program.chmod(0o755)
+
+
 SERVE_FOLDERS = (
     ("sluice-serve", "/run/sluice-serve", "0755"),
     ("sluice-serve", "/var/lib/sluice/replicad", "0700"),

@@ -34,6 +34,9 @@ class NodeGroup(_Strict):
     """A platform of gpu_sim, the path of a platform file, ``none`` for no GPUs, or ``real`` for this machine's own."""
     config: Literal["shared", "own", "configless"] = "shared"
     """How the node gets its configuration: one folder for all, a private copy, or served by slurmctld."""
+    pool: bool = False
+    """Machines of a pool of the policy, whose lines in slurm.conf are the policy's: no slurmd runs on them until its
+    driver `local` launches them."""
     _hosts: list[str] = PrivateAttr(default_factory=list)
 
     @field_validator("names")
@@ -168,6 +171,8 @@ class ClusterDescription(_Strict):
     def _consistent(self) -> Self:
         if self.serve and not self.controllerd:
             raise ValueError("serve: needs controllerd, which shows Slurm's jobs to replicad")
+        if self.fleet and not (self.policy and self.controllerd):
+            raise ValueError("pool: needs a policy with pools, and controllerd")
         if self.policy and not self.accounting:
             raise ValueError("policy: needs accounting, because tenants are accounts")
         seen: set[str] = set()
@@ -210,6 +215,16 @@ class ClusterDescription(_Strict):
     def hosts(self) -> list[str]:
         """All nodes in order."""
         return [host for group in self.nodes for host in group.hosts]
+
+    @property
+    def fleet(self) -> bool:
+        """Whether some nodes are a pool's; then fleetd runs on every controller."""
+        return any(group.pool for group in self.nodes)
+
+    @property
+    def fixed_hosts(self) -> list[str]:
+        """All nodes but those of pools."""
+        return [host for group in self.nodes if not group.pool for host in group.hosts]
 
     def group_of(self, host: str) -> NodeGroup:
         """The group that a node belongs to. Raises UsageError for a node that does not exist."""

@@ -73,6 +73,7 @@ class Layout:
         self.libraries = folder / "lib"  # simulated vendor libraries
         self.plugins = folder / "plugins"  # Sluice's, for Slurm's daemons and commands
         self.nodes = folder / "nodes"
+        self.machines = folder / "machines"  # of pools: what was launched; SlurmUser's
         self.scratch = folder / "scratch"  # mount point
 
     def node(self, name: str) -> Path:

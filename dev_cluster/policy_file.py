@@ -7,6 +7,8 @@ from pathlib import Path
 
 from dev_cluster.description import ClusterDescription
 from policy.document import parse
+from policy.pool_nodes import node_lines as pool_lines
+from policy.pool_nodes import slurm_settings
 from sluice.base.errors import UsageError
 
 
@@ -21,6 +23,11 @@ def policy_text(policy: str) -> str:
         raise UsageError(f"{source}: {error.strerror}", remedy="name a policy file, or write its text") from error
     parse(text, source=source)
     return text
+
+
+def first_pools(description: ClusterDescription, text: str) -> str:
+    """pools.sluice.conf, which slurmctld must have from its start."""
+    return pool_lines(parse(text, source="policy"), shards=description.shards)
 
 
 def first_snippet(description: ClusterDescription, node_lines: str) -> str:
@@ -39,4 +46,7 @@ def first_snippet(description: ClusterDescription, node_lines: str) -> str:
         "SlurmctldTimeout": "10",
         "SlurmdTimeout": "60",
     }
+    if description.fleet:
+        policy = parse(policy_text(description.policy), source="policy")
+        parameters |= {**slurm_settings(policy), "PrivateData": "cloud"}
     return "".join(f"{key}={value}\n" for key, value in parameters.items())

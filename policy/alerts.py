@@ -14,7 +14,7 @@ from policy.units import Date, Percent, Seconds, parse_seconds
 Kind = Literal[
     "temperature", "memory", "utilisation-high", "utilisation-low", "gpu-idle", "errors", "quota", "budget",
     "queue-wait", "node-drained", "agent-lost", "takeover", "journal-lag", "database-down",
-    "service-wait", "service-errors",
+    "service-wait", "service-errors", "pool-capacity", "pool-cost",
 ]  # fmt: skip
 Severity = Literal["info", "warning", "critical"]
 
@@ -35,9 +35,11 @@ DEFAULTS: dict[str, tuple[float, int, str]] = {
     "database-down": (1, 60, "slurmdbd does not answer"),
     "service-wait": (300, 0, "time that a request has waited for a replica of its service, or more"),
     "service-errors": (5, 60, "percent of a service's requests in the last five minutes that failed, or more"),
+    "pool-capacity": (900, 0, "time for which a pool has had no capacity for what Slurm wants, or more"),
+    "pool-cost": (100, 300, "price of an hour of a pool's machines, or more"),
 }
 """By kind: the default threshold, the default duration in seconds, and what the threshold means."""
-DURATIONS = ("queue-wait", "journal-lag", "service-wait")
+DURATIONS = ("queue-wait", "journal-lag", "service-wait", "pool-capacity")
 """Kinds whose threshold is a time."""
 JOB_KINDS = ("gpu-idle", "utilisation-low")
 
@@ -87,8 +89,8 @@ class AlertRule(_Section):
     kind: Kind
     """What is watched."""
     threshold: float | str | None = None
-    """The alert fires at this value; a time (`4h`) for `queue-wait`, `journal-lag` and `service-wait`. Default: the
-    kind's, see docs/alerts.md. Example: `85`."""
+    """The alert fires at this value; a time (`4h`) for `queue-wait`, `journal-lag`, `service-wait` and
+    `pool-capacity`. Default: the kind's, see docs/alerts.md. Example: `85`."""
     duration: Seconds | None = None
     """How long the condition must last. Default: the kind's. Example: `10m`."""
     severity: Severity = "warning"

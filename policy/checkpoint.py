@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from policy.units import Seconds
+from policy.units import Seconds, parse_seconds
 
+_ASK = re.compile(r"(?:^|[\s,;])sluice:checkpoint(?:=(\w{1,20}))?(?=$|[\s,;])")
+_LEAST_S = 60
 Signal = Literal["USR1", "USR2", "TERM", "HUP"]
 
 
@@ -69,3 +72,14 @@ def compile_checkpoint(policy: Checkpoint | None) -> NodeCheckpoint:
         backoff_s=policy.backoff,
         silent_wait_s=policy.silent_wait or 0,
     )
+
+
+def asks(comment: str) -> int | None:
+    """The interval of signals that a job's comment asks for: 0 for the policy's, else seconds; None: no signals."""
+    match = _ASK.search(comment)
+    if match is None:
+        return None
+    try:
+        return max(_LEAST_S, parse_seconds(match[1])) if match[1] else 0
+    except ValueError:
+        return 0

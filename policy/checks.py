@@ -31,6 +31,7 @@ def mistakes(policy: Policy) -> list[Mistake]:
         *_periods(policy),
         *_services(policy),
         *_serving(policy),
+        *_pools(policy),
     ]
 
 
@@ -301,3 +302,29 @@ def _serving(policy: Policy) -> Iterator[Mistake]:
             yield Mistake(
                 ("serving", "users", name), f"{name!r} is not a member of any tenant", "name a member of a tenant"
             )
+
+
+def _pools(policy: Policy) -> Iterator[Mistake]:
+    nodes: dict[str, str] = {}
+    partitions: dict[str, str] = {}
+    for name, pool in policy.pools.items():
+        for node in pool.names:
+            if other := nodes.get(node):
+                yield Mistake(
+                    ("pools", name, "nodes"),
+                    f"node {node!r} is in pool {other!r} already",
+                    "give each node to one pool",
+                )
+                break
+        nodes.update(dict.fromkeys(pool.names, name))
+        partition = pool.partition or name
+        if other := partitions.get(partition):
+            yield Mistake(
+                ("pools", name, "partition"),
+                f"partition {partition!r} is that of pool {other!r} already",
+                "name another partition: jobs may name several, e.g. --partition=a,b",
+            )
+        partitions[partition] = name
+        for tenant in pool.tenants or ():
+            if tenant not in policy.tenants:
+                yield Mistake(("pools", name, "tenants"), f"{tenant!r} is not a tenant", "name a tenant of this file")

@@ -18,6 +18,7 @@ from policy.grouping import Grouping
 from policy.health import Health
 from policy.monitoring import Monitoring
 from policy.names import Name, TenantName, UserName, Words
+from policy.pools import Fleet, Pool
 from policy.services import MOST_SERVICES, Service, ServiceName, Serving
 from policy.state import Level
 from policy.units import Count, Date, Gpus, Hours, Mib, Ratio, Seconds
@@ -552,6 +553,10 @@ class Policy(Section):
     """Models that run as jobs of tenants, by the names by which clients call them; docs/serve.md."""
     serving: Serving = Serving()
     """What gateways let through, and where keys and records are; docs/serve.md."""
+    pools: Annotated[dict[Name, Pool], Field(max_length=64)] = {}
+    """Nodes that are launched when Slurm needs them; docs/elastic.md."""
+    fleet: Fleet = Fleet()
+    """What all pools share; docs/elastic.md."""
 
     @field_validator("level", mode="before")
     @classmethod

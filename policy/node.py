@@ -29,6 +29,7 @@ _MAX_BYTES = 4 << 20
 _REMEDY = "write it again with: sluice apply"
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+M = TypeVar("M", bound=BaseModel)
 
 
 class NodePolicy(BaseModel):
@@ -61,10 +62,15 @@ def compile_node(policy: Policy) -> NodePolicy:
 
 def parse(text: str | bytes, *, source: str) -> NodePolicy:
     """A file's content. Raises SluiceError that names `source` and the place."""
-    if len(text) > _MAX_BYTES:
-        raise SluiceError(f"{source}: larger than {_MAX_BYTES} bytes", remedy=_REMEDY)
+    return parse_compiled(text, NodePolicy, source=source, most=_MAX_BYTES)
+
+
+def parse_compiled(text: str | bytes, model: type[M], *, source: str, most: int) -> M:
+    """The content of a file that `sluice apply` wrote. Raises SluiceError that names `source` and the place."""
+    if len(text) > most:
+        raise SluiceError(f"{source}: larger than {most} bytes", remedy=_REMEDY)
     try:
-        return NodePolicy.model_validate_json(text)
+        return model.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from policy.names import OVER_QOS
-from policy.node import CompiledFile
+from policy.node import CompiledFile, parse_compiled
 from policy.services import HEALTH, Service, ServiceLimits, Serving, TenantServing
 from sluice.base.errors import SluiceError, UsageError
 from sluice.exchange.batches import JOB_PREFIX as BATCH_PREFIX
@@ -46,7 +46,6 @@ CALLERS_FILE = "sluice.callers.json"
 """Who may call, and how much."""
 _PRIVATE = {"limits", "accounts"}
 _MOST_BYTES = 16 << 20
-_REMEDY = "write it again with: sluice apply"
 _LAUNCH = re.compile(r"[0-9a-f]{16}")
 _LIMITS = tuple(ServiceLimits.model_fields)
 
@@ -241,14 +240,7 @@ def _limits(serving: Serving, services: Mapping[str, Service]) -> Iterable[Limit
 
 def parse(text: str | bytes, *, source: str) -> ServicesPolicy:
     """A file's content. Raises SluiceError that names `source` and the place."""
-    if len(text) > _MOST_BYTES:
-        raise SluiceError(f"{source}: larger than {_MOST_BYTES} bytes", remedy=_REMEDY)
-    try:
-        return ServicesPolicy.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise SluiceError(f"{source}: {place + ': ' if place else ''}{first['msg']}", remedy=_REMEDY) from error
+    return parse_compiled(text, ServicesPolicy, source=source, most=_MOST_BYTES)
 
 
 class ServicesFile:

@@ -28,6 +28,8 @@ from sluice.slurm.accounting import Use
 from sluice.slurm.slurm_conf import read_config
 
 STATE_FOLDER = Path("/var/lib/sluice")
+_LISTS = ("AccountingStorageTRES", "AccountingStorageEnforce", "PreemptMode", "PrivateData", "SlurmctldParameters")
+"""Of which slurmctld may have more words."""
 _RECORDS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname")
 """Keys that begin lines of slurm.conf whose other keys are about one object only."""
 
@@ -346,9 +348,9 @@ def _not_in_force(live: Live, wanted: Wanted) -> list[str]:
 
 
 def _same_setting(key: str, wanted: str, now: str) -> bool:
-    if key in ("AccountingStorageTRES", "AccountingStorageEnforce", "PreemptMode", "SlurmctldParameters"):
+    if key in _LISTS:
         return set(wanted.lower().split(",")) <= set(now.lower().split(","))
-    if key.endswith("Timeout"):  # shown as "6 sec"
+    if key.endswith(("Timeout", "Rate")):  # shown as "6 sec", "0 nodes/min"
         return wanted == now.partition(" ")[0]
     if wanted == "NONE":
         return now.lower() in ("", "none")

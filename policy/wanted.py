@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from policy import compiled
+from policy import compiled, pool_nodes
 from policy.document import digest
 from policy.live import Live, gpus_of
 from policy.model import Guarantee, Limit, Policy, Tenant
@@ -27,6 +27,7 @@ from policy.service_jobs import CALLERS_FILE, compile_services
 from policy.service_jobs import FILE_NAME as SERVICES_FILE
 from policy.state import LEVEL_FILE, SNIPPET, AccountState, ReservationState, State, UserState
 from sluice.base.errors import SluiceError
+from sluice.base.hostlist import fold
 from sluice.slurm.accounting import TRES_OPTIONS, Use, canonical
 
 _PERIODS = {
@@ -376,6 +377,10 @@ class _Maker:
             words = set(filter(None, self.live.config.get("SlurmctldParameters", "").lower().split(",")))
             lines.append(f"SlurmctldParameters={','.join(sorted(words | {'preempt_send_user_signal'}))}")
         lines += [f"{key}={seconds}" for key, seconds in self.timeouts().items()]
+        lines += [f"{key}={value}" for key, value in pool_nodes.slurm_settings(self.policy).items()]
+        if self.policy.pools:  # without, nobody sees a node of a pool before it is there
+            private = set(filter(None, self.live.config.get("PrivateData", "none").lower().split(","))) - {"none"}
+            lines.append(f"PrivateData={','.join(sorted(private | {'cloud'}))}")
         return "\n".join(lines) + "\n"
 
     def timeouts(self) -> dict[str, int]:
@@ -505,6 +510,12 @@ class _Maker:
             compiled_services = compile_services(self.policy)
             self.state.files[services] = compiled_services.render()
             self.state.files[services.with_name(CALLERS_FILE)] = compiled_services.render_callers()
+        fleet = self.live.folder / pool_nodes.FILE_NAME
+        if self.policy.pools or fleet.exists():
+            shards = "shard" in self.live.config.get("GresTypes", "").split(",")
+            compiled_pools = pool_nodes.compile_pools(self.policy, self.live.name, shards=shards)
+            self.state.files[fleet] = compiled_pools.render()
+            self.state.files[fleet.with_name(pool_nodes.NODES_FILE)] = pool_nodes.node_lines(self.policy, shards=shards)
         if self.policy.level is not None:
             self.state.files[self.live.folder / LEVEL_FILE] = f"{self.policy.level}\n"
         return policy
@@ -514,6 +525,15 @@ class _Maker:
         partitions = {partition.name for partition in self.live.partitions}
         features = {feature for node in self.live.nodes for feature in node.features}
         beyond = []
+        partitions |= {pool.partition or name for name, pool in self.policy.pools.items()}
+        features |= {feature for pool in self.policy.pools.values() for feature in pool.features}
+        known = {node.name for node in self.live.nodes}
+        for name, pool in self.policy.pools.items():
+            if missing := [node for node in pool.names if node not in known]:
+                self.notes.append(
+                    f"pool {name}: slurmctld does not know {fold(missing)}: have Include {pool_nodes.NODES_FILE} in "
+                    "slurm.conf, apply, and restart slurmctld once; it is not restarted when the pool grows"
+                )
         for name, tenant in self.policy.tenants.items():
             for word in set(tenant.partitions) - partitions:
                 self.notes.append(f"tenant {name}: there is no partition {word!r}")

@@ -15,6 +15,7 @@ _UNITS = {
     "mib": "memory, as `--units` says; JSON: MiB",
     "j": "kWh; JSON: joules",
     "ratio": "number",
+    "price": "number, in the site's currency",
     "ms": "milliseconds",
 }
 

@@ -1,4 +1,7 @@
-"""Chapter: a model as a service, on a small cluster of its own; its engine is llama.cpp with a model that counts."""
+"""Chapter: a model as a service, on a small cluster of its own; its engine is llama.cpp with a model that counts.
+
+That cluster also has the pool of the next chapter.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import yaml
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.configuration import ADDRESSES
+from dev_cluster.demo.elastic import FLEET, NODE, POOL, elastic
 from dev_cluster.demo.stage import Stage
 from dev_cluster.description import parse_description
 from dev_cluster.layout import LOGIN
@@ -34,13 +38,15 @@ _WORDS = 1800
 _PAUSE_S = 0.2
 """Longer than between two words, and shorter than another job takes to start."""
 _CLUSTER: dict[str, Any] = {
-    "nodes": [{"names": "n[1-2]", "platform": "none"}],
+    "nodes": [{"names": "n[1-2]", "platform": "none"}, {"names": NODE, "platform": "none", "pool": True}],
+    "partitions": [{"name": "main", "nodes": "n[1-2]"}],
     "controllers": 1,
     "controllerd": True,
     "serve": True,
     "accounts": [{"name": "physics"}, {"name": "biology"}],
     "users": [{"name": "alice", "accounts": ["physics"]}, {"name": "bob", "accounts": ["biology"]}],
-    "slurm_conf": "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1\n",
+    "slurm_conf": "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1\n"
+    "SlurmctldParameters=power_save_interval=1\n",
 }
 
 
@@ -54,6 +60,8 @@ def _policy(model: Path) -> dict[str, Any]:
         "version": 1,
         "tenants": {"physics": {"members": ["alice"]}, "biology": {"members": ["bob"]}},
         "services": {"counting": service},
+        "pools": {"burst": POOL},
+        "fleet": FLEET,
         "serving": {"tenants": {"biology": {"requests_per_minute": 3}}},
     }
 
@@ -76,14 +84,16 @@ def models(stage: Stage, folder: Path) -> None:
 def _play(stage: Stage, folder: Path, model: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     run_command([*PYTHON, "-c", _MAKE, str(root), str(model)], timeout=60)
+    sluice = {"sluice": {"level": "admit"}} if stage.plugins else {}
     described = parse_description(
-        yaml.safe_dump({**_CLUSTER, "policy": json.dumps(_policy(model), indent=1)}), source="demo"
+        yaml.safe_dump({**_CLUSTER, **sluice, "policy": json.dumps(_policy(model), indent=1)}), source="demo"
     )
     cluster = DevCluster(folder)
     first, stage.cluster = stage.cluster, cluster
     try:
         cluster.up(described, attached=True, progress=lambda line: None)
         _show(stage, cluster)
+        elastic(stage, cluster)
     finally:
         cluster.down()
         stage.cluster = first

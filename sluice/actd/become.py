@@ -10,23 +10,18 @@ import ctypes
 import os
 import pwd
 import re
-import selectors
-import signal
 import subprocess
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.base.errors import SluiceError
+from sluice.base.run import Finished, finish, input_file
 from sluice.exchange.acts import ActError
 
 MOST_OUTPUT = 256 << 10
 _LOGIN_DEFS = Path("/etc/login.defs")
 _USUAL_LEAST_UID = 1000
-_PIECE = 1 << 16
-_DIES_S = 5.0
 _BOUNDED = ("/usr/bin/prlimit", f"--data={128 << 20}", "--cpu=30", "--core=0")
 _PR_SET_NO_NEW_PRIVS = 38
 
@@ -41,15 +36,6 @@ class Account:
     groups: tuple[int, ...]
     home: str
     shell: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """What a program said. `status` None: it was ended, as it took too long or said too much."""
-
-    status: int | None
-    out: str
-    err: str
 
 
 def gain_nothing() -> None:
@@ -98,81 +84,24 @@ def run_as(
     two outputs. Whatever it started and left in its session's group is ended with it.
     """
     root = os.geteuid() == 0
-    given_file = os.memfd_create("input", os.MFD_CLOEXEC)  # not a pipe: whose giver is killed, takes a part for all
     try:
-        with open(given_file, "wb", closefd=False) as file:
-            file.write(given)
-        os.lseek(given_file, 0, os.SEEK_SET)
-        child = subprocess.Popen(
-            [*_BOUNDED, *words],
-            stdin=given_file,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            env=dict(env),
-            user=who.uid if root else None,
-            group=who.gid if root else None,
-            extra_groups=list(who.groups) if root else None,
-            umask=0o022,
-            start_new_session=True,
-            close_fds=True,
-            pass_fds=tuple(files),
-        )
+        with input_file(given) as stdin:
+            child = subprocess.Popen(
+                [*_BOUNDED, *words],
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd="/",
+                env=dict(env),
+                user=who.uid if root else None,
+                group=who.gid if root else None,
+                extra_groups=list(who.groups) if root else None,
+                umask=0o022,
+                start_new_session=True,
+                close_fds=True,
+                pass_fds=tuple(files),
+            )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         said = getattr(error, "strerror", None) or str(error)
         raise ActError(503, f"{words[0]}: {said}", remedy="see the log of sluice-actd") from error
-    finally:
-        os.close(given_file)
-    try:
-        out, err, whole = _listen(child, time.monotonic() + timeout, most)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # the leader is not reaped yet: the number is its
-        status: int | None = None
-        with suppress(subprocess.TimeoutExpired):  # it waits for a file server, and dies with that
-            status = child.wait(_DIES_S)
-        for stream in (child.stdout, child.stderr):
-            assert stream is not None  # noqa: S101 - both are pipes
-            stream.close()
-    return Finished(status if whole else None, out.decode(errors="replace"), err.decode(errors="replace"))
-
-
-def _listen(child: subprocess.Popen[bytes], until: float, most: int) -> tuple[bytes, bytes, bool]:
-    """Take its outputs until it ends; whether it ended by itself. It is not reaped here."""
-    assert child.stdout is not None and child.stderr is not None  # noqa: S101
-    said = {child.stdout.fileno(): bytearray(), child.stderr.fileno(): bytearray()}
-    ended = os.pidfd_open(child.pid)
-    whole = False
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(ended, selectors.EVENT_READ)
-            for number in said:
-                os.set_blocking(number, False)
-                selector.register(number, selectors.EVENT_READ)
-            while not whole and (wait := until - time.monotonic()) > 0:
-                ready = {key.fd for key, _ in selector.select(wait)}
-                whole = ended in ready
-                for number in ready & said.keys():
-                    if not _take(number, said[number], most, all_of_it=whole):
-                        selector.unregister(number)
-                if any(len(taken) > most for taken in said.values()):
-                    whole = False
-                    break
-    finally:
-        os.close(ended)
-    return bytes(said[child.stdout.fileno()]), bytes(said[child.stderr.fileno()]), whole
-
-
-def _take(number: int, taken: bytearray, most: int, *, all_of_it: bool) -> bool:
-    """Read what is there; whether there may be more."""
-    while len(taken) <= most:
-        try:
-            piece = os.read(number, _PIECE)
-        except BlockingIOError:
-            return True
-        taken += piece
-        if not piece:
-            return False
-        if not all_of_it:
-            return True
-    return True
+    return finish(child, timeout, most)

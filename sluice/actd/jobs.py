@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from sluice.actd.arguments import PATH, environment_of, refuse_script, sbatch_words, update_words, usual_environment
-from sluice.actd.become import Account, Finished, run_as
+from sluice.actd.become import Account, run_as
+from sluice.base.run import Finished
 from sluice.base.text import one_line
 from sluice.client.models import JobChange, JobRequest, Smaller, WhatIf
 from sluice.exchange.acts import MOST_SCRIPT, ActError

@@ -82,9 +82,10 @@ def command(
 
     from sluice.base.log import start_logging
     from sluice.controllerd import snapshot
-    from sluice.controllerd.daemon import Controllerd, Site, wait_for_config
+    from sluice.controllerd.daemon import Controllerd, Site
     from sluice.controllerd.duties import duties  # while root: SlurmUser may not be able to read a development checkout
     from sluice.slurm import Commands, connect
+    from sluice.slurm.leader import wait_for_config
     from sluice.slurm.munge import MungeError, prepare
     from sluice.slurm.user import drop_privileges, slurm_user
 
@@ -102,7 +103,7 @@ def command(
         prepare()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: site.stopping.set())
-    config = wait_for_config(site)
+    config = wait_for_config(site.config, site.stopping)
     if config is None:
         return
     user = slurm_user(config)

@@ -80,7 +80,7 @@ def render(document: dict[str, Any]) -> list[str]:
     try:
         lines = _title(clean) + _priority(clean)
         lines += _started(clean) if "start" in clean else _waiting(clean)
-        return lines + _withheld(clean)
+        return lines + _pools(clean) + _withheld(clean)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"the explanation is not as this sluice knows it: {error!r}", remedy="see it with --json"
@@ -229,6 +229,13 @@ def _waiting(document: dict[str, Any]) -> list[str]:
     elif decision is None and not (waiting.get("plan") or {}).get("reason"):
         lines.append("Sluice was not asked for a place yet: the job is held, depends on others, or is not in turn.")
     return lines + _expected(waiting.get("plan"), slurm)
+
+
+def _pools(document: dict[str, Any]) -> list[str]:
+    words = [
+        f"It {one}" if one.startswith("waits") else f"{one[:1].upper()}{one[1:]}" for one in document.get("pools", [])
+    ]
+    return ["", *words] if words else []
 
 
 _PRIVATE = {"usage": "shares and usage of accounts", "nodes": "the nodes' states and scores"}

@@ -29,6 +29,7 @@ _HELP = {
     "efficiency": "How well GPU time, GPU memory and time limits were used, the most wasteful first.",
     "waste": "What was asked for and not used, the most first.",
     "fairness": "Which part of the cluster each tenant got, next to the part that its shares give it.",
+    "cost": "What machines of pools cost, by who used them, on whole days; what nobody used is a line of its own.",
 }
 
 
@@ -229,7 +230,9 @@ def _add_group(kind: str) -> None:
     def run(by: str | None, each: bool = False, **options: Any) -> None:
         from sluice.base.errors import UsageError
         from sluice.report.build import build, each_gpu, parse_groups
+        from sluice.report.collect import Selection
         from sluice.report.fields import EACH_GPU
+        from sluice.report.rollup import whole_days
         from sluice.report.tenants import month_start, read_tenants
 
         if _help_format(options, kind):
@@ -238,13 +241,23 @@ def _add_group(kind: str) -> None:
         source = _source(options)
         selection = _selection(source, options)
         span = _span(source, options, month_start(source.now))
+        if kind == "cost":
+            span = whole_days(span, source.now)
         names = parse_groups(by) if by else ()
         if each and (names or selection.states):
             raise UsageError(f"--each: {'--by' if names else '--state'} has no meaning there", remedy="leave one out")
         if each:
             report = each_gpu(source, span, selection)
         else:
-            report = build(source, kind, span, selection, by=names, tenants=lambda: read_tenants(conf, prefix, _note))
+            report = build(
+                source,
+                kind,
+                span,
+                selection,
+                by=names,
+                tenants=lambda: read_tenants(conf, prefix, _note),
+                idle=selection == Selection() and source.records is not None,  # who reads them sees all jobs
+            )
         if options["fields"] is None and each:
             options["fields"] = EACH_GPU
         elif options["fields"] is None and names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,12 @@ import click
 from sluice.base.errors import UsageError
 
 if TYPE_CHECKING:
+    from sluice.fleet.simulate import Figures
     from sluice.simulate.metrics import Metrics
-    from sluice.simulate.simulation import SimulatedPolicy, Simulation
+    from sluice.simulate.simulation import Assumptions, Simulation
     from sluice.simulate.traces import Trace
+
+Rows = Sequence[tuple[str, str, int]]
 
 SCHEMA_VERSION = 1
 DEFAULT_POLICIES = ("easy", "slurm", "sluice")
@@ -40,6 +43,24 @@ ROWS = (
     ("deadlines", "deadlines", 1),
     ("deadlines_missed", "deadlines missed", 1),
     ("preemptions", "preemptions", 1),
+)
+
+POOL_ROWS = (
+    ("jobs", "jobs that ran", 1),
+    ("rejected", "jobs that fit nowhere", 1),
+    ("cost", "cost of pools", 1),
+    ("node_hours", "hours of pools' nodes", 1),
+    ("busy_percent", "of these with a job (%)", 1),
+    ("wait_mean_s", "wait, mean (s)", 1),
+    ("wait_p50_s", "wait, median (s)", 1),
+    ("wait_p95_s", "wait, p95 (s)", 1),
+    ("wait_p99_s", "wait, p99 (s)", 1),
+    ("boot_wait_mean_s", "wait for boots, mean (s)", 1),
+    ("boots", "boots", 1),
+    ("hidden_percent", "boot time that no job waited for (%)", 1),
+    ("foreseen_boots", "boots for starts that the plan foresaw", 1),
+    ("foreseen_hidden_percent", "of these hidden (%)", 1),
+    ("wasted_boots", "boots for no job", 1),
 )
 
 
@@ -125,6 +146,20 @@ class FiniteRange(click.FloatRange):
     metavar="SECONDS",
     help="Least time between decisions.",
 )
+@click.option(
+    "--pools",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A policy whose pools are simulated, next to --nodes: cost and waits of three ways to have their nodes.",
+)
+@click.option(
+    "--boot",
+    type=FiniteRange(0, 7200),
+    default=180.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --pools: the usual time from a launch until a node is there.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with the cluster's state over time.")
 @click.option("-P", "--parsable2", is_flag=True, help="A line for each policy, fields separated by '|'.")
 @click.option("-n", "--noheader", is_flag=True, help="No header line.")
@@ -143,6 +178,8 @@ def command(
     checkpoint: float,
     depth: int,
     interval: float,
+    pools: Path | None,
+    boot: float,
     as_json: bool,
     parsable2: bool,
     noheader: bool,
@@ -150,26 +187,43 @@ def command(
     plot: Path | None,
 ) -> None:
     """Replay a job history under other policies, and compare them: your last month under another policy."""
+    from sluice.simulate.metrics import Metrics, measure
     from sluice.simulate.simulation import PRESETS, Assumptions, parse_policy, simulate
 
     if list_policies:
         for name, (_, words) in PRESETS.items():
             click.echo(f"{name}\t{words}")
         return
-    if trace_path is None or nodes is None:
-        raise click.UsageError("--trace and --nodes are needed")
+    if trace_path is None:
+        raise click.UsageError("--trace is needed")
+    if pools is not None:
+        if policies or plot is not None:
+            raise click.UsageError("--policy and --plot do not go with --pools")
+        found = _simulate_pools(
+            trace_path, format_name, nodes, pools, boot, Assumptions(estimates, noise, seed), as_json=as_json
+        )
+        if as_json:
+            return
+        names = [str(one.way) for one in found]
+        wanted = _columns(columns, type(found[0]), ("way",))
+        if parsable2:
+            _print_lines("way", names, found, wanted or [name for name, _, _ in POOL_ROWS], noheader)
+        else:
+            _print_table(names, found, _rows(POOL_ROWS, wanted), noheader)
+        return
+    if nodes is None:
+        raise click.UsageError("--nodes or --pools is needed")
     if plot is not None:
         from sluice.base.pictures import check_plot
 
         check_plot(plot)
-    wanted = _columns(columns)
+    wanted = _columns(columns, Metrics, ("fairness",))
     chosen = [parse_policy(text) for text in policies or DEFAULT_POLICIES]
 
     from sluice.simulate.cluster_file import read_nodes
-    from sluice.simulate.metrics import measure
-    from sluice.simulate.traces import MICROSECOND, read_trace
+    from sluice.simulate.traces import MICROSECOND
 
-    trace, cluster = read_trace(trace_path, format_name), read_nodes(nodes)
+    trace, cluster = _read_trace(trace_path, format_name), read_nodes(nodes)
     cost = round(restart * MICROSECOND)
     assumptions = Assumptions(
         estimates,
@@ -180,8 +234,6 @@ def command(
         depth=depth,
         interval=round(interval * MICROSECOND),
     )
-    for reason, count in sorted(trace.left_out.items()):
-        click.echo(f"sluice: {trace_path}: {count} {reason}" + ("" if "counted" in reason else ": left out"), err=True)
     if trace.share_unit == "mib" and not any(node.gpu_memory_mib for node in cluster):
         shared = sum(job.share > 0 for job in trace.jobs)
         if shared:
@@ -191,7 +243,8 @@ def command(
                 err=True,
             )
     simulations = [
-        simulate(trace, cluster, policy, assumptions, progress=_progress(policy, len(trace.jobs))) for policy in chosen
+        simulate(trace, cluster, policy, assumptions, progress=_progress(policy.name, len(trace.jobs)))
+        for policy in chosen
     ]
     if sys.stderr.isatty():
         click.echo("\r\033[K", nl=False, err=True)
@@ -202,16 +255,51 @@ def command(
         draw_plot(plot, simulations, measured)
     if as_json:
         click.echo(json.dumps(_document(trace, simulations, measured)))
-    elif parsable2:
-        _print_lines(simulations, measured, wanted, noheader)
+        return
+    policy_names = [simulation.policy.name for simulation in simulations]
+    if parsable2:
+        _print_lines("policy", policy_names, measured, wanted or [name for name, _, _ in ROWS], noheader)
     else:
-        _print_table(simulations, measured, wanted, noheader)
+        _print_table(policy_names, measured, _rows(ROWS, wanted), noheader)
 
 
-def _columns(text: str | None) -> list[str]:
-    from sluice.simulate.metrics import Metrics
+def _simulate_pools(
+    path: Path, format_name: str, nodes: str | None, policy: Path, boot: float, assumed: Assumptions, *, as_json: bool
+) -> list[Figures]:
+    """A history with the pools of a policy, in each way to have their nodes."""
+    from policy.document import load
+    from sluice.fleet.simulate import WAYS, Booting, Replay, fixed_nodes
+    from sluice.simulate.cluster_file import read_nodes
 
-    known = [field.name for field in fields(Metrics) if field.name != "fairness"]
+    pools = load(policy).policy.pools
+    if not pools:
+        raise UsageError(f"{policy}: has no pools", remedy="name a policy with the section pools; see sluice.yaml(5)")
+    trace = _read_trace(path, format_name)
+    fixed = fixed_nodes(read_nodes(nodes) if nodes is not None else [], pools)
+    found = [
+        Replay(trace, fixed, pools, way, Booting(boot, assumed.seed), assumed).run(_progress(way, len(trace.jobs)))
+        for way in WAYS
+    ]
+    if sys.stderr.isatty():
+        click.echo("\r\033[K", nl=False, err=True)
+    if as_json:
+        ways = [asdict(one) for one in found]
+        click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "trace": _trace_document(trace), "ways": ways}))
+    return found
+
+
+def _read_trace(path: Path, format_name: str) -> Trace:
+    """The history; what of it is left out is said."""
+    from sluice.simulate.traces import read_trace
+
+    trace = read_trace(path, format_name)
+    for reason, count in sorted(trace.left_out.items()):
+        click.echo(f"sluice: {path}: {count} {reason}" + ("" if "counted" in reason else ": left out"), err=True)
+    return trace
+
+
+def _columns(text: str | None, figures: type[Metrics | Figures], besides: tuple[str, ...]) -> list[str]:
+    known = [field.name for field in fields(figures) if field.name not in besides]
     if text is None:
         return []
     wanted = text.split(",")
@@ -221,20 +309,21 @@ def _columns(text: str | None) -> list[str]:
     return wanted
 
 
-def _progress(policy: SimulatedPolicy, jobs: int) -> Callable[[int], None]:
+def _progress(name: str, jobs: int) -> Callable[[int], None]:
     """A line on a terminal that says how far the replay is."""
     if not sys.stderr.isatty():
         return lambda ended: None
-    return lambda ended: click.echo(f"\r\033[K{policy.name}: {ended} of {jobs} jobs", nl=False, err=True)
+    return lambda ended: click.echo(f"\r\033[K{name}: {ended} of {jobs} jobs", nl=False, err=True)
 
 
-def _print_table(simulations: list[Simulation], measured: list[Metrics], wanted: list[str], noheader: bool) -> None:
+def _rows(described: Rows, wanted: list[str]) -> Rows:
+    """The wanted ones, in their order; all where none is named."""
+    known = {name: (name, words, unit) for name, words, unit in described}
+    return [known.get(name, (name, name, 1)) for name in wanted] or described
+
+
+def _print_table(names: Sequence[str], measured: Sequence[object], rows: Rows, noheader: bool) -> None:
     """A figure a line, a policy a column."""
-    rows = [(name, words, unit) for name, words, unit in ROWS if not wanted or name in wanted]
-    if wanted:
-        described = {name: (name, words, unit) for name, words, unit in ROWS}
-        rows = [described.get(name, (name, name, 1)) for name in wanted]
-    names = [simulation.policy.name for simulation in simulations]
     lines = [] if noheader else [["", *names]]
     lines += [[words, *(_number(getattr(one, name) / unit) for one in measured)] for name, words, unit in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(names) + 1)]
@@ -250,13 +339,14 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else f"{value:.2f}"
 
 
-def _print_lines(simulations: list[Simulation], measured: list[Metrics], wanted: list[str], noheader: bool) -> None:
+def _print_lines(
+    first: str, names: Sequence[str], measured: Sequence[object], wanted: list[str], noheader: bool
+) -> None:
     """Seconds and percentages as they are, for programs."""
-    names = wanted or [name for name, _, _ in ROWS]
     if not noheader:
-        click.echo("|".join(["policy", *names]))
-    for simulation, one in zip(simulations, measured, strict=True):
-        click.echo("|".join([simulation.policy.name, *(f"{getattr(one, name):.10g}" for name in names)]))
+        click.echo("|".join([first, *wanted]))
+    for name, one in zip(names, measured, strict=True):
+        click.echo("|".join([name, *(f"{getattr(one, figure):.10g}" for figure in wanted)]))
 
 
 def _document(trace: Trace, simulations: list[Simulation], measured: list[Metrics]) -> dict[str, object]:
@@ -264,7 +354,7 @@ def _document(trace: Trace, simulations: list[Simulation], measured: list[Metric
 
     return {
         "schema_version": SCHEMA_VERSION,
-        "trace": {"format": trace.format, "jobs": len(trace.jobs), "left_out": dict(trace.left_out)},
+        "trace": _trace_document(trace),
         "policies": [
             {
                 "policy": simulation.policy.name,
@@ -283,3 +373,7 @@ def _document(trace: Trace, simulations: list[Simulation], measured: list[Metric
             for simulation, one in zip(simulations, measured, strict=True)
         ],
     }
+
+
+def _trace_document(trace: Trace) -> dict[str, object]:
+    return {"format": trace.format, "jobs": len(trace.jobs), "left_out": dict(trace.left_out)}

@@ -190,6 +190,22 @@ class Client(BaseClient):
             )
         )
 
+    def pools(self) -> models.PoolList:
+        """Pools of nodes that come and go. `GET /pools`."""
+        return self.call(Call(models.PoolList, "GET", "/pools"))
+
+    def pool(self, pool: str) -> models.Pool:
+        """One pool and its nodes. `GET /pools/{pool}`."""
+        return self.call(Call(models.Pool, "GET", "/pools/{pool}", names={"pool": pool}))
+
+    def pool_history(self, pool: str) -> models.PoolHistory:
+        """What happened in a pool. `GET /pools/{pool}/history`."""
+        return self.call(Call(models.PoolHistory, "GET", "/pools/{pool}/history", names={"pool": pool}))
+
+    def node_pool(self, node: str) -> models.PoolNodeWhy:
+        """Why a node of a pool is as it is. `GET /nodes/{node}/pool`."""
+        return self.call(Call(models.PoolNodeWhy, "GET", "/nodes/{node}/pool", names={"node": node}))
+
     def nodes_report(self, *, since: date | None = None, until: date | None = None, limit: int = 1000) -> models.Report:
         """What was used of each node. `GET /reports/nodes`."""
         return self.call(
@@ -1013,6 +1029,22 @@ class AsyncClient(BaseAsyncClient):
                 key=key,
             )
         )
+
+    async def pools(self) -> models.PoolList:
+        """Pools of nodes that come and go. `GET /pools`."""
+        return await self.call(Call(models.PoolList, "GET", "/pools"))
+
+    async def pool(self, pool: str) -> models.Pool:
+        """One pool and its nodes. `GET /pools/{pool}`."""
+        return await self.call(Call(models.Pool, "GET", "/pools/{pool}", names={"pool": pool}))
+
+    async def pool_history(self, pool: str) -> models.PoolHistory:
+        """What happened in a pool. `GET /pools/{pool}/history`."""
+        return await self.call(Call(models.PoolHistory, "GET", "/pools/{pool}/history", names={"pool": pool}))
+
+    async def node_pool(self, node: str) -> models.PoolNodeWhy:
+        """Why a node of a pool is as it is. `GET /nodes/{node}/pool`."""
+        return await self.call(Call(models.PoolNodeWhy, "GET", "/nodes/{node}/pool", names={"node": node}))
 
     async def nodes_report(
         self, *, since: date | None = None, until: date | None = None, limit: int = 1000

@@ -297,6 +297,7 @@ class Explanation(Document):
     start: Started | None = None
     waiting: Waiting | None = None
     slurm: SlurmFacts | None = None
+    pools: list[str] | None = Field(None, description="What it waits for of pools, in sentences.")
     private: list[str] | None = Field(None, description="The words of PrivateData that kept something back.")
 
 
@@ -538,6 +539,86 @@ class ServiceSeries(Viewed):
     """A service over the last day, as far as this server has seen it."""
 
     moments: list[ServiceMoment]
+
+
+class PoolInList(Model):
+    """Nodes that come and go."""
+
+    name: str
+    driver: str
+    nodes: str
+    partition: str
+    least: int
+    most: int
+    on: int = Field(description="Nodes that have registered.")
+    launching: int
+    ending: int
+    held: int = Field(description="Nodes that Slurm wants and that cannot be had.")
+    cost_hour: float = Field(description="Price of an hour of the machines that there are.")
+    closed_until: float | None = Field(description="Until when the pool takes no jobs.")
+    closed_for: str
+    without_capacity_since: float | None
+    boot_s: float | None = Field(description="Usual time from a launch until slurmd registers.")
+    problem: str
+    launches: int = Field(description="Machines that the provider has made, ever.")
+    failures: dict[str, int] = Field(description="How often a launch came to nothing or a machine was lost, by why.")
+    oldest_wait_since: float | None = Field(description="Since when Slurm has waited longest for a node.")
+
+
+class PoolNode(Model):
+    """A node of a pool, as Slurm, the journal and the provider have it."""
+
+    node: str
+    pool: str
+    slurm: Literal["off", "up", "on", "down", "invalid", "unknown"]
+    stage: Literal["asked", "launched", "registered", "terminating", "gone"] | None
+    machine: str
+    shape: str
+    zone: str
+    since: float | None
+    difference: str = Field(description="How the three differ; `none`: they agree.")
+    text: str
+    again: float | None = Field(description="When it is tried again.")
+    jobs: list[int]
+
+
+class PoolList(Viewed):
+    """Pools."""
+
+    pools: list[PoolInList]
+
+
+class Pool(PoolInList, Viewed):
+    """One pool: `sluice pool show`."""
+
+    node_list: list[PoolNode]
+
+
+class PoolNodeWhy(PoolNode, Viewed):
+    """Why a node of a pool is as it is."""
+
+    sentence: str
+    remedy: str
+
+
+class PoolEvent(Model):
+    """A step of a node's life."""
+
+    at: float
+    node: str
+    pool: str
+    what: str
+    shape: str
+    zone: str
+    machine: str
+    text: str
+
+
+class PoolHistory(Viewed):
+    """What happened in a pool, the oldest first."""
+
+    pool: str
+    events: list[PoolEvent]
 
 
 class Event(Model):
@@ -848,12 +929,14 @@ class ReportRow(Model):
     capacity_gpu_s: float | None = None
     allocated_percent: float | None = None
     unallocated_gpu_s: float | None = None
+    machine_s: float | None = None
+    cost: float | None = None
 
 
 class Report(Viewed):
     """What was used, by whom, and how well (docs/reports.md)."""
 
-    report: Literal["tenants", "users", "gpus", "nodes", "efficiency", "waste", "fairness"]
+    report: Literal["tenants", "users", "gpus", "nodes", "efficiency", "waste", "fairness", "cost"]
     start: int = Field(description="Seconds since 1970.")
     end: int
     made: int

@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import socket
-import struct
 import sys
 import threading
 import time
@@ -28,6 +26,7 @@ from sluice.base.files import write_atomic
 from sluice.base.service import notify
 from sluice.base.text import one_line
 from sluice.slurm import Commands, SlurmClient
+from sluice.slurm.leader import leads
 
 STATE = Path("/var/lib/sluice/controllerd")
 SCHEMA_VERSION = 1
@@ -37,7 +36,6 @@ _STATUS_S = 5.0
 _SLOW_PERIODS = 3.0  # a run that takes this many periods, and the time below, is reported as slow
 _SLOW_S = 30.0
 _SWITCH_S = 0.001  # a thread that answers waits so long for one that computes, each time that it has read a file
-_HEARTBEAT = struct.Struct(">QQ")  # time, index among SlurmctldHost (slurmctld/heartbeat.c)
 
 log = logging.getLogger("sluice.controllerd")
 
@@ -101,35 +99,6 @@ class Site:
                 known = False
             self._leads = time.monotonic(), known
         return known
-
-
-def leads(config: Mapping[str, str], host: str, is_up: Callable[[], bool], now: float | None = None) -> bool:
-    """Whether `host` (its short name) runs the active slurmctld.
-
-    With several controllers the active one writes its number into StateSaveLocation/heartbeat every quarter of
-    SlurmctldTimeout; with one, it leads when it answers. Raises OSError when the heartbeat cannot be read.
-    """
-    order = sorted(
-        (int(match[1]), value.partition("(")[0].partition(".")[0])
-        for key, value in config.items()
-        if (match := re.fullmatch(r"SlurmctldHost\[(\d+)\]", key))
-    )
-    names = [name for _, name in order]
-    if host not in names:
-        return False
-    if len(names) == 1:
-        return is_up()
-    try:
-        data = (Path(config["StateSaveLocation"]) / "heartbeat").read_bytes()
-    except FileNotFoundError:
-        return False  # replaced just now, or no controller ever led
-    if len(data) != _HEARTBEAT.size:
-        return False
-    written, index = (int(part) for part in _HEARTBEAT.unpack(data))
-    timeout = re.match(r"\d{1,9}", config.get("SlurmctldTimeout", ""))  # "120 sec"
-    patience = float(timeout[0]) if timeout else 120.0
-    age = (time.time() if now is None else now) - written
-    return -patience <= age <= patience and index < len(names) and names[index] == host
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,18 +249,3 @@ def collect(parts: Mapping[str, Callable[[Site], Iterable[Duty]]], site: Site) -
         except Exception as error:
             log.error("%s: its duties are left out: %s", name, one_line(repr(error)))
     return found
-
-
-def wait_for_config(site: Site, pause: float = 5.0) -> Mapping[str, str] | None:
-    """slurmctld's configuration as soon as one answers; None when stopped before."""
-    said = ""
-    while not site.stopping.is_set():
-        try:
-            return site.config()
-        except SluiceError as error:
-            if str(error) != said:
-                said = str(error)
-                log.warning("waiting for slurmctld: %s", one_line(said))
-                notify("READY=1", "STATUS=waits for slurmctld")  # nothing waits for this daemon
-        site.stopping.wait(pause)
-    return None

@@ -30,6 +30,7 @@ from sluice.controllerd.daemon import Duty, Site
 from sluice.controllerd.readings import running_of
 from sluice.exchange.job_records import FOLDER as RECORDS
 from sluice.exchange.job_records import JobRecords
+from sluice.exchange.pool_costs import read_costs
 from sluice.exchange.snapshot import render_answer
 from sluice.explain.decisions import FOLDER as DECISIONS
 from sluice.explain.explanation import explain_job, parse_job
@@ -421,7 +422,7 @@ class Reports:
         if history.recent is None:
             history.read_recent()
         now = time.time()
-        source = _Counted(cast(SlurmClient, _Config(self.site)), self.site.commands, now=now)
+        source = _Counted(cast(SlurmClient, _Config(self.site)), self.site.commands, now=now, costs=read_costs)
         source.__dict__["fleet"] = self._fleet(wanted)
         known = _known(self.tenants(), wanted.seen)
         selection = replace(wanted.selection, accounts=self._accounts(wanted))
@@ -435,7 +436,8 @@ class Reports:
             }
         end = min(midnight(wanted.last + timedelta(days=1)), int(now))
         span = Span(midnight(wanted.first), max(end, midnight(wanted.first) + 1))
-        made = build(source, wanted.kind, span, Selection(), by=wanted.by, tenants=lambda: known)
+        idle = wanted.seen is None and wanted.nodes and wanted.selection == Selection()
+        made = build(source, wanted.kind, span, Selection(), by=wanted.by, tenants=lambda: known, idle=idle)
         fields = [one for one in FIELDS if not one.jobs]
         rows = [_known_values(row_document(fields, row)) for row in made.rows[: wanted.limit]]
         recent = history.recent

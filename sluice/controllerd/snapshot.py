@@ -43,6 +43,15 @@ from sluice.controllerd.health.controller import controller_of
 from sluice.controllerd.published_reports import BusyError, Reports
 from sluice.controllerd.readings import readings_of
 from sluice.controllerd.serving import Serving
+from sluice.exchange.fleet import STATUS as FLEET_STATUS
+from sluice.exchange.fleet import (
+    FleetStatus,
+    history_document,
+    pool_documents,
+    read_status,
+    why_document,
+    words_for_job,
+)
 from sluice.exchange.live import LIVE_FILE, GpuNow, Live, latest, read_live
 from sluice.exchange.recent_use import CallerUse, RecentUse, ServiceUse
 from sluice.exchange.serve_status import ask_status
@@ -112,6 +121,7 @@ class Settings:
     replicad: Path = REPLICAD_SOCKET
     serve_user: str = REPLICAD_USER
     gateway_user: str = GATEWAY_USER
+    fleet: Path = FLEET_STATUS
 
 
 @dataclass(slots=True)
@@ -162,6 +172,7 @@ class Publisher:
             "nodes": [_Part("nodes", 1.0, self._read_nodes)],
             "accounts": [_Part("tenants", 30.0, self._read_tenants), _Part("users", 30.0, self._read_users)],
             "services": [_Part("services", 1.0, self._read_services)],
+            "pools": [_Part("pools", 1.0, self._read_pools)],
             "site": [
                 _Part("cluster", 10.0, self._read_site),
                 _Part("events", 1.0, self._read_events),
@@ -355,6 +366,13 @@ class Publisher:
         except OSError as error:
             log.info("records of requests: %s: %s", error.filename, error.strerror)
             return None
+
+    def _read_pools(self) -> None:
+        """What fleetd of this host says; nothing where there are no pools."""
+        found = read_status(self.settings.fleet) if self.settings.fleet.exists() else FleetStatus(0.0)
+        self.snapshot.put("pools", {row["name"]: row for row in pool_documents(found)})
+        self.snapshot.put("pool-nodes", {one.node: why_document(found, one.node) for one in found.nodes})
+        self.snapshot.put("pool-events", {name: history_document(found, name) for name in found.pools})
 
     def _read_nodes(self) -> None:
         nodes = self._nodes = self.site.client.nodes()
@@ -564,6 +582,10 @@ class Publisher:
             except DecisionError as error:
                 log.info("explain %s: %s", name, one_line(str(error)))
                 found = None
+        if isinstance(job, dict):
+            words = words_for_job(job["state"], job["nodes"], job["partition"], self.settings.fleet)
+            if words:
+                found = {"schema_version": 1, "job": str(name), **(found or {}), "pools": words}
         return {"explanation": found}
 
     def _verify(self, token: str) -> dict[str, Any]:

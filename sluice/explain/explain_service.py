@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.rates import FewLines
 from sluice.base.text import one_line
+from sluice.exchange.fleet import words_for_job
 from sluice.explain.decisions import FOLDER
 from sluice.explain.explanation import JobName, explain_job, parse_job
 from sluice.slurm import Commands, SlurmClient, connect
@@ -174,7 +175,8 @@ def withhold_from(document: dict[str, Any], private: set[str], looks_after: Call
         del document["order"]["tenant"]
         withheld.append("usage")
     of_nodes = {part: kept for part, names in _OF_NODES.items() if (kept := names & document.get(part, {}).keys())}
-    if of_nodes and "nodes" in private and not looks_after(""):
+    if (of_nodes or "pools" in document) and "nodes" in private and not looks_after(""):
+        document.pop("pools", None)
         for part, names in of_nodes.items():
             for name in names:
                 del document[part][name]
@@ -226,6 +228,8 @@ def answer(site: Site, decisions: Path, uid: int, name: JobName) -> dict[str, An
         raise unknown
     if job is not None:
         document["slurm"] = _slurm_facts(job)
+        if words := words_for_job(job.state, job.nodes, job.partition):
+            document["pools"] = words
     withhold(site, uid, document)
     return document
 

@@ -12,6 +12,7 @@ from sluice.exchange.job_records import key_of
 from sluice.exchange.job_runs import from_to
 from sluice.exchange.record import JobRecord
 from sluice.report.collect import Selection, Source
+from sluice.report.costs import cost_rows
 from sluice.report.count import Span, gpu_type, tally
 from sluice.report.fields import GROUPED_BY, Row, entitled_s, wasted_gpu_s
 from sluice.report.tally import Key, Tally, group
@@ -76,8 +77,10 @@ def build(
     *,
     by: Sequence[str] = (),
     tenants: Callable[[], Mapping[str, TenantUse]] = dict,
+    idle: bool = False,
 ) -> Report:
-    """A report of sums. `tenants` is called only where quotas or shares belong to it."""
+    """A report of sums. `tenants` is called only where quotas or shares belong to it. `idle`: a report of costs has
+    lines for what no job used, as all jobs are among those of the source."""
     names = tuple(by) or GROUPED_BY[kind]
     known = tenants() if names == ("account",) else {}
     if kind in ("tenants", "fairness") and selection.accounts:
@@ -89,7 +92,11 @@ def build(
             selection.gpu_types,
         )
     cells = source.cells(span, selection, by_node="node" in names)
-    report = Report(kind, span, _rows(source, cells, names))
+    if kind == "cost":
+        rows = cost_rows(source.costs(), cells, names, span, idle=idle and names == GROUPED_BY[kind])
+        report = Report(kind, span, rows)
+    else:
+        report = Report(kind, span, _rows(source, cells, names))
     if names == ("account",):
         _tenants(source, report, cells, known)
     if kind in ("gpus", "nodes") and not by:

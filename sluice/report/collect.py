@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import Protocol
 
 from policy.compiled import FILE_NAME, parse
 from sluice.base.errors import SluiceError, UsageError
+from sluice.exchange.pool_costs import PoolCosts, read_costs
 from sluice.exchange.record import JobRecord
 from sluice.report import rollup
 from sluice.report.count import Counter, Span, gpu_type
@@ -95,6 +96,7 @@ class Source:
     now: float = field(default_factory=time.time)
     note: Callable[[str], None] = lambda _: None  # something that the reader should know
     running: AskRunning | None = None  # asked when the first running job is met
+    costs: Callable[[], Mapping[str, PoolCosts]] = read_costs  # of pools
     window_s: int = WINDOW_S
     _days: Span | None = None
     _uses: Uses = field(default_factory=Uses)

@@ -32,7 +32,7 @@ class Field:
     """One field. `value` gives a row's value in `unit`, or None where it is not known.
 
     Units: ``text``, ``count``, ``percent``, ``s`` (a duration), ``at`` (seconds since 1970), ``ms``, ``gpu_s`` and the
-    like (an amount times seconds, shown in the report's unit of time), ``mib_s``, ``mib``, ``j``, ``ratio``.
+    like (an amount times seconds, shown in the report's unit of time), ``mib_s``, ``mib``, ``j``, ``ratio``, ``price``.
     """
 
     name: str
@@ -239,6 +239,11 @@ FIELDS: tuple[Field, ...] = (
           _extra("allocated_percent")),
     Field("UnallocatedGPUHours", "unallocated_gpu_s", "gpu_s", "Capacity that no job had.",
           _extra("unallocated_gpu_s")),
+    # machines of pools
+    Field("MachineHours", "machine_s", "gpu_s", "Machines of the pool times time, jobs of parts of one as parts.",
+          _extra("machine_s")),
+    Field("Cost", "cost", "price", "What they cost, by the prices in the policy and in the site's currency.",
+          _extra("cost")),
 )  # fmt: skip
 
 _OF_REQUESTS = (
@@ -289,6 +294,7 @@ GROUPED_BY = {
     "efficiency": ("user", "account"),
     "waste": ("user", "account"),
     "fairness": ("account",),
+    "cost": ("partition", "account"),
 }
 """What a report's lines stand for, unless --by says otherwise."""
 
@@ -307,6 +313,7 @@ DEFAULTS = {
     "Throttled",
     "waste": "User,Account,Jobs,WastedGPUHours,IdleGPUHours,WastedGPUMemHours,UnusedTimeHours,Failed,Efficiency",
     "fairness": "Account,Shares,Entitled,Got,GotRatio,Jobs,GPUHours,SharedGPUHours,WaitP50,WaitP95",
+    "cost": "Partition,Account,Jobs,GPUHours,SharedGPUHours,MachineHours,Cost",
     "services": "Service,Account,Requests,Refused,Failed,PromptTokens,AnswerTokens,FirstTokenP50,FirstTokenP95,"
     "FirstTokenP99,GPUHours,SharedGPUHours",
 }

@@ -91,6 +91,8 @@ def plain(field: Field, value: Any, units: Units, *, even: bool = False) -> str:
         return number(value / JOULES_PER_KWH, 3, even=even)
     if field.unit == "percent":
         return number(value, 1, even=even)
+    if field.unit == "price":
+        return number(value, 2, even=even)
     if field.unit == "ratio":
         return number(value, 3, even=even)
     if field.unit == "mib":

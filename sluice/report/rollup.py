@@ -53,6 +53,11 @@ def day_of(seconds: float) -> date:
     return datetime.fromtimestamp(seconds).date()
 
 
+def whole_days(span: Span, now: float) -> Span:
+    """All of the days of a span, until now."""
+    return Span(midnight(day_of(span.start)), min(max(int(now), span.end), span_of(day_of(span.end - 1)).end))
+
+
 @dataclass
 class DayCount:
     """What the jobs that ended on one day used, by the days of use."""

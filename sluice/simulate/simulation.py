@@ -184,7 +184,7 @@ def simulate(
     """Run the trace through the cluster under the policy."""
     assumed = assumptions or Assumptions()
     cluster = build_cluster(nodes, len(trace.jobs), milli=trace.share_unit == "milli")
-    requests, numbers = _requests(trace, nodes, cluster)
+    requests, numbers = trace_requests(trace, nodes, cluster)
     _tell_workload(cluster, requests, numbers)
     accounts, fairshare = _accounts(trace, policy)
     chance = random.Random(assumed.seed)  # noqa: S311 - noise, not a secret
@@ -193,7 +193,7 @@ def simulate(
         ReplayJob(
             submit=job.submit,
             run=job.run,
-            estimate=max(1, _estimate(job, assumed, chance)),
+            estimate=max(1, estimate(job, assumed, chance)),
             request=number,
             gpus_milli=max(1, job.share * MILLI // share_whole) if job.share else job.gpus * MILLI,
             deadline=job.deadline,
@@ -248,7 +248,7 @@ def _share_whole(trace: Trace, nodes: Sequence[ClusterNode]) -> int:
     return max((node.gpu_memory_mib for node in nodes), default=0) or MILLI
 
 
-def _requests(trace: Trace, nodes: Sequence[ClusterNode], cluster: Cluster) -> tuple[list[Request], list[int]]:
+def trace_requests(trace: Trace, nodes: Sequence[ClusterNode], cluster: Cluster) -> tuple[list[Request], list[int]]:
     """The distinct requests of the trace, and which of them each job makes."""
     largest = max((node.gpus for node in nodes), default=1)
     known_models = {node.model for node in nodes}
@@ -312,7 +312,8 @@ def _accounts(trace: Trace, policy: SimulatedPolicy) -> tuple[dict[str, int], Fa
     return {tenant: tree.add(0, ACCOUNT_SHARES) for tenant in tenants}, tree
 
 
-def _estimate(job: TraceJob, assumed: Assumptions, chance: random.Random) -> int:
+def estimate(job: TraceJob, assumed: Assumptions, chance: random.Random) -> int:
+    """What the policy knows of the job's run time, in microseconds."""
     if assumed.estimates == "noisy":
         return int(job.run * chance.uniform(1, assumed.noise))
     if assumed.estimates == "limit" and job.estimate:

@@ -51,6 +51,9 @@ class SlurmClient(Protocol):
     def jobs(self, *, ids: Iterable[int] = (), states: Iterable[str] = (), users: Iterable[str] = ()) -> list[Job]:
         """Jobs that slurmctld knows; each filter that is given must hold. Default: pending and running ones."""
 
+    def planned_nodes(self) -> dict[int, str]:
+        """By job that waits: the nodes that Slurm's backfill has chosen for it, as a hostlist."""
+
     def each_job(self) -> Iterator[SeenJob]:
         """All jobs that slurmctld knows, without having all in memory; it may fail after some of them."""
 

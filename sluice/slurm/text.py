@@ -116,6 +116,13 @@ class TextClient:
         rows = _rows(done.stdout, mark, len(_JOB_FIELDS))
         return [_job(dict(zip(_JOB_FIELDS, row, strict=True))) for row in rows]
 
+    def planned_nodes(self) -> dict[int, str]:
+        """By job that waits: the nodes that Slurm's backfill has chosen for it, as a hostlist."""
+        shape = "--Format=JobID:0|,SchedNodes:0"
+        text = self.commands.output("squeue", "--noheader", "--all", "--states=PENDING", shape)
+        rows = [line.split("|") for line in text.splitlines() if line.strip()]
+        return {_number(job): _text(nodes) for job, nodes in rows if _text(nodes)}
+
     def each_job(self) -> Iterator[SeenJob]:
         """All jobs that slurmctld knows, without having all in memory; it may fail after some of them."""
         mark, last = self._marks

@@ -17,9 +17,11 @@ from sluice.base.errors import SluiceError
 from sluice.base.hostlist import expand
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.readings import readings_of
+from sluice.exchange.fleet import MOST_AGE_S, FleetStatus, read_status
 from sluice.exchange.live import GpuReading
 from sluice.exchange.requests import RequestRecord, recent_requests
 from sluice.exchange.serve_status import ServiceStatus, Status, ask_status
+from sluice.fleet.views import POOL_REASON
 from sluice.report.fleet import hosts
 from sluice.slurm.accounting import Accounting
 from sluice.slurm.answers import Job, Node
@@ -114,6 +116,17 @@ class Observation:
             raise UnknownError(str(error)) from error
 
     @cached_property
+    def fleet(self) -> FleetStatus:
+        """What fleetd of this host says. Raises UnknownError where it says nothing, or said it long ago."""
+        try:
+            status = read_status()
+        except SluiceError as error:
+            raise UnknownError(str(error)) from error
+        if self.now - status.at > MOST_AGE_S:
+            raise UnknownError(f"fleetd said what it knows {self.now - status.at:.0f} s ago")
+        return status
+
+    @cached_property
     def requests(self) -> list[RequestRecord]:
         """Requests that ended lately, as far as they are at the ends of their files. Raises UnknownError."""
         try:
@@ -194,7 +207,8 @@ def _drained(seen: Observation, rule: NodeRule) -> Found:
         words = [word for flag, word in _OUT.items() if flag in node.flags]
         if node.state in ("down", "error", "unknown"):
             words.append(node.state)
-        if words and wanted(node.name):
+        returns = node.reason.startswith(POOL_REASON) and "powered_down" in node.flags  # by itself
+        if words and wanted(node.name) and not returns:
             found[f"node {node.name}"] = Seen(1, f"{', '.join(words)}: {node.reason or 'no reason given'}")
     return Found(found)
 
@@ -307,6 +321,25 @@ def _services_of(seen: Observation, rule: NodeRule) -> dict[str, ServicePolicy]:
     return {name: one for name, one in services.items() if not rule.tenants or one.tenant in rule.tenants}
 
 
+def _pool_capacity(seen: Observation, rule: NodeRule) -> Found:
+    found: dict[str, Seen] = {}
+    for name, pool in seen.fleet.pools.items():
+        since = pool.without_capacity_since
+        if since is not None and seen.now - since >= rule.threshold:
+            lasts = seen.now - since
+            text = f"no capacity for {lasts / 60:.0f} minutes: {pool.held} nodes cannot be had"
+            found[f"pool {name}"] = Seen(lasts, text)
+    return Found(found)
+
+
+def _pool_cost(seen: Observation, rule: NodeRule) -> Found:
+    return Found({
+        f"pool {name}": Seen(pool.cost_hour, f"{pool.on + pool.launching} machines cost {pool.cost_hour:g} an hour")
+        for name, pool in seen.fleet.pools.items()
+        if pool.cost_hour >= rule.threshold
+    })  # fmt: skip
+
+
 _KINDS: dict[str, Callable[[Observation, NodeRule], Found]] = {
     "temperature": _gpu("temperature_c", " degrees Celsius"),
     "memory": _gpu("memory_percent", "% of its memory in use"),
@@ -321,5 +354,7 @@ _KINDS: dict[str, Callable[[Observation, NodeRule], Found]] = {
     "database-down": _database,
     "service-wait": _service_wait,
     "service-errors": _service_errors,
+    "pool-capacity": _pool_capacity,
+    "pool-cost": _pool_cost,
 }
 """Kinds that last for a time; `takeover`, `agent-lost` and `errors` are events, which the engine handles."""

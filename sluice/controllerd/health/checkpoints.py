@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
-from policy.checkpoint import NodeCheckpoint
-from policy.units import parse_seconds
+from policy.checkpoint import NodeCheckpoint, asks
 from sluice.slurm.answers import Job
-
-_ASK = re.compile(r"(?:^|[\s,;])sluice:checkpoint(?:=(\w{1,20}))?(?=$|[\s,;])")
-_LEAST_S = 60
-
-
-def asks(comment: str) -> int | None:
-    """The interval of signals that a job's comment asks for: 0 for the policy's, else seconds; None: no signals."""
-    match = _ASK.search(comment)
-    if match is None:
-        return None
-    try:
-        return max(_LEAST_S, parse_seconds(match[1])) if match[1] else 0
-    except ValueError:
-        return 0
 
 
 class Checkpoints:

@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from policy.checkpoint import NodeCheckpoint
+from policy.checkpoint import NodeCheckpoint, asks
 from sluice.base.errors import SluiceError
 from sluice.base.hostlist import expand
 from sluice.base.text import one_line
-from sluice.controllerd.health.checkpoints import asks
 from sluice.slurm.commands import Commands
 from sluice.slurm.job import ENDED, JobFacts, read_job, read_job_options
 

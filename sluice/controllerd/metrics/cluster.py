@@ -21,6 +21,7 @@ from sluice.base.errors import SluiceError
 from sluice.controllerd.daemon import Duty, Site
 from sluice.controllerd.metrics.decided import Decided
 from sluice.controllerd.readings import readings_of
+from sluice.exchange.fleet import MOST_AGE_S, FleetStatus, read_status
 from sluice.explain.decisions import FOLDER, DecisionError
 from sluice.metrics.influx import set_retention, token_for
 from sluice.metrics.output import Output
@@ -158,6 +159,36 @@ def tenant_points(cluster: str, tenants: Mapping[str, TenantUse], stamp: int) ->
         if "gres/gpu" in tenant.minute_limit:
             fields["gpu_hours_limit"] = round(tenant.minute_limit["gres/gpu"] / 60, 3)
         points.append(Point("sluice_tenant", {"cluster": cluster, "account": name}, fields, stamp))
+    return points
+
+
+def pool_points(cluster: str, status: FleetStatus, now: float, stamp: int) -> list[Point]:
+    """Pools as fleetd says; none of a status that is old: another controller's fleetd works."""
+    if now - status.at > MOST_AGE_S:
+        return []
+    points = []
+    for name, pool in status.pools.items():
+        fields: dict[str, Value] = {
+            "on_nodes": pool.on,
+            "launching_nodes": pool.launching,
+            "ending_nodes": pool.ending,
+            "held_nodes": pool.held,
+            "most_nodes": pool.most,
+            "cost_hour": pool.cost_hour,
+            "launches_total": pool.launches,
+        }
+        if pool.boot_s is not None:
+            fields["boot_seconds"] = pool.boot_s
+        for field_name, since in (
+            ("oldest_wait_seconds", pool.oldest_wait_since),
+            ("without_capacity_seconds", pool.without_capacity_since),
+        ):
+            fields[field_name] = 0.0 if since is None else round(max(0.0, now - since), 3)
+        points.append(Point("sluice_pool", {"cluster": cluster, "pool": name}, fields, stamp))
+        points += [
+            Point("sluice_poolfailures", {"cluster": cluster, "pool": name, "kind": kind}, {"seen_total": count}, stamp)
+            for kind, count in pool.failures.items()
+        ]
     return points
 
 
@@ -361,6 +392,7 @@ class ClusterMetrics:
                 stamp,
                 decided,
             ),
+            *self._pools(name, stamp),
             *self.output.sender_points(stamp),
         ]
         try:
@@ -377,6 +409,13 @@ class ClusterMetrics:
         except DecisionError as error:
             log.info("metrics: %s", error)
         return self._decided
+
+    @staticmethod
+    def _pools(name: str, stamp: int) -> list[Point]:
+        try:
+            return pool_points(name, read_status(), time.time(), stamp)
+        except SluiceError:  # no fleetd here
+            return []
 
     def _plugins(self) -> Controller | None:
         try:

@@ -18,7 +18,7 @@ from sluice.web.pages.show import NOTHING
 from sluice.web.pages.view import Seen, View, ask, whole
 from sluice.web.problems import ProblemError
 
-KINDS = ("tenants", "users", "gpus", "nodes", "efficiency", "waste", "fairness", "services")
+KINDS = ("tenants", "users", "gpus", "nodes", "efficiency", "waste", "fairness", "cost", "services")
 _PLOTTED_DAYS = 31
 _AT_A_TIME = 4
 _HIDDEN = ("state",)

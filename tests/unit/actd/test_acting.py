@@ -12,7 +12,8 @@ import pytest
 
 from sluice.actd import jobs
 from sluice.actd.arguments import refuse_script
-from sluice.actd.become import Account, Finished, account, run_as
+from sluice.actd.become import Account, account, run_as
+from sluice.base.run import Finished
 from sluice.client.models import JobRequest
 from sluice.exchange.acts import ActError
 from tests.unit.actd.world import World

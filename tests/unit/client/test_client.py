@@ -75,7 +75,7 @@ def test_every_endpoint_that_reads_gives_its_model_to_both_clients(tmp_path: Pat
             answer = await inner.request(request.method, request.url, headers=request.headers, content=request.content)
             return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)
 
-    given = {"job": 3, "tenant": "chemistry", "node": "n1", "report": "users", "service": "own"}
+    given = {"job": 3, "tenant": "chemistry", "node": "n1", "report": "users", "service": "own", "pool": "p5"}
     token = web.token("root")
     sync = Client(token=token, transport=httpx.MockTransport(lambda one: asyncio.run(pass_on(one))))
     reads = [

@@ -22,12 +22,14 @@ from sluice.controllerd.metrics.cluster import (
     Events,
     Throughput,
     class_points,
+    pool_points,
     queue_points,
     scheduler_points,
     shards_per_gpu,
     task_count,
     tenant_points,
 )
+from sluice.exchange.fleet import FleetStatus, PoolStatus
 from sluice.metrics.influx import Database, RejectedError, TooLargeError, read_token, token_for
 from sluice.metrics.names import unknown
 from sluice.metrics.output import Output
@@ -128,6 +130,19 @@ def test_throughput_counts_each_job_once() -> None:
         "wait_seconds_total": 30 + 40 + 180,
         "submit_to_start_seconds_total": 50 + 60 + 200,
     }
+
+
+def test_pools() -> None:
+    pool = PoolStatus(
+        "ec2", "n[1-4]", 4, 0, "p", on=2, launching=1, cost_hour=6.0, boot_s=95.0, launches=7,
+        failures={"no_capacity": 3}, oldest_wait_since=940.0,
+    )  # fmt: skip
+    first, second = pool_points("c", FleetStatus(990.0, pools={"p5": pool}), 1000.0, 1)
+    assert (first.fields["on_nodes"], first.fields["boot_seconds"], first.fields["cost_hour"]) == (2, 95.0, 6.0)
+    assert (first.fields["oldest_wait_seconds"], first.fields["without_capacity_seconds"]) == (60.0, 0.0)
+    assert (second.tags["kind"], second.fields) == ("no_capacity", {"seen_total": 3})
+    assert all(unknown(one.measurement, one.fields) == [] for one in (first, second))
+    assert pool_points("c", FleetStatus(900.0, pools={"p5": pool}), 1000.0, 1) == []
 
 
 def test_tenants() -> None:

@@ -15,9 +15,10 @@ from typing import Any, cast
 import pytest
 
 from sluice.base.errors import SluiceError
-from sluice.controllerd.daemon import Controllerd, Duty, Site, collect, leads
+from sluice.controllerd.daemon import Controllerd, Duty, Site, collect
 from sluice.slurm import Commands, SlurmClient
 from sluice.slurm.answers import Controller
+from sluice.slurm.leader import leads
 
 TWO = {"SlurmctldHost[0]": "ctl1.site(10.0.0.1)", "SlurmctldHost[1]": "ctl2", "SlurmctldTimeout": "60 sec"}
 

@@ -25,6 +25,7 @@ from sluice.controllerd.alerts.engine import trial
 from sluice.controllerd.alerts.observe import Observation, UnknownError
 from sluice.controllerd.alerts.outbox import Outbox
 from sluice.exchange.courier import MAX_REQUEST, AnswerError
+from sluice.exchange.fleet import FleetStatus, PoolStatus
 from sluice.exchange.live import GpuReading
 from sluice.exchange.readings import Reading
 from sluice.exchange.record import Event, JobRecord
@@ -433,3 +434,22 @@ class ActingSite(FakeSite):
 
     def run(self, *words: str, timeout: float) -> None:
         self.did.append(words)
+
+
+def test_pools_without_capacity_and_those_that_cost_too_much(tmp_path: Path) -> None:
+    pools = {
+        "dear": PoolStatus("ec2", "n[1-2]", 2, 0, "p", on=2, cost_hour=200.0),
+        "empty": PoolStatus("ec2", "m1", 1, 0, "q", held=1, without_capacity_since=9_000.0),
+    }
+    seen = see(tmp_path, fleet=FleetStatus(10_000.0, pools=pools))
+    found = seen.look(rule("pool-capacity", 900)).seen
+    assert found["pool empty"].text == "no capacity for 17 minutes: 1 nodes cannot be had" and len(found) == 1
+    assert seen.look(rule("pool-capacity", 1001)).seen == {}
+    assert seen.look(rule("pool-cost", 200)).seen["pool dear"].text == "2 machines cost 200 an hour"
+    assert seen.look(rule("pool-cost", 201)).seen == {}
+
+
+def test_pools_of_which_nobody_speaks_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe, "read_status", lambda: FleetStatus(9_900.0))
+    with pytest.raises(UnknownError, match="fleetd said what it knows 100 s ago"):
+        see(tmp_path).look(rule("pool-cost", 1))

@@ -251,7 +251,7 @@ def test_where_the_sockets_folder_is_not_there_no_duty_fails(tmp_path: Path, slu
     module.make_folder(folder, os.geteuid())
     module.make_folder(folder, os.geteuid())
     assert folder.stat().st_mode & 0o777 == 0o755
-    assert len(module.duties(site)) == 11
+    assert len(module.duties(site)) == 12
 
 
 def test_gpus_have_their_use_and_private_data_is_published(publisher: Publisher) -> None:

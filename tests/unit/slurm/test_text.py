@@ -250,3 +250,8 @@ def test_a_listing_that_hangs_or_fails_says_so(fake: Path) -> None:
     script.write_text("#!/bin/sh\nexec sleep 30\n")
     with pytest.raises(SluiceError, match="no answer within 0.5 s"):
         list(TextClient(Commands(prefix=fake, timeout=0.5)).each_job())
+
+
+def test_nodes_that_backfill_has_chosen(fake: Path) -> None:
+    (fake / "squeue.out").write_text("7|n[1-2]\n8|\n9|(null)\n")
+    assert TextClient(Commands(prefix=fake)).planned_nodes() == {7: "n[1-2]"}

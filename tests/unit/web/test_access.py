@@ -22,6 +22,7 @@ from policy.service_use import service_documents
 from sluice.base.errors import SluiceError
 from sluice.client import models
 from sluice.controllerd.snapshot import job_row, node_row
+from sluice.exchange import fleet
 from sluice.exchange.acts import ActError, Request, parse_request, render_answer, render_error
 from sluice.exchange.recent_use import CallerUse
 from sluice.exchange.serve_status import ReplicaStatus, Status
@@ -40,7 +41,15 @@ from tests.unit.controllerd.slurm_objects import a_job, a_node
 from tests.unit.web.reported import OWNERS, Reported
 
 LAUNCH = "0123456789abcdef"
-PATHS = {"job": "3", "tenant": "chemistry", "node": "n1", "report": "users", "service": "own"}
+PATHS = {"job": "3", "tenant": "chemistry", "node": "n1", "report": "users", "service": "own", "pool": "p5"}
+
+
+FLEET = fleet.FleetStatus(
+    5.0,
+    pools={"p5": fleet.PoolStatus("ec2", "n1", 1, 0, "p5")},
+    nodes=[fleet.NodeStatus("n1", "p5", "on", "registered", "i-1", jobs=tuple(OWNERS))],
+    history=[fleet.Event(1.0, "n1", "p5", "asked")],
+)
 
 
 SERVED = Policy.model_validate(
@@ -124,6 +133,9 @@ def a_snapshot(private: list[str]) -> Snapshot:
     made.put("serving-limits", {f"{one.kind}/{one.name}": one.model_dump() for one in limits if one.kind != "key"})
     made.put("serving-use", {"user/alice": asdict(CallerUse(3, 900)), "tenant/physics": asdict(CallerUse(7, 2000))})
     made.put_one("serving", "serving", {"address": "", "counted": True})
+    made.put("pools", {row["name"]: row for row in fleet.pool_documents(FLEET)})
+    made.put("pool-nodes", {"n1": fleet.why_document(FLEET, "n1")})
+    made.put("pool-events", {"p5": fleet.history_document(FLEET, "p5")})
     made.put_one("cluster-health", "health", {"mode": "warn", "breaker_since": None, "left_out": 0, "healthy": ""})
     made.put_one("alerts", "alerts", {"schema_version": 1, "alerts": [], "undelivered": 0, "silences": []})
     made.put_one("policy", "policy", {"tenants": {"chemistry": {"description": "secret-of-ops"}}})
@@ -141,6 +153,7 @@ def a_snapshot(private: list[str]) -> Snapshot:
         "cluster",
         "inventory",
         "services",
+        "pools",
     ):
         made.put_one("parts", part, {"at": 1.0, "stale_since": None, "problem": ""})
     return made
@@ -277,6 +290,7 @@ class Role:
             "{job}": 3 in self.jobs,
             "{tenant}": "chemistry" in self.accounts,
             "{node}": bool(self.nodes),
+            "{pool}": bool(self.nodes),
         }
         return all(sees for name, sees in values.items() if name in path)
 
@@ -300,6 +314,7 @@ ROWS: dict[str, tuple[Any, str]] = {
     "/reports/services": (names("rows", "account"), "requests"),
     "/services": (names("services", "name"), "services"),
     "/limits": (lambda document: {(row["kind"], row["name"]) for row in document["limits"]}, "limits"),
+    "/pools": (names("pools", "nodes"), "nodes"),
     "/reports/gpus/each": (lambda document: {int(row["gpu"]) + 1 for row in document["rows"]}, "gpus_used"),
     "/reports/{report}": (names("rows", "user"), "users"),
 }
@@ -307,6 +322,7 @@ ROWS: dict[str, tuple[Any, str]] = {
 OBJECTS = {
     "/jobs/{job}", "/jobs/{job}/explanation", "/jobs/{job}/report", "/jobs/{job}/series", "/nodes/{node}/topology",
     "/services/{service}", "/services/{service}/series", "/tenants/{tenant}", "/tenants/{tenant}/quota",
+    "/nodes/{node}/pool", "/pools/{pool}", "/pools/{pool}/history",
 }  # fmt: skip
 """Of one object, which is there for who may see it."""
 NO_ROWS = {
@@ -315,6 +331,15 @@ NO_ROWS = {
     "/audit": "root's helper decides whose (test_proofs.py)",
     "/metrics": "names of what there is in every cluster",
 }
+
+
+@pytest.mark.parametrize("private", [[], ["jobs"]])
+def test_a_node_of_a_pool_shows_the_jobs_that_the_viewer_sees(tmp_path: Path, private: list[str]) -> None:
+    web = Web(tmp_path, private)
+    for user in ("alice", "oscar"):
+        seen = {row["id"] for row in web.get("/jobs", user).json()["jobs"]}
+        assert set(web.get("/nodes/n1/pool", user).json()["jobs"]) == seen
+        assert set(web.get("/pools/p5", user).json()["node_list"][0]["jobs"]) == seen
 
 
 def test_every_endpoint_that_reads_has_a_rule() -> None:

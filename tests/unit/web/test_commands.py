@@ -18,7 +18,7 @@ from policy.quota_use import TenantUse, quota_rows
 from policy.service_jobs import ServicePolicy, ServicesPolicy
 from policy.service_use import service_documents
 from sluice.client import models
-from sluice.exchange import serve_status
+from sluice.exchange import fleet, serve_status
 from sluice.exchange.recent_use import ServiceUse
 from sluice.exchange.serving import State
 from sluice.explain.shadow import Difference, Shadow
@@ -48,6 +48,10 @@ SHOWN = {
     "policy show": "/policy",
     "policy check": "/policy/check",
     "plan": "/policy/plan",
+    "pool list": "/pools",
+    "pool show": "/pools/{pool}",
+    "pool history": "/pools/{pool}/history",
+    "pool why": "/nodes/{node}/pool",
     "drift": "/policy/drift",
     **{f"report {kind}": f"/reports/{'nodes' if kind == 'nodes' else '{report}'}" for kind in GROUPED_BY},
     "report job": "/jobs/{job}/report",
@@ -152,6 +156,13 @@ def a_report_of_services() -> dict[str, Any]:
     return head_of("services", {"start": 1, "end": 2, "made": 3, "rows": rows})
 
 
+FLEET = fleet.FleetStatus(
+    5.0,
+    pools={"p5": fleet.PoolStatus("ec2", "p5-[1-2]", 2, 0, "p5")},
+    nodes=[fleet.NodeStatus("p5-1", "p5", "up", difference="no_capacity", text="none", again=9.0, jobs=(17,))],
+    history=[fleet.Event(1.0, "p5-1", "p5", "asked")],
+)
+
 PRINTED: dict[str, Callable[[], dict[str, Any]]] = {
     **{f"report {kind}": partial(a_report, kind) for kind in GROUPED_BY},
     "report job": of_job,
@@ -162,6 +173,10 @@ PRINTED: dict[str, Callable[[], dict[str, Any]]] = {
         "services": [{name: value for name, value in a_service().items() if name != "replicas"}],
     },
     "serve show": lambda: {"schema_version": 1, **a_service()},
+    "pool list": lambda: {"schema_version": 1, "pools": fleet.pool_documents(FLEET)},
+    "pool show": lambda: {"schema_version": 1, **fleet.pool_document(FLEET, "p5")},
+    "pool history": lambda: {"schema_version": 1, **fleet.history_document(FLEET, "p5")},
+    "pool why": lambda: {"schema_version": 1, **fleet.why_document(FLEET, "p5-1")},
     "topo": lambda: topology_document(Inventory("n1", [GPU], [[Link(LinkType.SELF)]])),
     "group": lambda: {"classes": group([Inventory("n1", [GPU], [[Link(LinkType.SELF)]])], Grouping()).document()},
     "shadow report": lambda: Shadow(differences=[Difference(1, 1.0, ("n1",), ("n2",))]).document(),

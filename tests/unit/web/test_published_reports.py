@@ -15,6 +15,7 @@ import pytest
 from sluice.base.errors import SluiceError, UsageError
 from sluice.controllerd import published_reports as module
 from sluice.controllerd.published_reports import BusyError, Desk, History, Recent, parse_wanted
+from sluice.exchange.pool_costs import PoolCosts, Spent
 from sluice.report import collect
 from sluice.report.collect import Selection, roll_up
 from sluice.report.count import Span
@@ -117,6 +118,26 @@ def test_each_report_is_json_and_csv(tmp_path: Path, kind: str) -> None:
     assert text.headers["content-type"].startswith("text/csv")
     rows = list(csv.reader(io.StringIO(text.text)))
     assert len(rows) == 1 + len(document["rows"]) and all(len(row) == len(rows[0]) for row in rows)
+
+
+def test_costs_of_pools_are_divided_by_use_and_idle_time_is_the_operators_to_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = {YESTERDAY.isoformat(): Spent(machine_s=3600.0, cost=90.0)}
+    pools = {"p5": PoolCosts("of-alice", 8, 192, spent)}
+    monkeypatch.setattr(module, "read_costs", lambda: pools)
+
+    def costs(web: Web, who: str, more: str = "") -> dict[str, float]:
+        rows = web.get(f"/reports/cost?{DAYS}{more}", who).json()["rows"]
+        return {row["account"]: row["cost"] for row in rows if row["partition"] == "of-alice"}
+
+    web = Web(tmp_path, [])
+    used = costs(web, "root")["physics"]
+    assert 0 < used < 90 and costs(web, "root") == {"physics": used, "(idle)": 90 - used}
+    assert costs(web, "root", "&account=physics") == {"physics": used}
+    private = Web(tmp_path / "private", ["usage"])
+    assert costs(private, "alice") == {"physics": used} and costs(private, "mallory") == {}
+    assert web.get(f"/reports/cost?{DAYS}&format=csv", "root").text.splitlines()[0].endswith("MachineHours,Cost")
 
 
 def test_filters_and_bounds(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""The pools of a policy as they run: what fleetd reads, and what slurmctld knows of nodes before there is one.
+
+`sluice apply` writes `sluice.pools.json` and `pools.sluice.conf` next to slurm.conf.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from policy.node import CompiledFile, parse_compiled
+from policy.pools import Pool, Setting
+
+if TYPE_CHECKING:
+    from policy.model import Policy
+
+FILE_NAME = "sluice.pools.json"
+"""Its name next to slurm.conf."""
+NODES_FILE = "pools.sluice.conf"
+"""The nodes' lines next to slurm.conf, which includes it."""
+_MOST_BYTES = 4 << 20
+_SLACK_S = 300
+"""Added to all that the fleet itself may take, for Slurm's own ResumeTimeout: it decides only when no fleet does."""
+
+# ---- what fleetd reads ----
+
+
+class _Compiled(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class ShapePolicy(_Compiled):
+    """A shape, as far as the fleet needs it."""
+
+    name: str
+    price: float = 0.0
+
+
+class PoolPolicy(_Compiled):
+    """A pool with plain values."""
+
+    driver: str
+    settings: dict[str, Setting] = {}
+    nodes: str
+    gres: str = ""
+    gpus: int = 0
+    cpus: int = 1
+    shapes: tuple[ShapePolicy, ...]
+    zones: tuple[str, ...] = ("",)
+    partition: str
+    least: int = 0
+    spare: int = 0
+    idle_s: float = 600
+    boot_s: float = 600
+    give_back_s: float = 60
+    back_off_s: float = 60
+
+
+class PoolsPolicy(_Compiled):
+    """The whole file."""
+
+    schema_version: int = 1
+    cluster: str = ""
+    pools: dict[str, PoolPolicy] = {}
+
+    def render(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=1, exclude_defaults=True) + "\n"
+
+
+class PoolsFile(CompiledFile[PoolsPolicy]):
+    """The pools in force."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, parse_pools, PoolsPolicy(), most=_MOST_BYTES)
+
+
+def parse_pools(text: str | bytes, *, source: str) -> PoolsPolicy:
+    """A file's content. Raises SluiceError that names `source` and the place."""
+    return parse_compiled(text, PoolsPolicy, source=source, most=_MOST_BYTES)
+
+
+def compile_pools(policy: Policy, cluster: str, *, shards: bool) -> PoolsPolicy:
+    """What fleetd needs of a policy."""
+    return PoolsPolicy(
+        cluster=cluster,
+        pools={
+            name: PoolPolicy(
+                driver=one.driver,
+                settings=one.settings,
+                nodes=one.nodes,
+                gres=gres_of(one, shards=shards),
+                gpus=sum(one.shapes[0].gpus.values()),
+                cpus=min(shape.cpus for shape in one.shapes),
+                shapes=tuple(ShapePolicy(name=shape.name, price=shape.price) for shape in one.shapes),
+                zones=tuple(one.zones) or ("",),
+                partition=one.partition or name,
+                least=one.least,
+                spare=one.spare,
+                idle_s=one.idle,
+                boot_s=one.boot_within,
+                give_back_s=one.give_back_within,
+                back_off_s=one.back_off,
+            )
+            for name, one in policy.pools.items()
+        },
+    )
+
+
+# ---- what Slurm reads ----
+
+
+def gres_of(pool: Pool, *, shards: bool) -> str:
+    """GRES of a node, known before there is one."""
+    shape = pool.shapes[0]
+    words = [f"gpu:{kind}:{count}" for kind, count in sorted(shape.gpus.items())]
+    if shards and shape.gpu_memory:
+        words.append(f"shard:{shape.gpu_memory * sum(shape.gpus.values())}")
+    return ",".join(words)
+
+
+def node_lines(policy: Policy, *, shards: bool) -> str:
+    """Nodes and partitions of all pools, for slurm.conf."""
+    lines = [f"# Written by `sluice apply`; slurm.conf includes it: Include {NODES_FILE}"]
+    for name, one in policy.pools.items():
+        node = {
+            "NodeName": one.nodes,
+            "CPUs": str(min(shape.cpus for shape in one.shapes)),
+            "RealMemory": str(min(shape.memory for shape in one.shapes)),
+            "Gres": gres_of(one, shards=shards),
+            "Feature": ",".join(one.features),
+            "Weight": str(one.weight),
+        }
+        below = [below for tenant in one.tenants or () for below in policy.subtree(tenant)]
+        tenants = "" if one.tenants is None else ",".join(["root", *dict.fromkeys(below)])
+        partition = {
+            "PartitionName": one.partition or name,
+            "Nodes": one.nodes,
+            "AllowAccounts": tenants,
+            "SuspendTime": str(one.idle + one.boot_within),  # the fleet itself lets nodes go after `idle`
+            "SuspendTimeout": str(one.end_within),
+            "ResumeTimeout": str(one.boot_within * 2 + one.give_back_within + _SLACK_S),
+        }
+        lines.append(_line(node, one.node_options, "State=CLOUD"))
+        lines.append(_line(partition, one.partition_options))
+    return "\n".join(lines) + "\n"
+
+
+def _line(fields: dict[str, str], *more: str) -> str:
+    return " ".join([*(f"{key}={value}" for key, value in fields.items() if value), *filter(None, more)])
+
+
+def slurm_settings(policy: Policy) -> dict[str, str]:
+    """Parameters of slurm.conf for all pools; each partition has its own times."""
+    if not policy.pools:
+        return {}
+    kept = [f"{one.nodes}:{one.least}" for one in policy.pools.values() if one.least]
+    return {
+        "ResumeProgram": f"{policy.fleet.programs}/sluice-resume",
+        "SuspendProgram": f"{policy.fleet.programs}/sluice-suspend",
+        "ResumeRate": "0",  # the fleet is asked at once for all that is needed, and keeps the provider's rates itself
+        "SuspendRate": "0",
+        **({"SuspendExcNodes": ",".join(kept)} if kept else {}),
+    }

@@ -1,0 +1,127 @@
+"""Which nodes of a pool to ask for before their jobs are due, and which idle ones to let go.
+
+Pure: no clock, no Slurm. The fleet's daemon and `sluice simulate` decide by this one module.
+
+Nothing is asked for that the plan does not need: a planned start names its nodes, or says how many of the pool it
+takes, of which those count that are there or come free by then. So a plan that changes costs at most the idle time.
+For jobs that no plan foresees, the policy may have idle nodes kept, which cost what they cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+_PERMILLE = 900  # of the boots so far, that were no longer than predicted
+_KNOWN = 5  # boots from which on the policy's own bound is not taken for the usual time
+MARGIN_S = 10.0
+"""Added to the boot: from the decision until a machine is asked for, and from its registration until Slurm sees it."""
+
+NodeStage = Literal["off", "boots", "on", "other"]
+"""`other`: it neither serves a job nor can be asked for now (drained, ending)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStart:
+    """A start that the plan has: on these nodes, or on `count` of a partition where Slurm chooses them later."""
+
+    at: float
+    nodes: frozenset[str] = frozenset()
+    count: int = 0
+    partition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNode:
+    """A node of the pool."""
+
+    name: str
+    state: NodeStage
+    idle_since: float | None = None
+    """Of one that is on without a job."""
+    ends: float = math.inf
+    """When the last job that it has or waits for ends at the latest."""
+    stays: bool = False
+    """It is not let go: a reservation, a question of health, a person."""
+    price: float = 0.0
+    zone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTimes:
+    """What the policy says of a pool."""
+
+    idle_s: float
+    least: int = 0
+    spare: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Nodes of one pool: those to be asked for, those to be let go."""
+
+    ask: tuple[str, ...] = ()
+    let_go: tuple[str, ...] = ()
+
+
+def predicted_boot(boots: Sequence[float], prior_s: float) -> float:
+    """Time from a request until a node is there that nine of ten boots keep to. Until five boots are known, the
+    policy's bound `prior_s`: too early costs idle time, too late a job's wait.
+    """
+    if len(boots) < _KNOWN:
+        return prior_s
+    ordered = sorted(boots)
+    return ordered[-(-len(ordered) * _PERMILLE // 1000) - 1]
+
+
+def decide(
+    now: float, nodes: Sequence[PoolNode], starts: Iterable[PlannedStart], times: PoolTimes, boot_s: float
+) -> Decision:
+    """What to do now. `boot_s`: the predicted time from a request until a node is there."""
+    due = sorted((one for one in starts if one.at <= now + boot_s + MARGIN_S), key=lambda one: one.at)
+    wanted = set().union(*(one.nodes for one in due))
+    ask = [node.name for node in nodes if node.state == "off" and node.name in wanted]
+    spare = [node for node in _by_worth(nodes) if node.name not in wanted]
+    kept = set(wanted)
+    # After the plan's starts, one that is always due: the spare nodes.
+    for at, count in [*((one.at, one.count) for one in due), (now, times.spare)]:
+        served = [node for node in spare if _serves(node, at)][:count]
+        lacking = [node for node in spare if node.state == "off"][: count - len(served)]
+        kept.update(node.name for node in served)
+        ask += [node.name for node in lacking]
+        spare = [node for node in spare if node not in served and node not in lacking]
+    return Decision(tuple(ask), _let_go(now, nodes, kept, times))
+
+
+def _serves(node: PoolNode, at: float) -> bool:
+    """Whether a start then may find the node there and free."""
+    if node.state == "boots":
+        return node.ends == math.inf  # no job waits for it
+    return node.state == "on" and (node.idle_since is not None or node.ends <= at)
+
+
+def _let_go(now: float, nodes: Sequence[PoolNode], kept: set[str], times: PoolTimes) -> tuple[str, ...]:
+    there = sum(node.state in ("on", "boots") for node in nodes)
+    idle = [
+        node.name
+        for node in reversed(_by_worth(nodes))
+        if node.state == "on"
+        and node.idle_since is not None
+        and now - node.idle_since >= times.idle_s
+        and not node.stays
+        and node.name not in kept
+    ]
+    return tuple(idle[: max(0, there - times.least)])
+
+
+def _by_worth(nodes: Sequence[PoolNode]) -> list[PoolNode]:
+    """Nodes to be kept first: the cheapest, and of those the ones in the zones that have most of the pool, so that what
+    stays is in few zones and jobs of several nodes still fit into one.
+    """
+    sizes: dict[str, int] = {}
+    for node in nodes:
+        if node.state in ("on", "boots"):
+            sizes[node.zone] = sizes.get(node.zone, 0) + 1
+    return sorted(nodes, key=lambda node: (node.price, -sizes.get(node.zone, 0), node.zone))

@@ -1,0 +1,329 @@
+"""fleetd, put together: the keeper's loop, and the threads that bring it what it sees and do what it asks for.
+
+Nothing here decides anything. A driver that hangs holds up its own pool's calls, and Slurm's commands nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO
+
+from policy import node
+from policy.node import NodePolicyFile
+from policy.pool_nodes import FILE_NAME, PoolPolicy, PoolsFile
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.hostlist import expand
+from sluice.base.service import notify
+from sluice.base.text import one_line
+from sluice.exchange.fleet import REQUESTS, STATE, FleetStatus, render_status
+from sluice.exchange.pool_costs import COSTS, render_costs
+from sluice.fleet.driver import CREDENTIALS, Driver, DriverSite, Failure, ProviderError, load_driver
+from sluice.fleet.journal import Journal
+from sluice.fleet.keeper import Keeper
+from sluice.fleet.slurm import change, read_view
+from sluice.fleet.views import (
+    Act,
+    Changed,
+    JobAct,
+    LaunchAct,
+    Launched,
+    ListAct,
+    Listed,
+    NodeAct,
+    Result,
+    SlurmView,
+    TerminateAct,
+    Terminated,
+    Unsent,
+)
+from sluice.slurm import Commands, SlurmClient
+from sluice.slurm.leader import leads
+
+_STEP_S = 0.2
+_VIEW_S, _BUSY_VIEW_S = 5.0, 0.5
+_POLICY_S = 2.0
+_LEADS_S = 2.0
+_CONFIG_S = 30.0
+_STATUS_S = 0.5
+_COSTS_S = 60.0
+_QUEUED_S = 10.0  # a call that waited longer for a thread is not made: a lost answer is known to be lost by then
+_CALLS = 8  # of one pool at a time
+
+log = logging.getLogger("sluice.fleet")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where things are."""
+
+    conf: Path  # slurm.conf
+    state: Path = STATE
+    requests: Path = REQUESTS
+    credentials: Path = CREDENTIALS
+    host: str = field(default_factory=lambda: socket.gethostname().partition(".")[0])
+
+
+def _place_of(error: Exception) -> str:
+    """What kind of mistake and where; its words may have credentials."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {place.filename}, line {place.lineno}"
+
+
+class Providers:
+    """Drivers by pool, and the threads in which they are called."""
+
+    def __init__(self, settings: Settings, done: Callable[[Result], None], now: Callable[[], float]) -> None:
+        self._settings = settings
+        self._done = done
+        self._now = now
+        self._made: dict[str, tuple[PoolPolicy, str, Driver | SluiceError, ThreadPoolExecutor]] = {}
+
+    def set_pools(self, cluster: str, pools: dict[str, PoolPolicy]) -> None:
+        """Make the drivers of new and changed pools; one that cannot be made says so at each call."""
+        for name, pool in pools.items():
+            before = self._made.get(name)
+            if before is not None and (before[0].driver, before[0].settings, before[1]) == (
+                pool.driver, pool.settings, cluster
+            ):  # fmt: skip
+                continue
+            driver: Driver | SluiceError
+            try:
+                site = DriverSite(cluster, name, pool.settings, self._settings.credentials, self._settings.state)
+                driver = load_driver(pool.driver, site)
+            except SluiceError as error:
+                log.error("%s", one_line(str(error)))
+                driver = error
+            threads = ThreadPoolExecutor(_CALLS, name) if before is None else before[3]
+            self._made[name] = pool, cluster, driver, threads
+
+    def ask(self, act: LaunchAct | TerminateAct | ListAct) -> None:
+        """Ask; returns at once."""
+        self._made[act.pool][3].submit(self._call, act, time.monotonic())
+
+    def _call(self, act: LaunchAct | TerminateAct | ListAct, queued: float) -> None:
+        if time.monotonic() - queued > _QUEUED_S:
+            self._done(Unsent(act))
+            return
+        self._done(self._answer(act, self._now()))
+
+    def _answer(self, act: LaunchAct | TerminateAct | ListAct, began: float) -> Result:
+        driver = self._made[act.pool][2]
+        failure: Failure = "unknown"
+        try:
+            if isinstance(driver, SluiceError):
+                raise ProviderError("refused", str(driver))
+            if isinstance(act, LaunchAct):
+                return Launched(act.order.token, driver.launch(act.order))
+            if isinstance(act, TerminateAct):
+                driver.terminate(act.machine)
+                return Terminated(act.pool, act.machine)
+            return Listed(act.pool, began, tuple(driver.machines()))
+        except ProviderError as error:
+            failure, text = error.kind, str(error)
+        except Exception as error:  # a driver of a site's own: its mistakes are its pool's alone
+            text = _place_of(error)
+            log.error("pool %s: the driver failed: %s", act.pool, text)
+        if isinstance(act, LaunchAct):
+            return Launched(act.order.token, None, failure, text)
+        if isinstance(act, TerminateAct):
+            return Terminated(act.pool, act.machine, failure, text)
+        return Listed(act.pool, began, None, failure, text)
+
+
+class Fleetd:
+    """The daemon."""
+
+    def __init__(self, settings: Settings, client: SlurmClient, commands: Commands, stopping: threading.Event) -> None:
+        self.settings = settings
+        self.stopping = stopping
+        self._client, self._commands = client, commands
+        self._policy = PoolsFile(settings.conf.parent / FILE_NAME)
+        self._node_policy = NodePolicyFile(settings.conf.parent / node.FILE_NAME)
+        self._results: SimpleQueue[Result | SlurmView] = SimpleQueue()
+        self._woken = threading.Event()
+        self._look = threading.Event()
+        self._busy = False
+        self._began = time.monotonic()
+        self._base = time.time()
+        self._providers = Providers(settings, self._bring, self.now)
+        self._slurm = ThreadPoolExecutor(1, "slurm")
+        self._config: dict[str, str] = {}
+        self._config_at = -1e9
+        self._keeper: Keeper | None = None
+        self._lock: IO[str]
+        self._nodes: frozenset[str] = frozenset()
+        self._problem = ""
+
+    def now(self) -> float:
+        """The fleet's clock: it does not jump while this process lives, and goes back for no other."""
+        return self._base + time.monotonic() - self._began
+
+    def serve(self) -> None:
+        """Until it is to stop. Raises SluiceError, OSError where it cannot begin."""
+        self.settings.requests.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self.settings.state / "lock").open("a") as self._lock:
+            threading.Thread(target=self._guard, args=(self._read_views,), name="view", daemon=True).start()
+            notify("READY=1")
+            self._loop()
+
+    def _guard(self, run: Callable[[], None]) -> None:
+        """A thread that ends before the daemon is to stop ends the daemon: systemd starts it again."""
+        try:
+            run()
+        except Exception:
+            log.exception("ended")
+        if not self.stopping.is_set():
+            os._exit(1)
+
+    def _bring(self, result: Result | SlurmView) -> None:
+        self._results.put(result)
+        self._woken.set()
+
+    # ---- the loop ----
+
+    def _loop(self) -> None:
+        policy_at = status_at = costs_at = led_at = -1e9
+        while not self.stopping.is_set():
+            self._woken.clear()
+            try:
+                if time.monotonic() > led_at + _LEADS_S:
+                    led_at = time.monotonic()
+                    self._lead(self._leads())
+                if self._keeper is not None:
+                    if time.monotonic() > policy_at + _POLICY_S or not self._nodes:
+                        policy_at = time.monotonic()
+                        self._set_policy(self._keeper)
+                    self._step(self._keeper)
+                    if time.monotonic() > status_at + _STATUS_S:
+                        status_at = time.monotonic()
+                        self._publish(self._keeper.status())
+                    if time.monotonic() > costs_at + _COSTS_S:
+                        costs_at = time.monotonic()
+                        write_atomic(self.settings.state / COSTS.name, render_costs(self._keeper.costs()))
+                self._say("")
+            except (SluiceError, OSError) as error:
+                self._say(one_line(str(error)))
+            self._woken.wait(_STEP_S)
+
+    def _say(self, problem: str) -> None:
+        """A problem that lasts is logged once."""
+        if problem != self._problem:
+            log.warning("%s", problem or "works again")
+            self._problem = problem
+
+    def _leads(self) -> bool:
+        if time.monotonic() > self._config_at + _CONFIG_S:
+            self._config, self._config_at = self._client.config(), time.monotonic()
+        return leads(self._config, self.settings.host, lambda: any(one.up for one in self._client.ping()))
+
+    def _lead(self, it_does: bool) -> None:
+        """The controller that begins to lead reads the journal, which the other one may have written."""
+        if not it_does:
+            self._keeper = None
+            self._nodes = frozenset()  # nothing is read for nobody
+            self._forget_results()
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        elif self._keeper is None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise SluiceError(
+                    f"{self._lock.name}: the other controller's fleetd still works on this journal",
+                    remedy="it is waited for; if none runs, see who has the file open",
+                ) from error
+            keeper = Keeper(Journal(self.settings.state / "journal.json"), self.settings.host)
+            self._base = max(self._base, keeper.memory.clock - (time.monotonic() - self._began))
+            self._set_policy(keeper)
+            self._look.set()  # at Slurm, at once
+            self._keeper = keeper
+            log.warning("%s leads: %d launches in the journal", self.settings.host, len(keeper.memory.launches))
+
+    def _forget_results(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._results.get_nowait()
+
+    def _set_policy(self, keeper: Keeper) -> None:
+        policy = self._policy.current()
+        if self._policy.problem is not None:
+            log.warning("%s", one_line(str(self._policy.problem)))
+        keeper.set_policy(policy, self._node_policy.current().checkpoint)
+        self._providers.set_pools(policy.cluster, keeper.pools())
+        self._nodes = frozenset(node for pool in keeper.pools().values() for node in expand(pool.nodes))
+
+    def _step(self, keeper: Keeper) -> None:
+        with suppress(Empty):
+            while True:
+                result = self._results.get_nowait()
+                if isinstance(result, SlurmView):
+                    keeper.see(result)
+                else:
+                    keeper.take(result, self.now())
+        for act in keeper.step(self.now()):
+            self._do(act)
+        busy = any(one.stage in ("asked", "launched", "terminating") for one in keeper.memory.launches.values())
+        if busy and not self._busy:
+            self._look.set()  # Slurm is looked at more often from now on
+        self._busy = busy
+
+    def _do(self, act: Act) -> None:
+        if isinstance(act, NodeAct | JobAct):
+            self._slurm.submit(self._change, act, time.monotonic())
+        else:
+            self._providers.ask(act)
+
+    def _change(self, act: NodeAct | JobAct, queued: float) -> None:
+        """A change that waited for long behind a slurmctld that hung was wanted of what Slurm said then: not made."""
+        if time.monotonic() - queued > _QUEUED_S:
+            self._bring(Changed(act, "not made: it waited for too long"))
+            return
+        try:
+            change(self._commands, act)
+            self._bring(Changed(act))
+        except SluiceError as error:
+            self._bring(Changed(act, str(error)))
+        self._look.set()
+
+    def _publish(self, status: FleetStatus) -> None:
+        write_atomic(self.settings.state / "status.json", render_status(status), follow_links=False)
+
+    # ---- Slurm ----
+
+    def _read_views(self) -> None:
+        said = ""
+        while not self.stopping.is_set():
+            requests = self._requests()
+            self._look.clear()
+            problem = ""
+            try:
+                if self._nodes:
+                    self._bring(read_view(self._client, self._nodes, self.now()))
+                for request in requests:
+                    request.unlink(missing_ok=True)
+            except (SluiceError, OSError) as error:
+                problem = one_line(str(error))
+            if problem != said:
+                said = problem
+                log.warning("Slurm: %s", problem or "is seen again")
+            until = time.monotonic() + (_BUSY_VIEW_S if self._busy and not problem else _VIEW_S)
+            while not self.stopping.is_set() and not self._look.is_set() and time.monotonic() < until:
+                if not problem and self._requests():
+                    break
+                self._look.wait(_STEP_S)
+
+    def _requests(self) -> list[Path]:
+        """What slurmctld's programs have left."""
+        return [one for one in self.settings.requests.iterdir() if one.suffix == ".json"]

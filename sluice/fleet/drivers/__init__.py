@@ -1,0 +1,1 @@
+"""Drivers that come with Sluice, one file each; found by entry points."""

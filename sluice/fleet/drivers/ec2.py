@@ -1,0 +1,194 @@
+"""EC2 through boto3. Credentials are found by boto3: the instance's role, else SlurmUser's own files.
+
+A launch passes its token as ClientToken, which makes it idempotent at EC2, and looks for the token's tag first, as not
+all that speak EC2's protocol keep that promise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
+from sluice.fleet.driver import DriverSite, Failure, Machine, Order, ProviderError
+
+T = TypeVar("T")
+log = logging.getLogger("sluice.fleet")
+_NO_CAPACITY = frozenset({
+    "InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity",
+    "InsufficientCapacity", "SpotMaxPriceTooLow", "Unsupported",
+})  # fmt: skip
+_QUOTA = frozenset({
+    "InstanceLimitExceeded", "VcpuLimitExceeded", "MaxSpotInstanceCountExceeded", "VolumeLimitExceeded",
+    "InsufficientFreeAddressesInSubnet", "NetworkInterfaceLimitExceeded",
+})  # fmt: skip
+_THROTTLED = frozenset({"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled"})
+_CREDENTIALS = frozenset({
+    "AuthFailure", "UnauthorizedOperation", "ExpiredToken", "RequestExpired", "InvalidClientTokenId",
+    "SignatureDoesNotMatch", "OptInRequired", "Blocked", "AccessDenied", "PendingVerification",
+})  # fmt: skip
+_REFUSED = frozenset({"IdempotentParameterMismatch"})  # the token is another request's: the settings changed since
+_GONE = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
+_NOTICES = ("marked-for-termination", "marked-for-stop")
+"""What the status of a spot request is from the notice until its machine ends."""
+_SETTINGS = (
+    "region", "image", "endpoint", "subnet", "subnets", "security_groups", "instance_profile", "user_data", "spot",
+)  # fmt: skip
+
+
+def failure_of(error: Exception) -> ProviderError:
+    """What an exception of boto3 means."""
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return ProviderError("credentials", f"EC2: {error}")
+    if not isinstance(error, ClientError):
+        return ProviderError("unknown", f"EC2: {error}")
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    kind: Failure = "unknown"
+    for name, codes in (("no_capacity", _NO_CAPACITY), ("quota", _QUOTA), ("throttled", _THROTTLED)):
+        if code in codes:
+            kind = name  # type: ignore[assignment]  # the names above are its kinds
+    if code in _CREDENTIALS:
+        kind = "credentials"
+    elif code in _REFUSED or (
+        kind == "unknown" and 400 <= status < 500 and code.startswith(("Invalid", "Missing", "Unknown"))
+    ):
+        kind = "refused"
+    return ProviderError(kind, f"EC2: {code}: {error.response.get('Error', {}).get('Message', '')}"[:300])
+
+
+class Ec2:
+    """The driver."""
+
+    def __init__(self, site: DriverSite) -> None:
+        site.only(*_SETTINGS)
+        self._site = site
+        self._image = site.setting("image")
+        self._user_data = ""
+        if "user_data" in site.settings:
+            path = Path(site.setting("user_data"))
+            try:
+                self._user_data = path.read_text()
+            except OSError as error:
+                raise SluiceError(f"pool {site.pool}: {path}: {error.strerror}", remedy="SlurmUser reads it") from error
+        config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 1})
+        endpoint = site.settings.get("endpoint")
+        try:
+            self._ec2 = boto3.client("ec2", region_name=site.setting("region"), endpoint_url=endpoint, config=config)
+        except (BotoCoreError, ValueError) as error:
+            raise SluiceError(f"pool {site.pool}: EC2: {error}", remedy="mend the pool's settings") from error
+
+    def launch(self, order: Order) -> Machine:
+        """As `Driver.launch`."""
+        for machine in self._machines([{"Name": "tag:sluice-token", "Values": [order.token]}]):
+            if not machine.ending:
+                return machine
+        answer = self._call(lambda: self._ec2.run_instances(**self._words(order)))
+        return self._machine(answer["Instances"][0])
+
+    def _words(self, order: Order) -> dict[str, Any]:
+        settings = self._site.settings
+        tags = [
+            {"Key": key, "Value": value} for key, value in (*self._site.tags_of(order).items(), ("Name", order.node))
+        ]
+        words: dict[str, Any] = {
+            "ImageId": self._image,
+            "InstanceType": order.shape,
+            "MinCount": 1,
+            "MaxCount": 1,
+            "ClientToken": order.token,
+            "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")],
+            "InstanceInitiatedShutdownBehavior": "terminate",
+        }
+        if order.zone:
+            words["Placement"] = {"AvailabilityZone": order.zone}
+        if subnet := self._subnet(order.zone):
+            words["SubnetId"] = subnet
+        if groups := settings.get("security_groups"):
+            words["SecurityGroupIds"] = groups
+        if profile := settings.get("instance_profile"):
+            words["IamInstanceProfile"] = {"Name": profile}
+        if self._user_data:
+            words["UserData"] = self._user_data.replace("{node}", order.node)
+        if settings.get("spot") is True:
+            words["InstanceMarketOptions"] = {"MarketType": "spot"}
+        return words
+
+    def _subnet(self, zone: str) -> object:
+        subnets = self._site.settings.get("subnets")
+        if not isinstance(subnets, dict):
+            return self._site.settings.get("subnet")
+        if zone not in subnets:
+            raise ProviderError(
+                "refused", f"EC2: settings.subnets has no subnet of zone {zone!r}; name it in the policy"
+            )
+        return subnets[zone]
+
+    def terminate(self, machine: str) -> None:
+        """As `Driver.terminate`."""
+        try:
+            self._call(lambda: self._ec2.terminate_instances(InstanceIds=[machine]))
+        except ProviderError as error:
+            if "InvalidInstanceID.NotFound" not in error.what:
+                raise
+
+    def machines(self) -> list[Machine]:
+        """As `Driver.machines`."""
+        found = self._machines([{"Name": f"tag:{key}", "Values": [value]} for key, value in self._site.tags.items()])
+        notices = self._notices() if found and self._site.settings.get("spot") is True else {}
+        return [replace(one, notice=notices.get(one.id, "")) for one in found]
+
+    def _notices(self) -> dict[str, str]:
+        """By instance. Without them, a machine that is taken back is one that has vanished: no reason to fail."""
+        filters = [{"Name": "status-code", "Values": list(_NOTICES)}]
+
+        def pages() -> dict[str, str]:
+            found = self._ec2.get_paginator("describe_spot_instance_requests").paginate(Filters=filters)
+            requests = [one for page in found for one in page["SpotInstanceRequests"] if one.get("InstanceId")]
+            return {one["InstanceId"]: f"EC2 spot: {one['Status']['Code']}" for one in requests}
+
+        try:
+            return self._call(pages)
+        except ProviderError as error:
+            log.warning("pool %s: no notices of spot machines: %s", self._site.pool, one_line(str(error)))
+            return {}
+
+    def _machines(self, filters: list[dict[str, Any]]) -> list[Machine]:
+        def pages() -> list[Machine]:
+            found = self._ec2.get_paginator("describe_instances").paginate(Filters=filters)
+            groups = [group for page in found for group in page["Reservations"]]
+            return [self._machine(one) for group in groups for one in group["Instances"]]
+
+        return self._call(pages)
+
+    def _machine(self, one: dict[str, Any]) -> Machine:
+        tags = {tag["Key"]: tag["Value"] for tag in one.get("Tags", ())}
+        return Machine(
+            id=one["InstanceId"],
+            token=tags.get("sluice-token", ""),
+            node=tags.get("sluice-node", ""),
+            shape=one.get("InstanceType", ""),
+            zone=one.get("Placement", {}).get("AvailabilityZone", ""),
+            address=one.get("PrivateIpAddress", ""),
+            ending=one["State"]["Name"] in _GONE,
+        )
+
+    @staticmethod
+    def _call(ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except (ClientError, BotoCoreError) as error:
+            raise failure_of(error) from None  # the chain has the request, and that its headers
+
+
+def make(site: DriverSite) -> Ec2:
+    """The entry point. Raises SluiceError."""
+    return Ec2(site)

@@ -1,0 +1,151 @@
+"""OpenStack and other providers through apache-libcloud.
+
+What all of them keep is a machine's name: it is CLUSTER-POOL-NODE-TOKEN, and machines are known by it. Credentials are
+the arguments of libcloud's driver: ``{"args": [...], "kwargs": {...}}`` in POOL.json of the credentials' folder.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import quote, quote_plus
+
+from libcloud.common.exceptions import RateLimitReachedError
+from libcloud.common.types import InvalidCredsError
+from libcloud.compute.providers import get_driver
+
+from sluice.base.errors import SluiceError
+from sluice.fleet.driver import DriverSite, Failure, Machine, Order, ProviderError
+
+T = TypeVar("T")
+_TOKEN = 32
+_TURN_S = 30.0  # for which a call waits for the one before; nothing was asked when it is over
+_SHORTEST_SECRET = 4
+_ENDING = frozenset({"terminated", "stopped", "stopping", "error", "shutting-down"})
+_NO_CAPACITY = ("no valid host", "insufficient capacity", "not enough hosts")
+
+
+class Libcloud:
+    """The driver. libcloud's are not thread-safe: one call at a time."""
+
+    def __init__(self, site: DriverSite) -> None:
+        site.only("provider", "image", "options")
+        self._site = site
+        self._prefix = f"{site.cluster}-{site.pool}-"
+        self._lock = threading.Lock()
+        given = site.read_credentials("args", "kwargs")
+        self._secrets = _words_of(given)
+        name = site.setting("provider")
+        try:
+            self._cloud = get_driver(name)(*given.get("args", ()), **given.get("kwargs", {}))
+        except Exception as error:  # each of its drivers has its own; their words may have credentials
+            raise SluiceError(
+                f"pool {site.pool}: libcloud's driver {name}: {type(error).__name__}",
+                remedy="check settings.provider and the file of credentials",
+            ) from None
+
+    def launch(self, order: Order) -> Machine:
+        """As `Driver.launch`."""
+        return self._call(lambda: self._find(order.token) or self._make(order))
+
+    def _find(self, token: str) -> Machine | None:
+        """Looked for under the lock of the launch that follows: another call may just be making it."""
+        return next((one for one in self._list() if one.token == token and not one.ending), None)
+
+    def _make(self, order: Order) -> Machine:
+        def named(kind: str, wanted: str, found: list[Any]) -> Any:
+            for one in found:
+                if wanted in (one.id, one.name):
+                    return one
+            raise ProviderError("refused", f"{self._site.setting('provider')} has no {kind} {wanted!r}")
+
+        words: dict[str, Any] = dict(self._site.settings.get("options", {}))
+        if order.zone:
+            words["location"] = named("location", order.zone, self._cloud.list_locations())
+        name = f"{self._prefix}{order.node}-{order.token}"
+        node = self._cloud.create_node(
+            name=name,
+            size=named("size", order.shape, self._cloud.list_sizes()),
+            image=named("image", self._site.setting("image"), self._cloud.list_images()),
+            **words,
+        )
+        if node.name != name:
+            self._cloud.destroy_node(node)
+            raise ProviderError("refused", f"{self._site.setting('provider')} does not keep the names of machines")
+        return self._machine(node, order)
+
+    def terminate(self, machine: str) -> None:
+        """As `Driver.terminate`."""
+        self._call(
+            lambda: [self._cloud.destroy_node(one) for one in self._cloud.list_nodes() if str(one.id) == machine]
+        )
+
+    def machines(self) -> list[Machine]:
+        """As `Driver.machines`."""
+        return self._call(self._list)
+
+    def _list(self) -> list[Machine]:
+        return [self._machine(one) for one in self._cloud.list_nodes() if self._mine(one.name)]
+
+    def _mine(self, name: str) -> bool:
+        return name.startswith(self._prefix) and len(name) > len(self._prefix) + _TOKEN + 1
+
+    def _machine(self, node: Any, order: Order | None = None) -> Machine:
+        own = node.name[len(self._prefix) :]
+        return Machine(
+            id=str(node.id),
+            token=own[-_TOKEN:],
+            node=own[: -_TOKEN - 1],
+            shape="" if order is None else order.shape,
+            zone="" if order is None else order.zone,
+            address=next(iter(node.private_ips or ()), ""),
+            ending=str(node.state).lower() in _ENDING,
+        )
+
+    def _call(self, ask: Callable[[], T]) -> T:
+        provider = self._site.setting("provider")
+        if not self._lock.acquire(timeout=_TURN_S):
+            raise ProviderError("throttled", f"{provider}: an earlier call still has no answer")
+        try:
+            return ask()
+        except ProviderError:
+            raise
+        except InvalidCredsError:
+            raise ProviderError("credentials", f"{provider}: refuses the credentials") from None
+        except RateLimitReachedError:
+            raise ProviderError("throttled", f"{provider}: too many calls") from None
+        except Exception as error:  # each of its drivers has its own; their words may have credentials
+            raise ProviderError(_kind(error), f"{provider}: {self._without_secrets(str(error))}"[:300]) from None
+        finally:
+            self._lock.release()
+
+    def _without_secrets(self, text: str) -> str:
+        for word in self._secrets:
+            text = text.replace(word, "***")
+        return text
+
+
+def _words_of(given: object) -> list[str]:
+    """All that may be secret in credentials, as it is and as in a URL, the longest first."""
+    if isinstance(given, dict):
+        given = list(given.values())
+    if isinstance(given, list):
+        return sorted({word for one in given for word in _words_of(one)}, key=len, reverse=True)
+    word = str(given)
+    return [word, quote(word, safe=""), quote_plus(word)] if len(word) >= _SHORTEST_SECRET else []
+
+
+def _kind(error: Exception) -> Failure:
+    words = str(error).lower()
+    if any(one in words for one in _NO_CAPACITY):
+        return "no_capacity"
+    if "quota" in words:
+        return "quota"
+    code = getattr(error, "code", 0)
+    return "refused" if code in (400, 404, 422) else "credentials" if code in (401, 403) else "unknown"
+
+
+def make(site: DriverSite) -> Libcloud:
+    """The entry point. Raises SluiceError."""
+    return Libcloud(site)

@@ -1,0 +1,113 @@
+"""Slurm as the fleet sees it, and the changes that it makes there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+
+from policy.checkpoint import asks
+from sluice.base.hostlist import expand, fold
+from sluice.fleet.ahead import PlannedStart
+from sluice.fleet.views import POOL_REASON, Change, JobAct, NodeAct, SlurmJob, SlurmNode, SlurmView, Want
+from sluice.slurm import Commands, SlurmClient
+from sluice.slurm.answers import Job, Node, Reservation
+
+_WITH_NODES = frozenset({"CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "STOPPED"})
+_BY_SLURM = ("Not responding", "ResumeTimeout", "Node unexpectedly rebooted", POOL_REASON)
+_MAINTENANCE = frozenset({"MAINT"})
+_STATES: dict[Change, str] = {
+    "power_up": "POWER_UP", "power_down": "POWER_DOWN", "power_down_force": "POWER_DOWN_FORCE", "drain": "DRAIN",
+    "undrain": "UNDRAIN",
+}  # fmt: skip
+
+
+def read_view(client: SlurmClient, pools: Collection[str], at: float) -> SlurmView:
+    """The nodes of pools and their jobs; `at`: now, by the fleet's clock. Raises SluiceError."""
+    nodes = {node.name: slurm_node(node) for node in client.nodes() if node.name in pools}
+    jobs: dict[int, SlurmJob] = {}
+    seen = client.jobs()
+    for job in seen:
+        begins = job.state == "PENDING" and job.reason == "BeginTime"
+        if not begins and job.state not in _WITH_NODES:
+            continue
+        on = frozenset(node for node in expand(job.nodes) if node in pools) if job.nodes else frozenset[str]()
+        if on or begins:
+            jobs[job.id] = _job(job, on, begins)
+    reservations = client.reservations()
+    for name in _reserved(reservations):
+        if name in nodes:
+            nodes[name] = replace(nodes[name], reserved=True)
+    later = [job for job in seen if job.state == "PENDING" and job.start_time is not None]
+    chosen = client.planned_nodes() if later else {}
+    starts = [*map(_reserved_start, reservations), *(_planned_start(job, chosen.get(job.id, "")) for job in later)]
+    return SlurmView(at, nodes, jobs, tuple(one for one in starts if one is not None))
+
+
+def _reserved(reservations: Collection[Reservation]) -> list[str]:
+    """Nodes of reservations that have begun."""
+    return [node for one in reservations if one.state == "active" and one.nodes for node in expand(one.nodes)]
+
+
+def _reserved_start(one: Reservation) -> PlannedStart | None:
+    """A reservation that begins: its nodes are there then, but for one for maintenance."""
+    if one.state == "active" or one.start_time is None or not one.nodes or _MAINTENANCE & one.flags:
+        return None
+    return PlannedStart(one.start_time, frozenset(expand(one.nodes)))
+
+
+def _planned_start(job: Job, chosen: str) -> PlannedStart | None:
+    """What Slurm or the planner expects of a job that waits. Of one that only waits for its begin time, the nodes are
+    chosen then: as many of its partition, where it names one alone. Of others without nodes nothing is asked for: the
+    planner has them on nodes that are there.
+    """
+    if job.start_time is None:
+        return None
+    if chosen:
+        return PlannedStart(job.start_time, frozenset(expand(chosen)))
+    if job.reason == "BeginTime" and "," not in job.partition and not job.reservation:
+        return PlannedStart(job.start_time, count=job.node_count, partition=job.partition)
+    return None
+
+
+def _job(job: Job, on: frozenset[str], begins: bool) -> SlurmJob:
+    ends = math.inf if job.end_time is None else job.end_time
+    saves = asks(job.comment) is not None
+    return SlurmJob(job.id, job.state == "CONFIGURING", on, begins, job.own_name, saves, ends)
+
+
+def slurm_node(node: Node) -> SlurmNode:
+    """What Slurm wants of a node."""
+    flags = node.flags
+    by_slurm = "not_responding" in flags or node.reason.startswith(_BY_SLURM)
+    return SlurmNode(_want(node.state, flags), "drain" in flags, node.reason, by_slurm, node.address)
+
+
+def _want(state: str, flags: frozenset[str]) -> Want:
+    if flags & {"powering_up", "power_up"}:
+        return "up"
+    if flags & {"powering_down", "powered_down"}:
+        return "off"
+    if "invalid_reg" in flags:
+        return "invalid"
+    if state in ("down", "error"):
+        return "down"
+    return "on" if state in ("idle", "mixed", "allocated", "completing", "planned") else "unknown"
+
+
+def change(commands: Commands, act: NodeAct | JobAct) -> None:
+    """Make a change. Raises SluiceError with Slurm's words."""
+    if isinstance(act, JobAct):
+        if act.change == "signal":
+            commands.output("scancel", f"--signal={act.text}", "--full", act.name)
+        elif act.change == "requeue":
+            commands.output("scontrol", "requeue", act.name)
+        else:
+            commands.output("scontrol", "update", f"JobId={act.name}", "StartTime=now")
+        return
+    nodes = f"NodeName={fold(act.nodes)}"
+    if act.change == "address":
+        commands.output("scontrol", "update", nodes, f"NodeAddr={act.text}")
+        return
+    reason = [f"Reason={act.text}"] if act.text else []
+    commands.output("scontrol", "update", nodes, f"State={_STATES[act.change]}", *reason)

@@ -1,0 +1,53 @@
+"""The report `cost`: what machines of pools cost, by whose jobs used them; what nobody used is a line of its own.
+
+A job's part of a machine is that of its GPUs; where a pool has none, that of its CPUs. An hour of a machine costs what
+the pool's machines cost on average over the report's days, so that all lines together are what was paid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sluice.exchange.pool_costs import PoolCosts, Spent
+from sluice.report.count import Span
+from sluice.report.fields import Row, entitled_s
+from sluice.report.rollup import day_of
+from sluice.report.tally import Key, Tally
+
+IDLE = "(idle)"
+
+
+def machine_s(tally: Tally, pool: PoolCosts) -> float:
+    """Time of whole machines that jobs had."""
+    return entitled_s(tally) / pool.gpus if pool.gpus else tally.cpu_s / max(1, pool.cpus)
+
+
+def cost_rows(
+    pools: Mapping[str, PoolCosts], cells: Mapping[Key, Tally], names: Sequence[str], span: Span, *, idle: bool
+) -> list[Row]:
+    """Lines for each of `names`; `idle`: also for what no job used, which needs the cells of all jobs."""
+    of_partition = {one.partition: one for one in pools.values()}
+    totals = {partition: one.total(day_of(span.start), day_of(span.end - 1)) for partition, one in of_partition.items()}
+    rows: dict[tuple[str, ...], Row] = {}
+    left = {partition: Spent(one.machine_s, one.cost) for partition, one in totals.items()}
+    for key, tally in cells.items():
+        if key.partition not in of_partition:
+            continue
+        used = machine_s(tally, of_partition[key.partition])
+        total = totals[key.partition]
+        cost = total.cost * used / total.machine_s if total.machine_s else 0.0
+        _add(rows, {name: getattr(key, name) for name in names}, tally, Spent(used, cost))
+        left[key.partition].machine_s -= used
+        left[key.partition].cost -= cost
+    if idle:
+        for partition, rest in left.items():
+            if rest.machine_s > 0:
+                _add(rows, {"partition": partition, "account": IDLE}, Tally(), rest)
+    return list(rows.values())
+
+
+def _add(rows: dict[tuple[str, ...], Row], names: Mapping[str, str], tally: Tally, spent: Spent) -> None:
+    row = rows.setdefault(tuple(names.values()), Row(Tally(), names, {"machine_s": 0.0, "cost": 0.0}))
+    row.tally.add(tally)
+    row.extra["machine_s"] += spent.machine_s
+    row.extra["cost"] += spent.cost

@@ -1,0 +1,149 @@
+"""Pools on real daemons: nodes come as jobs need them and go again, and what goes wrong has a name and an end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from tests.integration.conftest import MakeCluster
+from tests.integration.fleet_site import DESCRIPTION, nodes, set_notices, set_stock, status
+from tests.integration.jobs import state as state_of
+from tests.integration.jobs import submit
+from tests.integration.settled import status as plugins
+from tests.integration.settled import until
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_cluster: MakeCluster) -> DevCluster:
+    made = make_shared_cluster(DESCRIPTION)
+    until(lambda: (made.folder / "fleet/status.json").exists())
+    return made
+
+
+def settled(cluster: DevCluster) -> None:
+    """Wait until there is no machine any more."""
+    until(lambda: [one for one in nodes(cluster).values() if one.stage or one.slurm == "on"], lambda seen: not seen)
+
+
+def absent(cluster: DevCluster, prefix: str) -> None:
+    """Wait until Slurm may give all nodes of a pool again, `end_within` after it called them off."""
+    until(
+        lambda: {one.state for one in cluster.node_states() if one.name.startswith(prefix)},
+        lambda seen: seen == {"idle~"},
+    )
+
+
+def job_is(cluster: DevCluster, job: str, state: str) -> None:
+    until(lambda: state_of(cluster, job), lambda seen: seen == state, shows=lambda: status(cluster).nodes)
+
+
+def kill_fleetd(cluster: DevCluster) -> None:
+    """SIGKILL, and what systemd does then."""
+    cluster.stop_daemon("fleetd@ctl1", number=signal.SIGKILL)
+    cluster.start_daemon("fleetd@ctl1")
+
+
+def pool(cluster: DevCluster, *words: str) -> str:
+    place = "/run/sluice-cluster/fleet/status.json"
+    return cluster.run(["sluice", "pool", *words, "--status", place], node="ctl1").stdout
+
+
+def happened(cluster: DevCluster, node: str) -> list[str]:
+    return [one.what for one in status(cluster).history if one.node == node]
+
+
+def test_nodes_are_known_before_there_is_one(cluster: DevCluster) -> None:
+    shown = {one.name: one for one in cluster.node_states()}
+    assert shown["burst-1"].state == "idle~" and "gpu:h100:1" in shown["burst-1"].gres
+    assert "nothing to do" in cluster.run(["sluice", "plan"], node="ctl1").stderr
+
+
+def test_a_pool_grows_for_a_job_of_two_nodes_and_shrinks_while_fleetd_is_killed(cluster: DevCluster) -> None:
+    job = submit(cluster, "-p", "burst", "-N2", "--gres=gpu:1", wrap="exec sleep 5")
+    until(lambda: "launched" in happened(cluster, "burst-1"))
+    kill_fleetd(cluster)
+    job_is(cluster, job, "COMPLETED")
+    assert plugins(cluster)["counters"]["arrivals.looks"] > 0  # it did not wait for slurmctld's own look
+    until(lambda: "terminating" in happened(cluster, "burst-1"))
+    kill_fleetd(cluster)
+    settled(cluster)
+    steps = happened(cluster, "burst-1")
+    assert steps == ["asked", "launched", "registered", "terminating", "gone: not_wanted"]
+    assert "gone: not_wanted" in pool(cluster, "history", "burst", "--node", "burst-1")
+
+
+def test_without_capacity_the_next_zone_and_the_next_shape_are_asked_at_once(cluster: DevCluster) -> None:
+    set_stock(cluster, big__a=0, big__b=1)
+    job = submit(cluster, "-p", "burst", "-N3", "--gres=gpu:1", wrap="exec sleep 3")
+    job_is(cluster, job, "COMPLETED")
+    last = [one for one in status(cluster).history if one.what == "registered"][-3:]
+    assert sorted(f"{one.shape}/{one.zone}" for one in last) == ["big/b", "old/a", "old/a"]
+    settled(cluster)
+
+
+def test_with_no_capacity_at_all_the_job_runs_on_another_pool_and_no_node_is_down(cluster: DevCluster) -> None:
+    absent(cluster, "burst")
+    set_stock(cluster, big=1, old=0)
+    job = submit(cluster, "-p", "burst,spare", "-N2", "--gres=gpu:1", wrap="exec sleep 1")
+    until(lambda: [one for one in status(cluster).history if one.what == "no_capacity"])
+    job_is(cluster, job, "COMPLETED")
+    assert "spare" in cluster.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%N"]).stdout
+    set_stock(cluster)
+    settled(cluster)  # the one machine of the job that could not be had, too
+    absent(cluster, "burst")
+
+
+def test_a_machine_with_other_gpus_is_drained_and_never_used(cluster: DevCluster) -> None:
+    own = cluster.slurm_conf_dir("odd-1") / "gres.conf"
+    right = own.read_text()
+    own.write_text("")
+    job = submit(cluster, "-p", "odd", "--gres=gpu:1", wrap="exec sleep 1")
+    until(lambda: nodes(cluster)["odd-1"], lambda one: one.difference == "other_gpus" and one.stage is None)
+    shown = until(
+        lambda: next(one for one in cluster.node_states() if one.name == "odd-1"), lambda one: "drain" in one.state
+    )
+    assert "gres/gpu count reported lower than configured" in shown.reason
+    assert state_of(cluster, job) == "PENDING"
+    assert "other GPUs than the pool promises" in pool(cluster, "why", "odd-1")
+    own.write_text(right)
+    cluster.run(["scancel", job], user="alice")
+    pool(cluster, "return", "odd-1")
+    until(lambda: nodes(cluster)["odd-1"], lambda one: one.difference == "none")
+
+
+def test_a_machine_that_is_taken_back_soon_is_left_by_its_job(cluster: DevCluster) -> None:
+    job = submit(cluster, "-p", "spare", "--gres=gpu:1", "--requeue", wrap="exec sleep 600")
+    job_is(cluster, job, "RUNNING")
+    (first,) = until(lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered"])
+    set_notices(cluster, **{first.replace("-", "_"): "ends at 12:00"})
+    until(lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered" and one.node != first])
+    job_is(cluster, job, "RUNNING")
+    left = ["registered", "notice", "terminating", "gone: not_wanted"]
+    until(lambda: happened(cluster, first)[-4:], lambda seen: seen == left)
+    set_notices(cluster)
+    cluster.run(["scancel", job], user="alice")
+    settled(cluster)
+    absent(cluster, "spare")  # and not drained any more
+
+
+def test_a_takeover_while_machines_boot_loses_nothing_and_launches_once(cluster: DevCluster) -> None:
+    before = len(list(cluster.layout.machines.iterdir()))
+    job = submit(cluster, "-p", "slow", "-N2", "--gres=gpu:1", wrap="exec sleep 3")
+    until(lambda: [one for one in nodes(cluster).values() if one.stage == "launched"], lambda seen: len(seen) == 2)
+    shown = {one["name"]: one["launching"] for one in json.loads(pool(cluster, "list", "--json"))["pools"]}
+    assert shown["slow"] == 2
+    saved = time.time()
+    until(lambda: (cluster.layout.state / "job_state").stat().st_mtime > saved)  # else Slurm itself forgets the job
+    cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+    until(lambda: status(cluster).host, lambda host: host == "ctl2")
+    job_is(cluster, job, "COMPLETED")
+    settled(cluster)
+    for node in ("slow-1", "slow-2"):
+        assert happened(cluster, node) == ["asked", "launched", "registered", "terminating", "gone: not_wanted"]
+    assert len(list(cluster.layout.machines.iterdir())) == before + 2

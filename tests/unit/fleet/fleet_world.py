@@ -1,0 +1,453 @@
+"""A model of Slurm, of a hostile provider and of fleetd's process, with one source of chance."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from policy.pool_nodes import PoolPolicy, PoolsPolicy, ShapePolicy
+from sluice.base.hostlist import expand
+from sluice.fleet.ahead import PlannedStart
+from sluice.fleet.driver import Failure, Machine
+from sluice.fleet.journal import Memory, parse_journal, render_journal
+from sluice.fleet.keeper import Keeper
+from sluice.fleet.views import (
+    Act,
+    Changed,
+    JobAct,
+    LaunchAct,
+    Launched,
+    ListAct,
+    Listed,
+    NodeAct,
+    Result,
+    SlurmJob,
+    SlurmNode,
+    SlurmView,
+    TerminateAct,
+    Terminated,
+    Want,
+)
+
+IDLE_S = 60.0
+RESUME_TIMEOUT_S = 4000.0
+SLURMD_TIMEOUT_S = 300.0
+HOSTILE_S = 900.0
+LATEST_S = 45.0  # until a request takes effect, or never does
+MOST_S = 40_000.0
+
+POLICY = PoolsPolicy(
+    cluster="model",
+    pools={
+        "a": PoolPolicy(
+            driver="model", nodes="a[1-4]", shapes=(ShapePolicy(name="big"), ShapePolicy(name="old")),
+            zones=("x", "y"), partition="a", idle_s=40, boot_s=200, give_back_s=40, back_off_s=30,
+        ),
+        "b": PoolPolicy(
+            driver="model", nodes="b[1-3]", shapes=(ShapePolicy(name="big"),), partition="b", least=0, boot_s=200,
+            idle_s=100, give_back_s=0, back_off_s=20,
+        ),
+    },
+)  # fmt: skip
+
+
+class Killed(BaseException):
+    """SIGKILL."""
+
+
+@dataclass
+class Box:
+    """A machine of the provider's."""
+
+    id: str
+    token: str
+    node: str
+    pool: str
+    shape: str
+    zone: str
+    made: float
+    boots: float | None  # when its slurmd registers; None: it dies before
+    odd_gpus: bool
+    dies: float | None
+    noticed: bool = False  # its end is said 120 s before
+    ended: float | None = None
+
+
+@dataclass
+class Node:
+    """A node in Slurm."""
+
+    want: Want = "off"
+    since: float = 0.0
+    drained: bool = False
+    reason: str = ""
+    job: int | None = None
+
+
+@dataclass
+class Job:
+    """A job: it wants `nodes` nodes of one of its pools."""
+
+    id: int
+    nodes: int
+    pools: tuple[str, ...]
+    run_s: float
+    at: float
+    state: str = "pending"
+    begins: float = 0.0
+    has: tuple[str, ...] = ()
+    ends: float = 0.0
+
+
+@dataclass(order=True)
+class _Due:
+    at: float
+    number: int
+    do: Callable[[], None] = field(compare=False)
+
+
+class World:
+    """One run."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.now = 1000.0
+        self.ahead = 0.0  # of the fleet's clock before the world's
+        self.boxes: list[Box] = []
+        self.nodes = {node: Node() for pool in POLICY.pools.values() for node in expand(pool.nodes)}
+        self.pool_of = {node: name for name, pool in POLICY.pools.items() for node in expand(pool.nodes)}
+        self.jobs: dict[int, Job] = {}
+        self.saved = b""
+        self.due: list[_Due] = []
+        self.numbers = 0
+        self.life = 0  # of fleetd's process; answers to an earlier one are lost
+        self.kills = 0
+        self.empty_before: dict[str, bool] = {}
+        self.problems: list[str] = []
+        self.refused: dict[int, LaunchAct] = {}
+        self.stock: dict[tuple[str, str, str], float] = {}  # no capacity until
+        for number in range(self.chance.randint(1, 6)):
+            pools = self.chance.choice((("a",), ("b",), ("a", "b"), ("b", "a")))
+            most = min(len(expand(POLICY.pools[pool].nodes)) for pool in pools)
+            self.jobs[number + 1] = Job(
+                number + 1, self.chance.randint(1, most), pools, self.chance.choice((5.0, 60.0, 400.0)),
+                self.now + self.chance.uniform(0, 600),
+            )  # fmt: skip
+        self.keeper = self._new_keeper()
+
+    @property
+    def hostile(self) -> bool:
+        return self.now < 1000.0 + HOSTILE_S
+
+    @property
+    def clock(self) -> float:
+        """The fleet's."""
+        return self.now + self.ahead
+
+    # ---- the journal ----
+
+    def load(self) -> Memory:
+        return parse_journal(self.saved, source="model") if self.saved else Memory()
+
+    def save(self, memory: Memory) -> None:
+        self._perhaps_killed()
+        self.saved = render_journal(memory)
+        self._perhaps_killed()
+
+    def _perhaps_killed(self) -> None:
+        if self.hostile and self.chance.random() < 0.04:
+            raise Killed
+
+    def _new_keeper(self) -> Keeper:
+        self.life += 1
+        if self.life > 1 and self.chance.random() < 0.3:  # the clock was set while nothing ran
+            jump = self.chance.choice((-3600.0, 3600.0, 86_400.0))
+            last = self.load().clock
+            self.ahead = max(self.clock + jump, last) - self.now
+        keeper = Keeper(self, new_token=self._token)
+        keeper.set_policy(POLICY)
+        return keeper
+
+    def _token(self) -> str:
+        self.numbers += 1
+        return f"token-{self.numbers}"
+
+    # ---- time ----
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        self.numbers += 1
+        heapq.heappush(self.due, _Due(self.now + seconds, self.numbers, do))
+
+    def run(self) -> None:
+        """Until all jobs are through and nothing runs any more."""
+        while self.now < MOST_S:
+            self._slurm()
+            try:
+                self._fleet()
+            except Killed:
+                self.kills += 1
+                self.keeper = self._new_keeper()
+            self._check()
+            if self.problems or (not self.hostile and self._settled()):
+                return
+            self.now += self.chance.uniform(1, 8) if self.hostile or self._busy() else 20.0
+            while self.due and self.due[0].at <= self.now:
+                heapq.heappop(self.due).do()
+        self.problems.append("not settled: " + "; ".join(self._story()))
+
+    def _busy(self) -> bool:
+        return bool(self.due)
+
+    def _settled(self) -> bool:
+        return (
+            all(one.state == "done" for one in self.jobs.values() if self._can_run(one))
+            and not any(one.ended is None for one in self.boxes)
+            and not self.keeper.memory.launches
+        )
+
+    def _can_run(self, job: Job) -> bool:
+        """Nodes whose machines had other GPUs are out until an operator returns them."""
+        return any(
+            sum(not (one.drained and "returned" in one.reason) for node, one in self.nodes.items()
+                if self.pool_of[node] == pool) >= job.nodes
+            for pool in job.pools
+        )  # fmt: skip
+
+    def _story(self) -> list[str]:
+        return [
+            *(f"job {one.id} {one.state} {one.has}" for one in self.jobs.values() if one.state != "done"),
+            *(f"box {one.id} of {one.node}" for one in self.boxes if one.ended is None),
+            *(
+                f"{name} {one.want} {one.reason}"
+                for name, one in self.nodes.items()
+                if one.want != "off" or one.drained
+            ),
+            *(f"launch {one.token} {one.node} {one.stage}" for one in self.keeper.memory.launches.values()),
+        ]
+
+    # ---- fleetd ----
+
+    def _fleet(self) -> None:
+        if not (self.hostile and self.chance.random() < 0.2):  # else slurmctld does not answer
+            self.keeper.see(self._view())
+        for act in self.keeper.step(self.clock):
+            self._perhaps_killed()
+            self._do(act)
+            self._perhaps_killed()
+
+    def _view(self) -> SlurmView:
+        nodes = {
+            name: SlurmNode(one.want, one.drained, one.reason) for name, one in self.nodes.items()
+        }  # fmt: skip
+        jobs = {
+            one.id: SlurmJob(one.id, one.state == "configuring", frozenset(one.has), one.begins > self.now)
+            for one in self.jobs.values()
+            if one.state in ("configuring", "running") or (one.state == "pending" and one.begins > self.now)
+        }
+        return SlurmView(self.clock, nodes, jobs, tuple(self._starts()))
+
+    def _starts(self) -> Iterator[PlannedStart]:
+        """What the plan says of jobs that wait; where there is trouble, it is wrong."""
+        for job in self.jobs.values():
+            if job.state == "pending" and len(job.pools) == 1 and job.id % 2:
+                wrong = self.chance.uniform(-300, 300) if self.hostile and self.chance.random() < 0.3 else 0.0
+                due = max(job.at, job.begins) + self.ahead + wrong
+                yield PlannedStart(due, count=job.nodes, partition=job.pools[0])
+
+    def _do(self, act: Act) -> None:
+        if isinstance(act, NodeAct | JobAct):
+            self._change(act)
+            self._answer(Changed(act))
+            return
+        if self.hostile and self.chance.random() < 0.1:
+            return  # the request is lost
+        late = self.chance.uniform(0, LATEST_S) if self.hostile and self.chance.random() < 0.2 else 0.5
+        began = self.clock
+        self.after(late, lambda: self._carry_out(act, began))
+        if self.hostile and self.chance.random() < 0.1:  # the request arrives twice
+            self.after(self.chance.uniform(0, LATEST_S), lambda: self._carry_out(act, began))
+
+    def _carry_out(self, act: LaunchAct | TerminateAct | ListAct, began: float) -> None:
+        if isinstance(act, LaunchAct):
+            if id(act) not in self.refused:  # of a request that arrives twice, not one is refused and one carried out
+                self._answer(self._launch(act))
+        elif isinstance(act, TerminateAct):
+            self._answer(self._terminate(act))
+        else:
+            self._answer(self._list(act, began))
+
+    def _answer(self, result: Result) -> None:
+        life = self.life
+        if self.hostile and self.chance.random() < 0.1 and not isinstance(result, Changed):
+            return
+        for _ in range(2 if self.hostile and self.chance.random() < 0.05 else 1):
+            late = self.chance.uniform(0, 300) if self.hostile and self.chance.random() < 0.1 else 0.0
+            self.after(late, lambda: self.keeper.take(result, self.clock) if self.life == life else None)
+
+    # ---- the provider ----
+
+    def _launch(self, act: LaunchAct) -> Launched:
+        order = act.order
+        for box in self.boxes:
+            if box.token == order.token:
+                return Launched(order.token, self._machine(box))
+        if act.pool == "b" and any(one.node == order.node and one.ended is None for one in self.boxes):
+            return Launched(order.token, None, "broken", "it is on")  # machines of one's own: one for each node
+        if act.pool == "b" and self.hostile and self.chance.random() < 0.1:
+            if self.chance.random() < 0.5:
+                self._make(act)
+            self.refused[id(act)] = act
+            return Launched(order.token, None, "broken", "504")
+        if failure := self._refusal(act):
+            self.refused[id(act)] = act
+            return Launched(order.token, None, failure, "refused")
+        return self._make(act)
+
+    def _refusal(self, act: LaunchAct) -> Failure | None:
+        order = act.order
+        place = act.pool, order.shape, order.zone
+        if self.hostile:
+            chance = self.chance.random()
+            if chance < 0.05:
+                return "throttled"
+            if chance < 0.1:
+                return "unknown"
+            if chance < 0.12:
+                return "credentials"
+            if chance < 0.15:
+                return "quota"
+            if chance < 0.35:
+                self.stock[place] = self.now + self.chance.uniform(10, 600)
+        return "no_capacity" if self.stock.get(place, 0.0) > self.now else None
+
+    def _make(self, act: LaunchAct) -> Launched:
+        order = act.order
+        self.numbers += 1
+        fails = self.hostile and self.chance.random() < 0.15
+        box = Box(
+            f"m{self.numbers}", order.token, order.node, act.pool, order.shape, order.zone, self.now,
+            None if fails else self.now + self.chance.uniform(20, 120),
+            self.hostile and self.chance.random() < 0.02,
+            self.now + self.chance.uniform(100, 900) if self.hostile and self.chance.random() < 0.1 else None,
+            self.chance.random() < 0.5,
+        )  # fmt: skip
+        self.boxes.append(box)
+        return Launched(order.token, self._machine(box))
+
+    def _terminate(self, act: TerminateAct) -> Terminated:
+        if self.hostile and self.chance.random() < 0.1:
+            return Terminated(act.pool, act.machine, "broken" if act.pool == "b" else "unknown", "503")
+        for box in self.boxes:
+            if box.id == act.machine and box.ended is None:
+                box.ended = self.now
+        return Terminated(act.pool, act.machine)
+
+    def _list(self, act: ListAct, began: float) -> Listed:
+        if self.hostile and self.chance.random() < 0.1:
+            return Listed(act.pool, began, None, self.chance.choice(("unknown", "throttled")), "503")
+        empty = self.hostile and self.chance.random() < 0.1 and not self.empty_before.get(act.pool)
+        self.empty_before[act.pool] = empty
+        seen = [
+            self._machine(one) for one in self.boxes
+            if one.pool == act.pool and not empty and (one.ended is None or self.now - one.ended < 100)
+            and (not self.hostile or self.now - one.made > 10 or self.chance.random() < 0.5)
+        ]  # fmt: skip
+        return Listed(act.pool, began, tuple(seen))
+
+    def _machine(self, box: Box) -> Machine:
+        notice = "spot" if box.noticed and box.dies is not None and self.now >= box.dies - 120 else ""
+        return Machine(box.id, box.token, box.node, box.shape, box.zone, ending=box.ended is not None, notice=notice)
+
+    # ---- Slurm ----
+
+    def _slurm(self) -> None:
+        for box in self.boxes:
+            if box.ended is None and box.dies is not None and box.dies <= self.now:
+                box.ended = box.dies
+        for name, node in self.nodes.items():
+            alive = next((one for one in self.boxes if one.node == name and one.ended is None), None)
+            self._register(node, alive)
+            lasts = self.now - node.since
+            silent = node.want == "on" and alive is None and lasts > SLURMD_TIMEOUT_S
+            if silent or (node.want == "up" and lasts > RESUME_TIMEOUT_S):
+                self._set(name, "down")
+            elif node.want == "on" and node.job is None and lasts > IDLE_S:
+                self._set(name, "off")
+        for job in self.jobs.values():
+            if job.state == "configuring" and all(self.nodes[one].want == "on" for one in job.has):
+                job.state, job.ends = "running", self.now + job.run_s
+            elif job.state == "running" and self.now >= job.ends:
+                self._leave(job, "done")
+            elif job.state == "pending" and max(job.at, job.begins) <= self.now:
+                self._start(job)
+
+    def _register(self, node: Node, box: Box | None) -> None:
+        booted = box is not None and box.boots is not None and node.since <= box.made and box.boots <= self.now
+        if box is not None and booted and node.want == "up":
+            node.want, node.since = ("invalid" if box.odd_gpus else "on"), self.now
+
+    def _start(self, job: Job) -> None:
+        for pool in job.pools:
+            free = [
+                name for name, one in self.nodes.items()
+                if self.pool_of[name] == pool and one.want in ("off", "on") and one.job is None and not one.drained
+            ]  # fmt: skip
+            if len(free) >= job.nodes:
+                job.has, job.state = tuple(free[: job.nodes]), "configuring"
+                for name in job.has:
+                    node = self.nodes[name]
+                    node.job = job.id
+                    if node.want == "off":
+                        node.want, node.since = "up", self.now
+                return
+
+    def _leave(self, job: Job, state: str, begins: float = 0.0) -> None:
+        for name in job.has:
+            self.nodes[name].job = None
+            if self.nodes[name].want == "on":
+                self.nodes[name].since = self.now
+        job.has, job.state, job.begins = (), state, begins
+
+    def _set(self, name: str, want: Want) -> None:
+        node = self.nodes[name]
+        if node.job is not None:
+            self._leave(self.jobs[node.job], "pending")
+        node.want, node.since = want, self.now
+
+    def _change(self, act: NodeAct | JobAct) -> None:
+        if self.hostile and self.chance.random() < 0.1:
+            return
+        if isinstance(act, JobAct):
+            job = self.jobs[act.job]
+            if act.change == "requeue" and job.state in ("configuring", "running"):
+                self._leave(job, "pending", self.now + 120)
+            elif act.change == "release":
+                job.begins = 0.0
+            return
+        for name in act.nodes:
+            node = self.nodes[name]
+            if act.change == "power_down_force" or (act.change == "power_down" and node.job is None):
+                self._set(name, "off")
+            elif act.change == "power_up" and node.want == "off":
+                self._set(name, "up")
+            elif act.change == "drain":
+                node.drained, node.reason = True, act.text
+            elif act.change == "undrain":
+                node.drained, node.reason = False, ""
+
+    # ---- what must hold ----
+
+    def _check(self) -> None:
+        alive: dict[str, int] = {}
+        tokens: dict[str, int] = {}
+        for box in self.boxes:
+            tokens[box.token] = tokens.get(box.token, 0) + 1
+            if box.ended is None:
+                alive[box.node] = alive.get(box.node, 0) + 1
+        self.problems += [f"{node}: {count} machines at once" for node, count in alive.items() if count > 1]
+        self.problems += [f"{token}: launched {count} times" for token, count in tokens.items() if count > 1]
+        for one in self.keeper.status().nodes:
+            if one.slurm in ("up", "down", "invalid") and one.difference == "none":
+                self.problems.append(f"{one.node}: is {one.slurm} in Slurm, and no reason is named: {one}")

@@ -1,0 +1,116 @@
+"""Which nodes are asked for ahead of the plan, and which idle ones are let go."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from sluice.fleet.ahead import MARGIN_S, Decision, PlannedStart, PoolNode, PoolTimes, decide, predicted_boot
+
+NOW = 1000.0
+BOOT_S = 90.0
+LAST = NOW + BOOT_S + MARGIN_S  # a start at this time is the latest for which something is done now
+TIMES = PoolTimes(idle_s=300)
+
+
+def off(name: str) -> PoolNode:
+    return PoolNode(name, "off")
+
+
+def idle(name: str, seconds: float = 400, **more: Any) -> PoolNode:
+    return PoolNode(name, "on", NOW - seconds, **more)
+
+
+def busy(name: str, ends: float) -> PoolNode:
+    return PoolNode(name, "on", None, ends)
+
+
+def decided(nodes: list[PoolNode], *starts: PlannedStart, **times: Any) -> Decision:
+    return decide(NOW, nodes, starts, dataclasses.replace(TIMES, **times), BOOT_S)
+
+
+@pytest.mark.parametrize(
+    ("boots", "expected"),
+    [
+        ([], 600.0),
+        ([80.0] * 4, 600.0),
+        ([80.0] * 5, 80.0),
+        ([80.0] * 9 + [900.0], 80.0),  # one bad boot of ten says nothing
+        ([80.0] * 8 + [900.0] * 2, 900.0),
+    ],
+)
+def test_the_predicted_boot_is_what_nine_of_ten_keep_to(boots: list[float], expected: float) -> None:
+    assert predicted_boot(boots, 600.0) == expected
+
+
+def test_the_nodes_of_a_planned_start_are_asked_for_a_boot_before_it() -> None:
+    nodes = [off("n1"), off("n2"), idle("n3", 0)]
+    start = PlannedStart(LAST, frozenset({"n1", "n3"}))
+    assert decided(nodes, start) == Decision(ask=("n1",))
+    assert decided(nodes, dataclasses.replace(start, at=LAST + 1)) == Decision()
+
+
+def test_no_more_is_asked_for_than_a_start_lacks() -> None:
+    boots = PoolNode("n4", "boots")
+    nodes = [idle("n1", 0), busy("n2", LAST), busy("n3", LAST + 1), boots, off("n5"), off("n6")]
+    assert decided(nodes, PlannedStart(LAST, count=3)) == Decision()
+    assert decided(nodes, PlannedStart(LAST, count=4)) == Decision(ask=("n5",))
+    assert decided(nodes, PlannedStart(LAST, count=9)) == Decision(ask=("n5", "n6"))
+
+
+def test_two_starts_do_not_count_on_the_same_node() -> None:
+    nodes = [idle("n1"), off("n2"), off("n3")]
+    assert decided(nodes, PlannedStart(NOW, count=1), PlannedStart(LAST, count=1)) == Decision(ask=("n2",))
+    named = PlannedStart(LAST, frozenset({"n1"}))
+    assert decided(nodes, named, PlannedStart(LAST, count=1)) == Decision(ask=("n2",))
+
+
+def test_what_boots_for_a_job_serves_no_other_start() -> None:
+    nodes = [PoolNode("n1", "boots", ends=LAST + 1), off("n2")]
+    assert decided(nodes, PlannedStart(LAST, count=1)) == Decision(ask=("n2",))
+
+
+def test_a_node_that_cannot_be_had_is_not_asked_for() -> None:
+    nodes = [PoolNode("n1", "other"), off("n2")]
+    assert decided(nodes, PlannedStart(NOW, frozenset({"n1"}))) == Decision()
+
+
+def test_spare_nodes_are_kept_and_asked_for_besides_what_the_plan_needs() -> None:
+    nodes = [idle("n1"), idle("n2"), busy("n3", NOW + 1), off("n4"), off("n5")]
+    assert decided(nodes, spare=1) == Decision(let_go=("n2",))
+    assert decided(nodes, PlannedStart(LAST, frozenset({"n1", "n2"})), spare=1) == Decision(ask=("n4",))
+    assert decided(nodes, spare=3) == Decision(ask=("n4",))
+
+
+def test_an_idle_node_goes_after_its_time() -> None:
+    assert decided([idle("n1", 299), idle("n2", 300), busy("n3", NOW)]) == Decision(let_go=("n2",))
+
+
+def test_a_node_that_the_plan_needs_within_its_boot_stays() -> None:
+    nodes = [idle("n1"), idle("n2")]
+    assert decided(nodes, PlannedStart(LAST, frozenset({"n2"}))).let_go == ("n1",)
+    assert decided(nodes, PlannedStart(LAST + 1, frozenset({"n2"}))).let_go == ("n2", "n1")
+    assert decided(nodes, PlannedStart(LAST, count=2)).let_go == ()
+
+
+def test_one_with_a_reservation_or_a_question_stays() -> None:
+    assert decided([idle("n1", stays=True), idle("n2")]).let_go == ("n2",)
+
+
+def test_least_stays_and_those_that_boot_count() -> None:
+    nodes = [idle("n1"), idle("n2"), idle("n3")]
+    assert decided(nodes, least=2).let_go == ("n3",)
+    assert decided([*nodes, PoolNode("n4", "boots")], least=2).let_go == ("n3", "n2")
+    assert decided(nodes, least=4).let_go == ()
+
+
+def test_the_dearest_go_first_and_then_those_that_are_alone_in_their_zone() -> None:
+    nodes = [
+        idle("n1", price=3, zone="a"), idle("n2", price=5, zone="b"), idle("n3", price=3, zone="b"),
+        idle("n4", price=3, zone="c"), busy("n5", LAST + 1), idle("n6", price=3, zone="b"),
+    ]  # fmt: skip
+    assert decided(nodes, least=5).let_go == ("n2",)
+    assert decided(nodes, least=3).let_go == ("n2", "n4", "n1")
+    assert decided(nodes, PlannedStart(NOW, count=1)).let_go == ("n2", "n4", "n1", "n6"), "the cheapest serves the plan"

@@ -1,0 +1,87 @@
+"""The daemon's own part: who leads, and what waits for too long."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy.pool_nodes import PoolPolicy, ShapePolicy
+from sluice.base.errors import SluiceError
+from sluice.fleet.daemon import Fleetd, Providers, Settings
+from sluice.fleet.driver import Machine
+from sluice.fleet.slurm import change
+from sluice.fleet.views import Changed, JobAct, ListAct, Listed, NodeAct, Result, SlurmView
+
+
+class Commands:
+    """scontrol, which counts."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+
+    def output(self, *words: str) -> str:
+        self.asked.append(words)
+        return ""
+
+
+@pytest.fixture
+def fleetd(tmp_path: Path) -> Fleetd:
+    settings = Settings(tmp_path / "slurm.conf", tmp_path, tmp_path, tmp_path, "ctl1")
+    client: Any = None
+    commands: Any = Commands()
+    return Fleetd(settings, client, commands, threading.Event())
+
+
+def test_a_controller_that_does_not_lead_any_more_keeps_no_views(fleetd: Fleetd, tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("a") as fleetd._lock:
+        fleetd._nodes = frozenset({"n1"})
+        fleetd._bring(SlurmView(1.0, {}))
+        fleetd._lead(False)
+    assert not fleetd._nodes and fleetd._results.empty()
+
+
+def test_a_change_that_waited_behind_a_slurmctld_that_hung_is_not_made(fleetd: Fleetd) -> None:
+    act = NodeAct(("n1",), "power_down_force", "why")
+    fleetd._change(act, time.monotonic() - 60)
+    found = fleetd._results.get_nowait()
+    assert isinstance(found, Changed) and "too long" in found.text
+    assert fleetd._commands.asked == []  # type: ignore[attr-defined]
+    fleetd._change(act, time.monotonic())
+    assert len(fleetd._commands.asked) == 1  # type: ignore[attr-defined]
+
+
+def test_a_signal_is_for_all_of_one_job() -> None:
+    commands: Any = Commands()
+    change(commands, JobAct(7, "signal", "5_2", "USR1"))
+    assert commands.asked == [("scancel", "--signal=USR1", "--full", "5_2")]
+
+
+def test_a_driver_that_fails_shows_where_and_not_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Careless:
+        def machines(self) -> list[Machine]:
+            raise KeyError("password=hunter2")
+
+    monkeypatch.setattr("sluice.fleet.daemon.load_driver", lambda name, site: Careless())
+    results: list[Result] = []
+    settings = Settings(tmp_path / "slurm.conf", tmp_path, tmp_path, tmp_path, "ctl1")
+    providers = Providers(settings, results.append, lambda: 1.0)
+    pool = PoolPolicy(driver="own", nodes="n1", shapes=(ShapePolicy(name="big"),), partition="own")
+    providers.set_pools("main", {"own": pool})
+    providers._call(ListAct("own"), time.monotonic())
+    (listed,) = results
+    assert isinstance(listed, Listed) and listed.failure == "unknown"
+    assert f"KeyError in {__file__}, line" in listed.text and "hunter2" not in f"{listed.text} {caplog.text}"
+
+
+def test_one_journal_has_one_fleetd(fleetd: Fleetd, tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("a") as other, (tmp_path / "lock").open("a") as fleetd._lock:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(SluiceError, match="still works on this journal"):
+            fleetd._lead(True)

@@ -1,0 +1,17 @@
+"""A hostile provider, and SIGKILL before and after every step: nothing leaked, nothing launched twice, no job lost."""
+
+import os
+
+import pytest
+from fleet_world import World
+
+RUNS = 10_000 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 300
+_CHUNK = 50
+
+
+@pytest.mark.parametrize("first", range(0, RUNS, _CHUNK))
+def test_every_run_settles(first: int) -> None:
+    for seed in range(first, first + _CHUNK):
+        world = World(seed)
+        world.run()
+        assert not world.problems, f"seed {seed}: {world.problems[0]}"

@@ -1,0 +1,420 @@
+"""The keeper, a step at a time: what one answer of a provider leads to, and what people are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date, datetime
+from typing import Any
+
+import pytest
+
+from policy.pool_nodes import PoolPolicy, PoolsPolicy, ShapePolicy
+from sluice.exchange import fleet
+from sluice.fleet.ahead import PlannedStart
+from sluice.fleet.driver import Failure, Machine, ProviderError
+from sluice.fleet.journal import Memory, parse_journal, render_journal
+from sluice.fleet.keeper import Keeper
+from sluice.fleet.views import (
+    POOL_REASON,
+    Act,
+    JobAct,
+    LaunchAct,
+    Launched,
+    Listed,
+    NodeAct,
+    SlurmJob,
+    SlurmNode,
+    SlurmView,
+    TerminateAct,
+    Want,
+)
+
+POLICY = PoolsPolicy(
+    cluster="c",
+    pools={
+        "p": PoolPolicy(
+            driver="d", nodes="n[1-2]", shapes=(ShapePolicy(name="big", price=3.0), ShapePolicy(name="old")),
+            zones=("a", "b"), partition="p", give_back_s=30, back_off_s=60,
+        )
+    },
+)  # fmt: skip
+
+
+class Fleet:
+    """A keeper with its three views."""
+
+    def __init__(self) -> None:
+        self.saved = render_journal(Memory())
+        self.wants: dict[str, Want] = {"n1": "off", "n2": "off"}
+        self.jobs: dict[int, SlurmJob] = {}
+        self.starts: tuple[PlannedStart, ...] = ()
+        self.now = 1000.0
+        self.drained: set[str] = set()
+        self.keeper = Keeper(self)
+        self.keeper.set_policy(POLICY)
+        self.lists()
+
+    def load(self) -> Memory:
+        return parse_journal(self.saved, source="memory")
+
+    def save(self, memory: Memory) -> None:
+        self.saved = render_journal(memory)
+
+    def step(self, seconds: float = 0.0) -> list[Act]:
+        self.now += seconds
+        nodes = {
+            name: SlurmNode(want, name in self.drained, POOL_REASON if name in self.drained else "")
+            for name, want in self.wants.items()
+        }
+        self.keeper.see(SlurmView(self.now, nodes, self.jobs, self.starts))
+        return self.keeper.step(self.now)
+
+    def lists(self, *machines: Machine) -> None:
+        self.keeper.take(Listed("p", self.now, machines), self.now)
+
+    def launches(self, seconds: float = 0.0) -> list[LaunchAct]:
+        return [one for one in self.step(seconds) if isinstance(one, LaunchAct)]
+
+    def refuse(self, act: LaunchAct, failure: Failure) -> None:
+        self.keeper.take(Launched(act.order.token, None, failure, "words"), self.now)
+
+    def running(self) -> Machine:
+        """n1 is there."""
+        self.wants["n1"] = "up"
+        (act,) = self.launches()
+        machine = Machine("m1", act.order.token, "n1")
+        self.keeper.take(Launched(act.order.token, machine), self.now)
+        self.wants["n1"] = "on"
+        self.step(1)
+        return machine
+
+    def node(self, name: str = "n1") -> fleet.NodeStatus:
+        return next(one for one in self.keeper.status().nodes if one.node == name)
+
+
+def places(acts: list[LaunchAct]) -> list[str]:
+    return [f"{one.order.shape}/{one.order.zone}" for one in acts]
+
+
+def test_a_launch_is_on_disk_before_it_is_asked_for() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    assert one.load().launches[act.order.token].stage == "asked"
+    again = Keeper(one)
+    again.set_policy(POLICY)
+    assert [launch.token for launch in again.memory.launches.values()] == [act.order.token]
+
+
+def test_one_empty_list_ends_nothing_and_is_named() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.lists(machine)
+    one.step(100)
+    one.lists()
+    assert not any(isinstance(act, TerminateAct | NodeAct) for act in one.step())
+    assert one.node().stage == "registered"
+    one.step(5)
+    one.lists(machine)
+    assert one.node().difference == "none"
+
+
+def test_a_machine_that_several_lists_do_not_have_is_gone_and_slurm_is_told() -> None:
+    one = Fleet()
+    one.lists(one.running())
+    for _ in range(4):
+        one.step(100)
+        one.lists()
+        assert one.node().stage == "registered"
+    one.step(100)
+    one.lists()
+    acts = one.step(1)
+    assert [act.change for act in acts if isinstance(act, NodeAct)] == ["power_down_force"]
+    assert one.node().stage is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "next_places"),
+    [("no_capacity", ["big/b"]), ("quota", ["old/a"]), ("refused", ["old/a"]), ("credentials", []), ("throttled", [])],
+)
+def test_each_refusal_has_its_own_next_place(failure: Failure, next_places: list[str]) -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    assert places([act]) == ["big/a"]
+    one.refuse(act, failure)
+    assert places(one.launches()) == next_places
+    if not next_places:
+        assert one.node().difference == failure and one.node().again is not None
+
+
+def test_an_answer_that_is_lost_is_asked_for_again_with_the_same_token() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    one.refuse(act, "unknown")
+    (again,) = one.launches(30)
+    assert again.order == act.order and one.node().difference == "unanswered"
+
+
+def test_a_job_that_cannot_have_all_its_nodes_gives_them_back_within_the_bound() -> None:
+    one = Fleet()
+    one.wants = {"n1": "up", "n2": "up"}
+    one.jobs = {7: SlurmJob(7, True, frozenset({"n1", "n2"}), name="7")}
+    first, second = one.launches()
+    one.keeper.take(Launched(first.order.token, Machine("m1", first.order.token, first.order.node)), one.now)
+    waiting = [second]
+    while waiting:  # until all have refused
+        one.refuse(waiting[0], "no_capacity")
+        waiting = one.launches()
+    assert not any(isinstance(act, NodeAct) for act in one.step(29))
+    acts: list[Any] = one.step(2)
+    assert ("requeue", "7") in [(act.change, act.name) for act in acts if hasattr(act, "job")]
+    assert ("n1", "n2") in [act.nodes for act in acts if isinstance(act, NodeAct)]
+
+
+def test_what_a_job_waits_for_is_a_sentence() -> None:
+    one = Fleet()
+    one.wants = {"n1": "up", "n2": "up"}
+    first, second = one.launches()
+    for act in (first, second):
+        one.keeper.take(Launched(act.order.token, Machine(act.order.node, act.order.token, act.order.node)), one.now)
+    one.step(1)
+    status = one.keeper.status()
+    assert fleet.waiting_words(status, ["n1", "n2"], one.now + 39) == [
+        "waits for 2 of 2 nodes of pool p: launched 40 s ago"
+    ]
+    assert status.pools["p"].cost_hour == 6.0
+    one.wants["n1"] = "on"
+    one.step(94)
+    assert fleet.waiting_words(one.keeper.status(), ["n1", "n2"], one.now) == [
+        "waits for 1 of 2 nodes of pool p: launched 95 s ago, usually there after 95 s"
+    ]
+
+
+def test_all_differences_have_a_name_and_a_remedy() -> None:
+    assert all(what and remedy for what, remedy in fleet.DIFFERENCES.values())
+    assert set(fleet.DIFFERENCES) == set(fleet.Difference.__args__)  # type: ignore[attr-defined]
+
+
+def lost_journal(want: Want) -> tuple[Fleet, Machine]:
+    """A fleet without a journal, while n1's machine runs."""
+    one = Fleet()
+    one.wants["n1"] = want
+    one.now += 1
+    return one, Machine("m1", "t" * 32, "n1")
+
+
+def test_no_machine_is_ended_before_slurm_has_said_what_it_wants() -> None:
+    one, machine = lost_journal("on")
+    one.lists(machine)
+    assert not any(isinstance(act, TerminateAct) for act in one.step())
+    one.now += 5
+    one.lists(machine)
+    assert not any(isinstance(act, TerminateAct) for act in one.step())
+    assert one.node().stage in ("launched", "registered")
+
+
+def test_no_machine_is_ended_of_a_node_that_slurm_does_not_know_yet() -> None:
+    one, machine = lost_journal("unknown")
+    one.step()
+    one.now += 5
+    one.lists(machine)
+    assert not any(isinstance(act, TerminateAct) for act in one.step())
+
+
+def test_what_could_not_be_written_is_asked_for_again_later_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Fleet()
+    one.step()
+    save = one.save
+
+    def full(_: Memory) -> None:
+        raise OSError(28, "No space left on device")
+
+    one.wants["n1"] = "up"
+    monkeypatch.setattr(one, "save", full)
+    for _ in range(20):
+        with pytest.raises(OSError, match="No space"):
+            one.step(20)
+    monkeypatch.setattr(one, "save", save)
+    (act,) = one.launches(20)
+    assert one.load().launches[act.order.token].sent == one.now
+
+
+def test_a_pool_of_another_name_with_the_same_nodes_stops_nothing() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    one.keeper.take(Launched(act.order.token, Machine("m1", act.order.token, "n1")), one.now)
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"renamed": POLICY.pools["p"]}))
+    one.step(1)
+    assert one.node().stage == "launched"
+
+
+def test_a_node_that_slurm_gave_up_while_the_provider_said_nothing_is_free_again() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    one.refuse(act, "unknown")
+    one.wants["n1"] = "down"
+    acts = one.step(5)
+    for _ in range(4):
+        acts += one.step(100)
+        one.lists(Machine("other", "o" * 32, "n2", ending=True))
+    assert "power_down" in [act.change for act in acts if isinstance(act, NodeAct)]
+
+
+def test_with_refused_credentials_from_the_start_the_job_is_given_back() -> None:
+    one = Fleet()
+    one.keeper = Keeper(one)
+    one.keeper.set_policy(POLICY)
+    one.wants["n1"] = "up"
+    one.jobs = {7: SlurmJob(7, True, frozenset({"n1"}), name="7")}
+    acts: list[Any] = []
+    for _ in range(4):
+        one.keeper.take(Listed("p", one.now, None, "credentials", "expired"), one.now)
+        acts += one.step(20)
+    assert ("requeue", "7") in [(act.change, act.name) for act in acts if hasattr(act, "job")]
+
+
+def test_slurm_is_told_an_address_until_it_has_it() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    one.keeper.take(Launched(act.order.token, Machine("m1", act.order.token, "n1", address="10.0.0.5")), one.now)
+    told = [change.text for seconds in (1, 20) for change in one.step(seconds) if isinstance(change, NodeAct)]
+    assert told == ["10.0.0.5"]  # the first command is still under way
+    for change in [act for act in one.step(200) if isinstance(act, NodeAct)]:
+        told.append(change.text)
+    assert told == ["10.0.0.5", "10.0.0.5"]
+
+
+@pytest.mark.parametrize("words", [{"node": "n1\nroot"}, {"id": "x" * 300}, {"address": "10.0.0.5 State=DOWN"}])
+def test_a_machine_whose_words_are_none_is_refused(words: dict[str, Any]) -> None:
+    with pytest.raises(ProviderError, match="not a"):
+        Machine(**{**dict[str, Any](id="m1", token="t", node="n1"), **words})
+
+
+def test_launches_failures_and_the_oldest_wait_are_counted_over_restarts() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    one.refuse(act, "no_capacity")
+    (act,) = one.launches(10)
+    one.keeper.take(Launched(act.order.token, Machine("m1", act.order.token, "n1")), one.now)
+    one.step(50)
+    assert one.keeper.status().pools["p"].oldest_wait_since == 1000.0
+    one.lists(Machine("m1", act.order.token, "n1", ending=True))
+    one.step(1)
+    one.keeper = Keeper(one)
+    one.keeper.set_policy(POLICY)
+    status = one.keeper.status().pools["p"]
+    assert (status.launches, status.failures) == (1, {"vanished": 1, "no_capacity": 1})
+
+
+def test_what_a_machine_costs_is_counted_by_day_from_its_launch_to_its_end() -> None:
+    one = Fleet()
+    one.now = datetime(2026, 3, 31, 23, 0).timestamp()
+    one.lists()
+    machine = one.running()
+    one.step(2 * 3600)
+    days = one.keeper.costs()["p"].days
+    assert {day: round(spent.cost) for day, spent in days.items()} == {"2026-03-31": 3, "2026-04-01": 3}
+    one.lists(replace(machine, ending=True))
+    one.step(7200)
+    again = Keeper(one)
+    again.set_policy(POLICY)
+    assert again.costs()["p"].total(date(2026, 4, 1), date(2026, 4, 30)) == days["2026-04-01"]
+
+
+def test_a_machine_that_is_taken_back_soon_is_left_by_its_jobs_in_order() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.jobs = {
+        7: SlurmJob(7, False, frozenset({"n1"}), name="7", saves=True),
+        8: SlurmJob(8, False, frozenset({"n1"}), name="8"),
+    }
+    one.lists(replace(machine, notice="EC2 spot: marked-for-termination"))
+    acts: list[Any] = one.step(1)
+    assert [(act.nodes, act.change) for act in acts if isinstance(act, NodeAct)] == [(("n1",), "drain")]
+    jobs = [(act.name, act.change, act.text) for act in acts if isinstance(act, JobAct)]
+    assert jobs == [("7", "signal", "USR1"), ("8", "requeue", "")]
+    assert one.node().difference == "notice" and "marked-for-termination" in one.node().text
+    assert one.keeper.status().pools["p"].failures == {"notice": 1}
+    assert not any(isinstance(act, JobAct) and act.job == 7 for act in one.step(28))
+    one.drained = {"n1"}
+    assert ("7", "requeue") in [(act.name, act.change) for act in one.step(3) if isinstance(act, JobAct)]
+    one.jobs = {}
+    acts = one.step(1)
+    assert [act.change for act in acts if isinstance(act, NodeAct)] == ["power_down_force"]
+    one.wants["n1"] = "off"
+    assert [act.machine for act in one.step(1) if isinstance(act, TerminateAct)] == ["m1"]
+    one.lists(replace(machine, ending=True))
+    assert [act.change for act in one.step(61) if isinstance(act, NodeAct)] == ["undrain"]
+
+
+def test_a_machine_that_is_taken_back_while_it_boots_is_replaced_elsewhere() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    machine = Machine("m1", act.order.token, "n1", notice="spot")
+    one.keeper.take(Launched(act.order.token, machine), one.now)
+    assert [act.machine for act in one.step(1) if isinstance(act, TerminateAct)] == ["m1"]
+    assert one.node().difference == "notice"
+    one.lists(replace(machine, ending=True))
+    assert places(one.launches(1)) == ["big/b"]
+
+
+def test_a_node_whose_machine_is_broken_is_set_apart_alone_and_tried_again() -> None:
+    one = Fleet()
+    one.wants = {"n1": "up", "n2": "up"}
+    first, second = one.launches()
+    one.refuse(first, "broken")
+    one.keeper.take(Launched(second.order.token, Machine("m2", second.order.token, "n2")), one.now)
+    one.step(1)
+    assert (one.node().difference, one.node("n2").difference) == ("broken", "boots")
+    one.wants["n1"] = "off"  # given back
+    acts = [act for act in one.step(1) if isinstance(act, NodeAct)]
+    assert [(act.nodes, act.change) for act in acts] == [(("n1",), "drain")]
+    assert one.node().difference == "broken" and one.keeper.status().pools["p"].closed_for == "none"
+    one.wants["n1"] = "up"
+    assert places(one.launches(60)) == ["big/a"]
+
+
+def changes(acts: list[Act]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(act.change, act.nodes) for act in acts if isinstance(act, NodeAct)]
+
+
+def test_a_node_is_asked_for_ahead_of_its_job_by_the_boots_so_far() -> None:
+    one = Fleet()
+    one.starts = (PlannedStart(2000.0, frozenset({"n1"})),)
+    assert changes(one.step(2000 - 611 - one.now)) == []  # nothing is known: a boot may take all of 600 s
+    one.keeper.memory.boots["p|big"] = [80.0] * 5
+    assert changes(one.step(2000 - 91 - one.now)) == []
+    assert changes(one.step(1)) == [("power_up", ("n1",))]
+    assert changes(one.step(1)) == [], "it is asked for once"
+
+
+def test_nothing_is_asked_for_ahead_while_the_pool_can_have_nothing() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    for _ in range(4):
+        (act,) = one.launches()
+        one.refuse(act, "no_capacity")
+    one.wants["n1"] = "off"
+    one.starts = (PlannedStart(one.now + 5, frozenset({"n2"})),)
+    assert changes(one.step(1)) == [("drain", ("n1", "n2"))]
+
+
+def test_an_idle_node_is_let_go_after_its_time_unless_the_plan_needs_it() -> None:
+    one = Fleet()
+    one.running()
+    one.starts = (PlannedStart(one.now + 605, frozenset({"n1"})),)
+    assert changes(one.step(600)) == []
+    one.starts = ()
+    one.jobs = {7: SlurmJob(7, False, frozenset({"n1"}))}
+    assert changes(one.step(1)) == []
+    one.jobs = {}
+    assert changes(one.step(1)) == [], "it had a job a moment ago"
+    assert changes(one.step(599)) == []
+    assert changes(one.step(1)) == [("power_down", ("n1",))]

@@ -1,0 +1,61 @@
+"""What the fleet takes from Slurm for the plan."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from sluice.fleet.ahead import PlannedStart
+from sluice.fleet.slurm import read_view
+from sluice.fleet.views import SlurmView
+from sluice.slurm import SlurmClient
+
+
+def job(number: int, **fields: Any) -> Any:
+    usual = {
+        "id": number, "state": "PENDING", "reason": "Resources", "nodes": "", "node_count": 2, "partition": "p",
+        "start_time": 500, "end_time": None, "own_name": str(number), "reservation": "", "comment": "",
+    }  # fmt: skip
+    return SimpleNamespace(**usual | fields)
+
+
+def reservation(state: str, start: int, *flags: str) -> Any:
+    return SimpleNamespace(state=state, start_time=start, nodes="n[1-2]", flags=frozenset(flags))
+
+
+def view(jobs: list[Any], planned: dict[int, str] | None = None, reservations: tuple[Any, ...] = ()) -> SlurmView:
+    nodes = [
+        SimpleNamespace(name=f"n{number}", state="idle", flags=frozenset(), reason="", address="") for number in (1, 3)
+    ]
+    client = SimpleNamespace(
+        nodes=lambda: nodes, jobs=lambda: jobs, reservations=lambda: reservations, planned_nodes=lambda: planned or {}
+    )
+    return read_view(cast("SlurmClient", client), {"n1", "n2", "n3"}, 100.0)
+
+
+def test_backfill_names_the_nodes_of_a_start() -> None:
+    assert view([job(7)], {7: "n[1-2]"}).starts == (PlannedStart(500, frozenset({"n1", "n2"})),)
+
+
+def test_of_a_job_with_a_begin_time_the_number_is_known() -> None:
+    assert view([job(7, reason="BeginTime")]).starts == (PlannedStart(500, count=2, partition="p"),)
+
+
+def test_nothing_is_asked_for_where_the_plan_may_not_need_it() -> None:
+    others = {"reason": "BeginTime", "partition": "p,q"}, {"reason": "BeginTime", "reservation": "r"}
+    assert view([job(1), *(job(2, **one) for one in others), job(4, start_time=None)]).starts == ()
+
+
+def test_a_reservation_has_its_nodes_when_it_begins_and_keeps_them() -> None:
+    assert view([], reservations=(reservation("inactive", 900),)).starts == (
+        PlannedStart(900, frozenset({"n1", "n2"})),
+    )
+    assert view([], reservations=(reservation("inactive", 900, "MAINT"),)).starts == ()
+    seen = view([], reservations=(reservation("active", 50),))
+    assert seen.starts == ()
+    assert {name: one.reserved for name, one in seen.nodes.items()} == {"n1": True, "n3": False}
+
+
+def test_a_running_job_frees_its_nodes_by_its_limit() -> None:
+    seen = view([job(7, state="RUNNING", nodes="n[1,3]", end_time=700)])
+    assert (seen.jobs[7].ends, seen.starts) == (700, ())

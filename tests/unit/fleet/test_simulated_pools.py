@@ -1,0 +1,132 @@
+"""Histories on pools, in three ways: cost, waits and hidden boots, worked out by hand; and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from policy.pools import Pool, Shape
+from sluice.cli.simulate import command
+from sluice.fleet import simulate
+from sluice.fleet.simulate import Booting, Figures, Replay, Way
+from sluice.simulate.cluster_file import read_nodes
+from sluice.simulate.traces import MICROSECOND, Trace, TraceJob
+
+BOOT_S = 100.0
+
+
+@pytest.fixture(autouse=True)
+def every_boot_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulate, "_SPREAD", 0.0)
+
+
+def job(submit: float, run: float, gpus: int = 4, **more: Any) -> TraceJob:
+    return TraceJob(f"{submit}-{run}", round(submit * MICROSECOND), round(run * MICROSECOND), gpus, **more)
+
+
+def figures(way: Way, *jobs: TraceJob, fixed: str | None = None, **fields: Any) -> Figures:
+    shape = Shape(name="s", gpus={"h100": 4}, cpus=64, memory=512 << 10, price=36.0)
+    usual: dict[str, Any] = {
+        "driver": "local", "nodes": "p[1-2]", "shapes": [shape], "idle": "200s", "boot_within": "200s"
+    }  # fmt: skip
+    pools = {"p": Pool.model_validate(usual | fields)}
+    return Replay(Trace("test", list(jobs)), read_nodes(fixed) if fixed else [], pools, way, Booting(BOOT_S)).run()
+
+
+def test_all_nodes_always_on() -> None:
+    found = figures("always-on", job(0, 1000), job(500, 1000))
+    assert (found.jobs, found.boots, found.wait_mean_s) == (2, 0, 0)
+    assert found.node_hours == pytest.approx(2 * 1500 / 3600)
+    assert found.cost == pytest.approx(2 * 1500 / 100)  # 36 an hour are 0.01 a second
+    assert found.busy_percent == pytest.approx(100 * 2000 / 3000)
+
+
+@pytest.mark.parametrize("way", ["power-saving", "fleet"])
+def test_a_job_that_nobody_foresees_waits_for_the_boot_and_its_node_goes_after_idle(way: Way) -> None:
+    found = figures(way, job(0, 1000), job(2000, 10))
+    # 0 asked, 100-1100 runs, 1300 goes; 2000 asked, 2100-2110 runs, and the history ends.
+    assert (found.boots, found.wait_mean_s, found.boot_wait_mean_s, found.hidden_percent) == (2, 100, 100, 0)
+    assert found.cost == pytest.approx((1300 + 110) / 100)
+
+
+def test_a_start_that_the_plan_knows_finds_its_node() -> None:
+    # A job of both nodes waits for the one that is fixed, which is busy until 1000; it does not fit before.
+    jobs = job(0, 1000), job(1, 100, 8, nodes=2)
+    saving = figures("power-saving", *jobs, fixed="1x4:h100", nodes="p1")
+    assert (saving.boots, saving.wait_p99_s, saving.hidden_percent, saving.foreseen_boots) == (1, 1099, 0, 1)
+    ahead = figures("fleet", *jobs, fixed="1x4:h100", nodes="p1")
+    assert (ahead.boots, ahead.wait_p99_s, ahead.hidden_percent, ahead.foreseen_hidden_percent) == (1, 999, 100, 100)
+    assert ahead.cost == pytest.approx(saving.cost + (200 + 10 - 100) / 100), "asked for boot_within and 10 s ahead"
+
+
+def test_a_spare_node_hides_boots_that_nobody_foresees_and_costs_its_idle_time() -> None:
+    jobs = job(0, 1000), job(500, 10)
+    found = figures("fleet", *jobs, spare=1)
+    assert (found.boots, found.wait_mean_s, found.hidden_percent) == (2, 50, 50)
+    assert found.cost == pytest.approx(2 * 1100 / 100)
+    without = figures("fleet", *jobs)
+    assert (without.wait_mean_s, without.hidden_percent) == (100, 0)
+    assert without.cost == pytest.approx((1100 + 310) / 100)
+
+
+def test_a_job_that_no_node_can_run_is_said() -> None:
+    found = figures("fleet", job(0, 10, 8, nodes=1), job(0, 10))
+    assert (found.jobs, found.rejected) == (1, 1)
+
+
+def test_least_is_there_from_the_start() -> None:
+    found = figures("fleet", job(0, 1000), least=1)
+    assert (found.boots, found.wait_mean_s) == (0, 0)
+    assert found.cost == pytest.approx(10)
+
+
+POLICY = """
+pools:
+  p:
+    driver: local
+    nodes: p[1-2]
+    shapes: [{name: s, gpus: {h100: 4}, cpus: 64, memory: 512G, price: 36}]
+    idle: 200s
+    boot_within: 200s
+"""
+MURI = """job_id,num_gpu,submit_time,iterations,iteration_time,model_name
+0,4,0,1000,985,x
+1,4,2000000,10,985,x
+"""
+
+
+def run(folder: Path, *options: str) -> Any:
+    (folder / "policy.yaml").write_text(POLICY)
+    (folder / "trace.csv").write_text(MURI)
+    words = ["--trace", str(folder / "trace.csv"), "--pools", str(folder / "policy.yaml"), "--boot", "100"]
+    return CliRunner().invoke(command, [*words, *options])
+
+
+def test_the_command_compares_three_ways(tmp_path: Path) -> None:
+    done = run(tmp_path, "--json")
+    document = json.loads(done.stdout)
+    assert [(one["way"], one["boots"]) for one in document["ways"]] == [
+        ("always-on", 0), ("power-saving", 2), ("fleet", 2)
+    ]  # fmt: skip
+    assert document["trace"]["jobs"] == 2
+    table = run(tmp_path).stdout.splitlines()
+    assert table[0].split() == ["always-on", "power-saving", "fleet"]
+    assert run(tmp_path, "-P", "-o", "boots,wait_mean_s").stdout.splitlines() == [
+        "way|boots|wait_mean_s", "always-on|0|0", "power-saving|2|100", "fleet|2|100"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "words"), [(["--policy", "easy"], "do not go with"), (["-o", "x"], "unknown")])
+def test_options_that_do_not_go_with_pools(tmp_path: Path, options: list[str], words: str) -> None:
+    done = run(tmp_path, *options)
+    assert words in done.output + str(done.exception)
+
+
+def test_a_policy_without_pools(tmp_path: Path) -> None:
+    (tmp_path / "none.yaml").write_text("tenants: {}\n")
+    done = run(tmp_path, "--pools", str(tmp_path / "none.yaml"))
+    assert "has no pools" in str(done.exception)
