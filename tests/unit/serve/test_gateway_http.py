@@ -480,6 +480,8 @@ def test_what_is_larger_than_a_share_and_not_than_the_limit_may_be_asked_again(t
 WRONG = {
     "no JSON": b"{",
     "no UTF-8": b'{"model": "\xff"}',
+    "UTF-16": '{"model": "m", "stream": true}'.encode("utf-16"),
+    "more than an object": b'{"model": "m"} {}',
     "deep": b"[" * 100_000,
     "a list": b"[]",
     "no model": b"{}",
