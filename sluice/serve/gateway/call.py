@@ -13,6 +13,7 @@ from sluice.core.gate import MAX_AMOUNT, Gate, Reason, Refused
 from sluice.core.gate import Kind as SubjectKind
 from sluice.exchange.requests import Outcome, RequestRecord
 from sluice.exchange.serving import NO_LIMIT, Priority, ReplicaRow, ServiceRow
+from sluice.exchange.serving import SubjectKind as KindName
 from sluice.serve.gateway import body, bounds, continuation, heads
 from sluice.serve.gateway.body import Asked
 from sluice.serve.gateway.client import Client, Handler, Request
@@ -77,7 +78,7 @@ class Worker(Protocol):
     parts: Parts
     repeated: Repeated
 
-    def subject(self, kind: SubjectKind, name: str) -> int:
+    def subject(self, kind: KindName, name: str) -> int:
         """The gate's number of a key, user, tenant or service. Raises RefusalError."""
 
     def check_budget(self, tenant: str) -> None:
@@ -299,9 +300,9 @@ class Call(Handler):
             asked.prefix(worker.salt(self.tenant)) if len(worker.directory.of_service.get(service.name, ())) > 1 else ()
         )
         answer = worker.gate.admit(
-            worker.number, int(now * 1e6), key=worker.subject(SubjectKind.KEY, caller.key),
-            user=worker.subject(SubjectKind.USER, caller.user), tenant=worker.subject(SubjectKind.TENANT, self.tenant),
-            service=worker.subject(SubjectKind.SERVICE, service.name), tokens=asked.reserved(service.default_tokens),
+            worker.number, int(now * 1e6), key=worker.subject("key", caller.key),
+            user=worker.subject("user", caller.user), tenant=worker.subject("tenant", self.tenant),
+            service=worker.subject("service", service.name), tokens=asked.reserved(service.default_tokens),
             prompt_tokens=asked.prompt_tokens,
             priority=min(_PRIORITY[cast(Priority, priority)], _PRIORITY[service.priority]),
             deadline_us=int(self.deadline * 1e6), prefix=prefix, tag=int(self.record_id, 16),

@@ -101,11 +101,14 @@ class Directory:
 
     def check_ability(self, service: ServiceRow, ability: Ability, path: str) -> None:
         """Raises RefusalError where the service's engine cannot do it, as far as a replica has said."""
-        known = [one for one in self.of_service.get(service.name, {}).values() if one.state is not State.STARTING]
-        if known and not any(getattr(one.abilities, ability) for one in known):
-            can = [
-                name for name in ("chat", "completions", "embeddings", "responses") if getattr(known[0].abilities, name)
-            ]
+        known = None
+        for one in self.of_service.get(service.name, {}).values():
+            if one.state is not State.STARTING:
+                if getattr(one.abilities, ability):
+                    return
+                known = known or one.abilities
+        if known is not None:
+            can = [name for name in ("chat", "completions", "embeddings", "responses") if getattr(known, name)]
             raise RefusalError(
                 400, f"model {service.name}: does not serve {path}", remedy=f"it serves {', '.join(can) or 'nothing'}",
                 code="unsupported_endpoint", param="model",

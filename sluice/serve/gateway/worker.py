@@ -35,15 +35,15 @@ from sluice.base.rates import Budgets, FewLines, Rate
 from sluice.base.tokens import TokenStore
 from sluice.core.errors import UNKNOWN, CoreError
 from sluice.core.gate import Gate, Limit, Use
-from sluice.core.gate import Kind as SubjectKind
 from sluice.exchange.requests import RequestLog, RequestRecord, render
-from sluice.exchange.serving import Demand, State
+from sluice.exchange.serving import Demand, State, SubjectKind
 from sluice.serve.gateway import bounds
 from sluice.serve.gateway.call import Call
 from sluice.serve.gateway.client import Client, Request
 from sluice.serve.gateway.directory import Directory, subject
 from sluice.serve.gateway.figures import Delays, Figures
 from sluice.serve.gateway.keys import Caller, Keys
+from sluice.serve.gateway.leases import KINDS, limit_of
 from sluice.serve.gateway.parts import Parts
 from sluice.serve.gateway.refusals import RefusalError, failed_request
 from sluice.serve.gateway.repeated import Repeated
@@ -58,13 +58,6 @@ MOST_LATE_RECORDS: Final = 10_000
 _MOST_SUBJECTS: Final = 100_000
 _REFUSED_RECORDS: Final = (Rate(100, 10), Rate(20, 1))
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-_KINDS: Final = {
-    "key": SubjectKind.KEY,
-    "user": SubjectKind.USER,
-    "tenant": SubjectKind.TENANT,
-    "service": SubjectKind.SERVICE,
-}
-_KIND_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 log = logging.getLogger("sluice.gateway")
 log.addFilter(FewLines())
@@ -320,22 +313,20 @@ class Worker:
         known = self._subjects.get((kind, name))
         if known is not None:
             return known
-        number = subject(_KIND_NAMES[kind], name)
-        row = self.directory.limit(_KIND_NAMES[kind], name)
+        number = subject(kind, name)
+        row = self.directory.limit(kind, name)
         if row is not None:
-            limit = row.limit
-            amounts = Limit(limit.requests_per_minute, limit.tokens_per_minute, limit.concurrent, limit.queued)
             try:
-                self.gate.share(kind, number, amounts)
-                if kind is SubjectKind.TENANT:
+                self.gate.share(KINDS[kind], number, limit_of(row.limit))
+                if kind == "tenant":
                     self.gate.set_weight(number, row.weight)
             except CoreError as error:
                 raise RefusalError(
-                    503, f"{_KIND_NAMES[kind]} {name}: this gateway has met too many that have limits",
+                    503, f"{kind} {name}: this gateway has met too many that have limits",
                     remedy="tell an admin to restart it", code="busy",
                 ) from error  # fmt: skip
         else:
-            self.gate.set_limit(kind, number, Limit())
+            self.gate.set_limit(KINDS[kind], number, Limit())
         if len(self._subjects) >= _MOST_SUBJECTS:
             self._subjects.clear()
         self._subjects[kind, name] = number
