@@ -272,8 +272,8 @@ def test_a_controllerd_that_is_not_there_costs_one_line(machine: Machine) -> Non
     def lines(words: str) -> list[str]:
         return [line for line in machine.journal("sluice-agent")[before:].splitlines() if words in line]
 
+    before = len(machine.journal("sluice-agent"))  # a node that asks while it stops reports it then
     machine.run("systemctl", "stop", "sluice-controllerd")
-    before = len(machine.journal("sluice-agent"))
     try:
         for _ in range(3):  # each ends with a record to send, a health report and one of what runs
             srun(machine, "--gpu-mem=2G", "true")
