@@ -56,7 +56,7 @@ _STEP_S = 0.2
 _VIEW_S, _BUSY_VIEW_S = 5.0, 0.5
 _POLICY_S = 2.0
 _LEADS_S = 2.0
-_CONFIG_S = 30.0
+_CONFIG_S = 300.0  # what is read of it changes with a restart of slurmctld
 _STATUS_S = 0.5
 _COSTS_S = 60.0
 _QUEUED_S = 10.0  # a call that waited longer for a thread is not made: a lost answer is known to be lost by then
@@ -226,7 +226,14 @@ class Fleetd:
 
     def _leads(self) -> bool:
         if time.monotonic() > self._config_at + _CONFIG_S:
-            self._config, self._config_at = self._client.config(), time.monotonic()
+            self._config_at = time.monotonic()
+            try:
+                self._config = self._client.config()
+            except SluiceError:
+                if not self._config:
+                    self._config_at = -1e9
+                    raise
+                log.info("slurm.conf as it was read before: slurmctld does not answer, as in a takeover")
         return leads(self._config, self.settings.host, lambda: any(one.up for one in self._client.ping()))
 
     def _lead(self, it_does: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import struct
 import threading
 import time
 from pathlib import Path
@@ -43,6 +44,23 @@ def test_a_controller_that_does_not_lead_any_more_keeps_no_views(fleetd: Fleetd,
         fleetd._bring(SlurmView(1.0, {}))
         fleetd._lead(False)
     assert not fleetd._nodes and fleetd._results.empty()
+
+
+def test_in_a_takeover_the_heartbeat_says_who_leads_though_no_slurmctld_answers(fleetd: Fleetd, tmp_path: Path) -> None:
+    config = {"SlurmctldHost[0]": "ctl0", "SlurmctldHost[1]": "ctl1", "StateSaveLocation": str(tmp_path)}
+    answers = [config]
+
+    class Client:
+        def config(self) -> dict[str, str]:
+            if not answers:
+                raise SluiceError("no answer within 30 s")
+            return answers.pop()
+
+    fleetd._client = Client()  # type: ignore[assignment]
+    assert not fleetd._leads()  # nobody has written a heartbeat
+    fleetd._config_at = -1e9
+    (tmp_path / "heartbeat").write_bytes(struct.pack(">QQ", int(time.time()), 1))
+    assert fleetd._leads()
 
 
 def test_a_change_that_waited_behind_a_slurmctld_that_hung_is_not_made(fleetd: Fleetd) -> None:
