@@ -390,7 +390,9 @@ class Keeper:
             launch.notice, launch.noticed = machine.notice, self.now
             self._event(launch, "notice", machine.notice)
             self._count(launch.pool, "notice")
-            self._back_off(launch, "no_capacity", machine.notice)  # the next one is launched elsewhere
+            pool = self._pools[launch.pool]
+            if len(pool.shapes) * len(pool.zones) > 1:  # the next one is launched elsewhere
+                self._back_off(launch, "no_capacity", machine.notice)
         if machine.address and machine.address != launch.address and launch.stage == "launched":
             launch.address = machine.address
             self._dirty = True

@@ -121,7 +121,10 @@ def test_a_machine_that_is_taken_back_soon_is_left_by_its_job(cluster: DevCluste
     job_is(cluster, job, "RUNNING")
     (first,) = until(lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered"])
     set_notices(cluster, **{first.replace("-", "_"): "ends at 12:00"})
-    until(lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered" and one.node != first])
+    until(
+        lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered" and one.node != first],
+        shows=lambda: (status(cluster).history[-20:], nodes(cluster), state_of(cluster, job)),
+    )
     job_is(cluster, job, "RUNNING")
     left = ["registered", "notice", "terminating", "gone: not_wanted"]
     until(lambda: happened(cluster, first)[-4:], lambda seen: seen == left)
