@@ -114,3 +114,16 @@ def test_a_machine_with_other_gpus_is_drained_and_never_used(cluster: DevCluster
     cluster.run(["scancel", job], user="alice")
     pool(cluster, "return", "odd-1")
     until(lambda: nodes(cluster)["odd-1"], lambda one: one.difference == "none")
+
+
+def test_a_node_is_there_before_the_job_that_is_to_begin_later(cluster: DevCluster) -> None:
+    settled(cluster)
+    absent(cluster, "burst")
+    job = submit(cluster, "-p", "burst", "--begin=now+40", "--gres=gpu:1", wrap="exec sleep 1")
+    until(lambda: [one for one in nodes(cluster).values() if one.stage == "registered"])
+    assert state_of(cluster, job) == "PENDING"
+    job_is(cluster, job, "COMPLETED")
+    settled(cluster)
+    assert [one.node for one in status(cluster).history if one.what == "registered"][-1:] == [
+        cluster.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%N"]).stdout.strip()
+    ]
