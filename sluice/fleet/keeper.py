@@ -119,6 +119,7 @@ class Keeper:
         self._last: dict[tuple[str, ...], float] = {}
         self._wanted: dict[str, float] = {}  # nodes that Slurm waits for, since when
         self._bare: dict[str, float] = {}  # nodes that are on without a machine, since when
+        self._signalled: set[int] = set()  # jobs on machines that are taken back which have had their signal
         self._idle: dict[str, float] = {}  # nodes that are on without a job, since when this process has seen it
         self._dirty = False
         self._acts: list[Act] = []
@@ -191,6 +192,9 @@ class Keeper:
         if view is not None:
             for node in dict.fromkeys([*self._pool_of, *self._by_node]):
                 self._node(node, view)
+            self._signalled &= {
+                job for one in self._by_node.values() if one.notice for job in self._jobs_on(one.node)
+            }  # one that starts again may meet the next notice
             self._give_back(view)
             self._keep_least(view)
             self._open_and_close(view)
@@ -285,9 +289,9 @@ class Keeper:
             self._change((launch.node,), "power_down_force", reason)
         for job in jobs:
             saves = view.jobs[job].saves
-            if saves:
+            if saves and job not in self._signalled:
                 signal = JobAct(job, "signal", view.jobs[job].name, self._checkpoint.signal)
-                self._do(("job", "signal", str(job)), signal, again=math.inf)
+                self._do(("job", "signal", str(job)), signal, again=_SLURM_AGAIN_S)
             if self.now >= launch.noticed + (self._checkpoint.before_requeue_s if saves else 0):
                 self._requeue(job)
 
@@ -740,6 +744,8 @@ class Keeper:
                 self._busy.pop(("slurm", act.change, node), None)
         else:
             self._busy.pop(("job", act.change, str(act.job)), None)
+            if act.change == "signal" and not result.text:
+                self._signalled.add(act.job)
         if result.text:
             log.warning("%s: %s", act, one_line(result.text))
 

@@ -17,6 +17,7 @@ from sluice.fleet.keeper import Keeper
 from sluice.fleet.views import (
     POOL_REASON,
     Act,
+    Changed,
     JobAct,
     LaunchAct,
     Launched,
@@ -351,6 +352,45 @@ def test_a_machine_that_is_taken_back_soon_is_left_by_its_jobs_in_order() -> Non
     assert [act.machine for act in one.step(1) if isinstance(act, TerminateAct)] == ["m1"]
     one.lists(replace(machine, ending=True))
     assert [act.change for act in one.step(61) if isinstance(act, NodeAct)] == ["undrain"]
+
+
+def signals(acts: list[Any]) -> list[JobAct]:
+    return [act for act in acts if isinstance(act, JobAct) and act.change == "signal"]
+
+
+def test_a_job_whose_signal_was_not_sent_is_sent_it_again_until_it_was() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.jobs = {7: SlurmJob(7, False, frozenset({"n1"}), name="7", saves=True)}
+    one.lists(replace(machine, notice="spot"))
+    (act,) = signals(one.step(1))
+    one.keeper.take(Changed(act, "slurmctld does not answer"), one.now)
+    assert signals(one.step(5)) == []
+    assert signals(one.step(6)) == [act]
+    one.keeper.take(Changed(act), one.now)
+    assert signals(one.step(11)) == []
+
+
+def test_a_job_that_was_requeued_is_signalled_on_the_next_machine_that_is_taken_back() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.jobs = {7: SlurmJob(7, False, frozenset({"n1"}), name="7", saves=True)}
+    one.lists(replace(machine, notice="spot"))
+    (act,) = signals(one.step(1))
+    one.keeper.take(Changed(act), one.now)
+    one.jobs, one.wants["n1"] = {}, "off"
+    one.step(1)
+    one.lists(replace(machine, ending=True))
+    one.step(61)
+    one.wants["n1"] = "up"
+    (launch,) = one.launches(600)
+    other = Machine("m2", launch.order.token, "n1")
+    one.keeper.take(Launched(launch.order.token, other), one.now)
+    one.wants["n1"] = "on"
+    one.step(1)
+    one.jobs = {7: SlurmJob(7, False, frozenset({"n1"}), name="7", saves=True)}
+    one.lists(replace(other, notice="spot"))
+    assert signals(one.step(1)) == [act]
 
 
 def test_a_machine_that_is_taken_back_while_it_boots_is_replaced_elsewhere() -> None:
