@@ -91,6 +91,7 @@ class _Lists:
     failed: str = ""
     suspect: bool = False
     absent: dict[str, int] = field(default_factory=dict)
+    bare: dict[str, int] = field(default_factory=dict)  # ... a machine of a node that is on without a launch
     odd: dict[str, float] = field(default_factory=dict)  # machines without a launch, since when
     complete: int = 0  # lists in a row since this process began
 
@@ -236,6 +237,8 @@ class Keeper:
             self._wanted.pop(node, None)
         pool = self._pool_of.get(node)
         launch = self._by_node.get(node)
+        if launch is not None:
+            self._bare.pop(node, None)
         if seen.want == "invalid" and pool is not None:
             self._other_gpus(node, seen, launch)
             return
@@ -308,9 +311,9 @@ class Keeper:
         elif seen.want == "down" and seen.by_slurm:
             self._change((node,), "power_down", f"{POOL_REASON}{seen.reason}"[:200])
         elif seen.want == "on" and not self._machine_of(node, pool):
-            since = self._bare.setdefault(node, self.now)
+            self._bare.setdefault(node, self.now)
             lists = self._lists.get(pool)
-            if lists and not lists.suspect and lists.complete >= _ABSENT and lists.began > since + SETTLE_S:
+            if lists and not lists.suspect and lists.bare.get(node, 0) >= (_ABSENT if lists.known else _EMPTY):
                 self._change((node,), "power_down_force", f"{POOL_REASON}the provider has no machine")
 
     def _machine_of(self, node: str, pool: str) -> bool:
@@ -490,6 +493,11 @@ class Keeper:
         for launch in mine:
             self._compare(launch, by_token.get(launch.token, []), lists, result.began)
         self._odd(result, lists)
+        nodes = {one.node for one in result.machines if not one.ending}
+        lists.bare = {
+            node: lists.bare.get(node, 0) + 1 for node, since in self._bare.items()
+            if node not in nodes and self._pool_of.get(node) == result.pool and result.began > since + SETTLE_S
+        }  # fmt: skip
 
     def _compare(self, launch: Launch, machines: list[Machine], lists: _Lists, began: float) -> None:
         for machine in sorted(machines, key=lambda one: (one.ending, one.id != launch.machine)):

@@ -120,6 +120,19 @@ def test_one_empty_list_ends_nothing_and_is_named() -> None:
     assert one.node().difference == "none"
 
 
+@pytest.mark.parametrize(("others", "enough"), [((), 5), ((Machine("m9", "f" * 32, "n2", ending=True),), 2)])
+def test_after_a_lost_journal_no_few_lists_take_a_node_from_its_jobs(others: tuple[Machine, ...], enough: int) -> None:
+    one = Fleet()
+    one.wants["n1"] = "on"
+    one.step(1)
+    one.lists(*others)
+    one.step(60)
+    for _ in range(enough):
+        assert not any(isinstance(act, NodeAct) for act in one.step(30))
+        one.lists(*others)
+    assert [act.change for act in one.step() if isinstance(act, NodeAct)] == ["power_down_force"]
+
+
 def test_a_machine_that_several_lists_do_not_have_is_gone_and_slurm_is_told() -> None:
     one = Fleet()
     one.lists(one.running())
