@@ -134,6 +134,19 @@ def test_a_machine_that_is_taken_back_soon_is_left_by_its_job(cluster: DevCluste
     absent(cluster, "spare")  # and not drained any more
 
 
+def test_a_node_is_there_before_the_job_that_is_to_begin_later(cluster: DevCluster) -> None:
+    settled(cluster)
+    absent(cluster, "burst")
+    job = submit(cluster, "-p", "burst", "--begin=now+40", "--gres=gpu:1", wrap="exec sleep 1")
+    until(lambda: [one for one in nodes(cluster).values() if one.stage == "registered"])
+    assert state_of(cluster, job) == "PENDING"
+    job_is(cluster, job, "COMPLETED")
+    settled(cluster)
+    assert [one.node for one in status(cluster).history if one.what == "registered"][-1:] == [
+        cluster.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%N"]).stdout.strip()
+    ]
+
+
 def test_a_takeover_while_machines_boot_loses_nothing_and_launches_once(cluster: DevCluster) -> None:
     before = len(list(cluster.layout.machines.iterdir()))
     job = submit(cluster, "-p", "slow", "-N2", "--gres=gpu:1", wrap="exec sleep 3")
