@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +61,7 @@ _STATUS_S = 0.5
 _COSTS_S = 60.0
 _QUEUED_S = 10.0  # a call that waited longer for a thread is not made: a lost answer is known to be lost by then
 _CALLS = 8  # of one pool at a time
+_LONGEST_S = 150.0  # of a driver's call; one that hangs for longer keeps no other controller waiting
 
 log = logging.getLogger("sluice.fleet")
 
@@ -90,6 +91,7 @@ class Providers:
         self._done = done
         self._now = now
         self._made: dict[str, tuple[PoolPolicy, str, Driver | SluiceError, ThreadPoolExecutor]] = {}
+        self._calls: dict[Future[None], float] = {}  # since when
 
     def set_pools(self, cluster: str, pools: dict[str, PoolPolicy]) -> None:
         """Make the drivers of new and changed pools; one that cannot be made says so at each call."""
@@ -111,7 +113,16 @@ class Providers:
 
     def ask(self, act: LaunchAct | TerminateAct | ListAct) -> None:
         """Ask; returns at once."""
-        self._made[act.pool][3].submit(self._call, act, time.monotonic())
+        now = time.monotonic()
+        call = self._made[act.pool][3].submit(self._call, act, now)
+        self._calls[call] = now
+        call.add_done_callback(lambda done: self._calls.pop(done, None))
+
+    def let_go(self) -> bool:
+        """Make none of the calls that still wait for a thread; whether none is under way."""
+        for call in list(self._calls):
+            call.cancel()
+        return all(time.monotonic() - since > _LONGEST_S for since in list(self._calls.values()))
 
     def _call(self, act: LaunchAct | TerminateAct | ListAct, queued: float) -> None:
         if time.monotonic() - queued > _QUEUED_S:
@@ -242,7 +253,8 @@ class Fleetd:
             self._keeper = None
             self._nodes = frozenset()  # nothing is read for nobody
             self._forget_results()
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            if self._providers.let_go():  # else the next one could launch what is just being launched
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
         elif self._keeper is None:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -91,6 +91,7 @@ class _Lists:
     failed: str = ""
     suspect: bool = False
     absent: dict[str, int] = field(default_factory=dict)
+    bare: dict[str, int] = field(default_factory=dict)  # ... a machine of a node that is on without a launch
     odd: dict[str, float] = field(default_factory=dict)  # machines without a launch, since when
     complete: int = 0  # lists in a row since this process began
 
@@ -119,6 +120,7 @@ class Keeper:
         self._last: dict[tuple[str, ...], float] = {}
         self._wanted: dict[str, float] = {}  # nodes that Slurm waits for, since when
         self._bare: dict[str, float] = {}  # nodes that are on without a machine, since when
+        self._signalled: set[int] = set()  # jobs on machines that are taken back which have had their signal
         self._idle: dict[str, float] = {}  # nodes that are on without a job, since when this process has seen it
         self._dirty = False
         self._acts: list[Act] = []
@@ -191,6 +193,9 @@ class Keeper:
         if view is not None:
             for node in dict.fromkeys([*self._pool_of, *self._by_node]):
                 self._node(node, view)
+            self._signalled &= {
+                job for one in self._by_node.values() if one.notice for job in self._jobs_on(one.node)
+            }  # one that starts again may meet the next notice
             self._give_back(view)
             self._keep_least(view)
             self._open_and_close(view)
@@ -232,6 +237,8 @@ class Keeper:
             self._wanted.pop(node, None)
         pool = self._pool_of.get(node)
         launch = self._by_node.get(node)
+        if launch is not None:
+            self._bare.pop(node, None)
         if seen.want == "invalid" and pool is not None:
             self._other_gpus(node, seen, launch)
             return
@@ -285,9 +292,9 @@ class Keeper:
             self._change((launch.node,), "power_down_force", reason)
         for job in jobs:
             saves = view.jobs[job].saves
-            if saves:
+            if saves and job not in self._signalled:
                 signal = JobAct(job, "signal", view.jobs[job].name, self._checkpoint.signal)
-                self._do(("job", "signal", str(job)), signal, again=math.inf)
+                self._do(("job", "signal", str(job)), signal, again=_SLURM_AGAIN_S)
             if self.now >= launch.noticed + (self._checkpoint.before_requeue_s if saves else 0):
                 self._requeue(job)
 
@@ -304,9 +311,9 @@ class Keeper:
         elif seen.want == "down" and seen.by_slurm:
             self._change((node,), "power_down", f"{POOL_REASON}{seen.reason}"[:200])
         elif seen.want == "on" and not self._machine_of(node, pool):
-            since = self._bare.setdefault(node, self.now)
+            self._bare.setdefault(node, self.now)
             lists = self._lists.get(pool)
-            if lists and not lists.suspect and lists.complete >= _ABSENT and lists.began > since + SETTLE_S:
+            if lists and not lists.suspect and lists.bare.get(node, 0) >= (_ABSENT if lists.known else _EMPTY):
                 self._change((node,), "power_down_force", f"{POOL_REASON}the provider has no machine")
 
     def _machine_of(self, node: str, pool: str) -> bool:
@@ -486,6 +493,11 @@ class Keeper:
         for launch in mine:
             self._compare(launch, by_token.get(launch.token, []), lists, result.began)
         self._odd(result, lists)
+        nodes = {one.node for one in result.machines if not one.ending}
+        lists.bare = {
+            node: lists.bare.get(node, 0) + 1 for node, since in self._bare.items()
+            if node not in nodes and self._pool_of.get(node) == result.pool and result.began > since + SETTLE_S
+        }  # fmt: skip
 
     def _compare(self, launch: Launch, machines: list[Machine], lists: _Lists, began: float) -> None:
         for machine in sorted(machines, key=lambda one: (one.ending, one.id != launch.machine)):
@@ -740,6 +752,8 @@ class Keeper:
                 self._busy.pop(("slurm", act.change, node), None)
         else:
             self._busy.pop(("job", act.change, str(act.job)), None)
+            if act.change == "signal" and not result.text:
+                self._signalled.add(act.job)
         if result.text:
             log.warning("%s: %s", act, one_line(result.text))
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * What plan_slurm.c (the planner's thread), picture_slurm.c, start_slurm.c (starting jobs) and gang_slurm.c (gangs in slurmctld) need of
- * each other. All of it is for the planner's thread alone.
+ * each other. All of it is for the planner's thread alone, but for the locks of start_slurm.c.
  */
 #ifndef SLUICE_PLANNER_PLANNER_INTERNAL_SLURM_H
 #define SLUICE_PLANNER_PLANNER_INTERNAL_SLURM_H

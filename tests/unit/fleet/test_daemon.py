@@ -14,9 +14,9 @@ import pytest
 from policy.pool_nodes import PoolPolicy, ShapePolicy
 from sluice.base.errors import SluiceError
 from sluice.fleet.daemon import Fleetd, Providers, Settings
-from sluice.fleet.driver import Machine
+from sluice.fleet.driver import Machine, Order
 from sluice.fleet.slurm import change
-from sluice.fleet.views import Changed, JobAct, ListAct, Listed, NodeAct, Result, SlurmView
+from sluice.fleet.views import Changed, JobAct, LaunchAct, ListAct, Listed, NodeAct, Result, SlurmView
 
 
 class Commands:
@@ -103,3 +103,38 @@ def test_one_journal_has_one_fleetd(fleetd: Fleetd, tmp_path: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(SluiceError, match="still works on this journal"):
             fleetd._lead(True)
+
+
+def test_the_journal_is_the_next_controllers_when_no_launch_of_this_one_is_under_way(
+    fleetd: Fleetd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    launched: list[str] = []
+
+    class Slow:
+        def launch(self, order: Order) -> Machine:
+            begun.release()
+            assert go_on.wait(10)
+            launched.append(order.token)
+            return Machine("m", order.token, order.node)
+
+    monkeypatch.setattr("sluice.fleet.daemon.load_driver", lambda name, site: Slow())
+    pool = PoolPolicy(driver="own", nodes="n[1-9]", shapes=(ShapePolicy(name="big"),), partition="own")
+    fleetd._providers.set_pools("main", {"own": pool})
+    with (tmp_path / "lock").open("a") as other, (tmp_path / "lock").open("a") as fleetd._lock:
+        fcntl.flock(fleetd._lock, fcntl.LOCK_EX)
+        for number in range(1, 10):  # one more than there are threads
+            fleetd._providers.ask(LaunchAct("own", Order(f"{number:032}", f"n{number}", "big", "")))
+        for _ in range(8):
+            assert begun.acquire(timeout=10)
+        fleetd._lead(False)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        go_on.set()
+        until = time.monotonic() + 10
+        while not fleetd._providers.let_go():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        fleetd._lead(False)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert sorted(launched) == [f"{number:032}" for number in range(1, 9)]

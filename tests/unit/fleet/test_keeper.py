@@ -17,6 +17,7 @@ from sluice.fleet.keeper import Keeper
 from sluice.fleet.views import (
     POOL_REASON,
     Act,
+    Changed,
     JobAct,
     LaunchAct,
     Launched,
@@ -117,6 +118,19 @@ def test_one_empty_list_ends_nothing_and_is_named() -> None:
     one.step(5)
     one.lists(machine)
     assert one.node().difference == "none"
+
+
+@pytest.mark.parametrize(("others", "enough"), [((), 5), ((Machine("m9", "f" * 32, "n2", ending=True),), 2)])
+def test_after_a_lost_journal_no_few_lists_take_a_node_from_its_jobs(others: tuple[Machine, ...], enough: int) -> None:
+    one = Fleet()
+    one.wants["n1"] = "on"
+    one.step(1)
+    one.lists(*others)
+    one.step(60)
+    for _ in range(enough):
+        assert not any(isinstance(act, NodeAct) for act in one.step(30))
+        one.lists(*others)
+    assert [act.change for act in one.step() if isinstance(act, NodeAct)] == ["power_down_force"]
 
 
 def test_a_machine_that_several_lists_do_not_have_is_gone_and_slurm_is_told() -> None:
@@ -351,6 +365,45 @@ def test_a_machine_that_is_taken_back_soon_is_left_by_its_jobs_in_order() -> Non
     assert [act.machine for act in one.step(1) if isinstance(act, TerminateAct)] == ["m1"]
     one.lists(replace(machine, ending=True))
     assert [act.change for act in one.step(61) if isinstance(act, NodeAct)] == ["undrain"]
+
+
+def signals(acts: list[Any]) -> list[JobAct]:
+    return [act for act in acts if isinstance(act, JobAct) and act.change == "signal"]
+
+
+def test_a_job_whose_signal_was_not_sent_is_sent_it_again_until_it_was() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.jobs = {7: SlurmJob(7, False, frozenset({"n1"}), name="7", saves=True)}
+    one.lists(replace(machine, notice="spot"))
+    (act,) = signals(one.step(1))
+    one.keeper.take(Changed(act, "slurmctld does not answer"), one.now)
+    assert signals(one.step(5)) == []
+    assert signals(one.step(6)) == [act]
+    one.keeper.take(Changed(act), one.now)
+    assert signals(one.step(11)) == []
+
+
+def test_a_job_that_was_requeued_is_signalled_on_the_next_machine_that_is_taken_back() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.jobs = {7: SlurmJob(7, False, frozenset({"n1"}), name="7", saves=True)}
+    one.lists(replace(machine, notice="spot"))
+    (act,) = signals(one.step(1))
+    one.keeper.take(Changed(act), one.now)
+    one.jobs, one.wants["n1"] = {}, "off"
+    one.step(1)
+    one.lists(replace(machine, ending=True))
+    one.step(61)
+    one.wants["n1"] = "up"
+    (launch,) = one.launches(600)
+    other = Machine("m2", launch.order.token, "n1")
+    one.keeper.take(Launched(launch.order.token, other), one.now)
+    one.wants["n1"] = "on"
+    one.step(1)
+    one.jobs = {7: SlurmJob(7, False, frozenset({"n1"}), name="7", saves=True)}
+    one.lists(replace(other, notice="spot"))
+    assert signals(one.step(1)) == [act]
 
 
 def test_a_machine_that_is_taken_back_while_it_boots_is_replaced_elsewhere() -> None:
