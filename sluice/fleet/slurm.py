@@ -60,15 +60,16 @@ def _reserved_start(one: Reservation) -> PlannedStart | None:
 
 def _planned_start(job: Job, chosen: str) -> PlannedStart | None:
     """What Slurm or the planner expects of a job that waits. Of one that only waits for its begin time, the nodes are
-    chosen then: as many of its partition, where it names one alone. Of others without nodes nothing is asked for: the
-    planner has them on nodes that are there.
+    chosen then: as many of its partition as it fills, where it names one alone. Of others without nodes nothing is
+    asked for: the planner has them on nodes that are there.
     """
     if job.start_time is None:
         return None
     if chosen:
         return PlannedStart(job.start_time, frozenset(expand(chosen)))
     if job.reason == "BeginTime" and "," not in job.partition and not job.reservation:
-        return PlannedStart(job.start_time, count=job.node_count, partition=job.partition)
+        gpus = job.tres.get("gres/gpu", 0)
+        return PlannedStart(job.start_time, frozenset(), job.node_count, job.partition, gpus, job.cpus)
     return None
 
 

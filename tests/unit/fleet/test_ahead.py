@@ -60,6 +60,18 @@ def test_no_more_is_asked_for_than_a_start_lacks() -> None:
     assert decided(nodes, PlannedStart(LAST, count=9)) == Decision(ask=("n5", "n6"))
 
 
+def test_jobs_of_parts_of_a_node_share_it() -> None:
+    nodes = [idle("n1", 0), off("n2"), off("n3"), off("n4")]
+    part = PlannedStart(LAST, count=1, gpus=2, cpus=4)
+    whole = {"gpus": 8, "cpus": 64}
+    assert decided(nodes, *[part] * 4, **whole) == Decision()
+    assert decided(nodes, *[part] * 5, **whole) == Decision(ask=("n2",))
+    assert decided(nodes, *[dataclasses.replace(part, cpus=32)] * 4, **whole) == Decision(ask=("n2",))
+    spread = PlannedStart(LAST, count=3, gpus=3, cpus=3)
+    assert decided(nodes, part, spread, **whole) == Decision(ask=("n2", "n3")), "three nodes, and the other job's GPUs"
+    assert decided(nodes, *[PlannedStart(LAST, count=2, gpus=16, cpus=8)] * 2, **whole).ask == ("n2", "n3", "n4")
+
+
 def test_two_starts_do_not_count_on_the_same_node() -> None:
     nodes = [idle("n1"), off("n2"), off("n3")]
     assert decided(nodes, PlannedStart(NOW, count=1), PlannedStart(LAST, count=1)) == Decision(ask=("n2",))

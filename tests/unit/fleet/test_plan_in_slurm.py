@@ -15,6 +15,7 @@ def job(number: int, **fields: Any) -> Any:
     usual = {
         "id": number, "state": "PENDING", "reason": "Resources", "nodes": "", "node_count": 2, "partition": "p",
         "start_time": 500, "end_time": None, "own_name": str(number), "reservation": "", "comment": "",
+        "tres": {"cpu": 4, "gres/gpu": 8}, "cpus": 4,
     }  # fmt: skip
     return SimpleNamespace(**usual | fields)
 
@@ -40,7 +41,7 @@ def test_backfill_names_the_nodes_of_a_start() -> None:
 
 
 def test_of_a_job_with_a_begin_time_the_number_is_known() -> None:
-    assert view([job(7, reason="BeginTime")]).starts == (PlannedStart(500, count=2, partition="p"),)
+    assert view([job(7, reason="BeginTime")]).starts == (PlannedStart(500, count=2, partition="p", gpus=8, cpus=4),)
 
 
 def test_nothing_is_asked_for_where_the_plan_may_not_need_it() -> None:
