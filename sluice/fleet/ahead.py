@@ -92,8 +92,12 @@ def predicted_boot(boots: Sequence[float], prior_s: float) -> float:
 def decide(
     now: float, nodes: Sequence[PoolNode], starts: Iterable[PlannedStart], times: PoolTimes, boot_s: float
 ) -> Decision:
-    """What to do now. `boot_s`: the predicted time from a request until a node is there."""
-    due = sorted((one for one in starts if one.at <= now + boot_s + MARGIN_S), key=lambda one: one.at)
+    """What to do now. `boot_s`: the predicted time from a request until a node is there.
+
+    A start that is overdue for longer than nodes idle is no plan any more: its job was held, or nobody plans.
+    """
+    first, last = now - times.idle_s, now + boot_s + MARGIN_S
+    due = sorted((one for one in starts if first <= one.at <= last), key=lambda one: one.at)
     wanted = set().union(*(one.nodes for one in due))
     ask = [node.name for node in nodes if node.state == "off" and node.name in wanted]
     spare = [node for node in _by_worth(nodes) if node.name not in wanted]

@@ -107,6 +107,13 @@ def test_a_node_that_the_plan_needs_within_its_boot_stays() -> None:
     assert decided(nodes, PlannedStart(LAST, count=2)).let_go == ()
 
 
+def test_a_start_that_does_not_come_keeps_no_node_for_longer_than_idle() -> None:
+    nodes = [idle("n1"), off("n2")]
+    stale = PlannedStart(NOW - TIMES.idle_s - 1, frozenset({"n1", "n2"}))
+    assert decided(nodes, stale) == Decision(let_go=("n1",))
+    assert decided(nodes, dataclasses.replace(stale, at=NOW - TIMES.idle_s)) == Decision(ask=("n2",))
+
+
 def test_one_with_a_reservation_or_a_question_stays() -> None:
     assert decided([idle("n1", stays=True), idle("n2")]).let_go == ("n2",)
 
