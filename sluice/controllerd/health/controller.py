@@ -57,6 +57,7 @@ class Controller:
         self._checkpoints = Checkpoints()
         self._listed = Running(site.client)
         self._running: dict[str, dict[int, float]] = {}  # node -> its jobs, when they were last looked at
+        self._silent: set[str] = set()  # nodes that did not respond when jobs were last looked at
         self._down: set[str] = set()
         self._saved = ""
         self._stepped = -PERIOD_S
@@ -150,7 +151,11 @@ class Controller:
                 self._carry_out(self._give_all_back())
             withdrawn.write(site.state_save / withdrawn.FILE_NAME, self.keeper.state.withdrawn())
             self._save()
-        running = self._listed.jobs()  # may take seconds, in which requests are answered
+        silent = {node.name for node in nodes if "not_responding" in node.flags}
+        # A node that stops to respond gets no more jobs, and keeps those that it has until Slurm takes it for down:
+        # this is the moment to see which it has. It may take seconds, in which requests are answered.
+        running = self._listed.jobs(fresh=not silent <= self._silent)
+        self._silent = silent
         with self.lock:
             self._load()
             self._watch_nodes(nodes, running, policy, now)

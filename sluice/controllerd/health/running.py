@@ -22,11 +22,11 @@ class Running:
         self._jobs: list[Job] = []
         self._due = 0.0
 
-    def jobs(self) -> list[Job]:
-        """Those that ran at most half a minute ago. Raises SluiceError."""
+    def jobs(self, *, fresh: bool = False) -> list[Job]:
+        """Those that ran at most half a minute ago; `fresh`: those that run now. Raises SluiceError."""
         with self._lock:
             began = time.monotonic()
-            if began >= self._due:
+            if fresh or began >= self._due:
                 self._jobs = self._client.jobs(states=["RUNNING"])
                 self._due = began + min(_SHARE * (time.monotonic() - began), _OLDEST_S)
             return self._jobs
