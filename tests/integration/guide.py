@@ -17,4 +17,5 @@ def commands(heading: str) -> list[tuple[str, str]]:
     section = re.split("^##+ ", text[found.end() :], maxsplit=1, flags=re.MULTILINE)[0]
     scripts = _BLOCK.findall(section)
     assert scripts, f"{_GUIDE}: no commands in {heading}"
+    assert len(scripts) == section.count("```sh\n# on "), f"{_GUIDE}: hosts that are not known in {heading}"
     return scripts
