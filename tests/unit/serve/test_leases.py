@@ -377,14 +377,15 @@ def test_limits_that_change_and_gateways_that_leave() -> None:
     assert len(second.open) == 8
 
 
-def test_a_place_for_one_goes_around_among_gateways_that_all_need_it() -> None:
-    world = World(9, Limit(None, None, 1), 3)
+@pytest.mark.parametrize(("concurrent", "queued"), [(1, None), (2, None), (1, 2)])
+def test_fewer_places_than_gateways_that_all_need_one_go_around(concurrent: int, queued: int | None) -> None:
+    world = World(9, Limit(None, None, concurrent, queued), 3)
     ran = [0, 0, 0]
 
     def ask() -> None:
         for number, host in enumerate(world.hosts):
             ran[number] += world.admit(host, 1, 1, S // 2)
-        assert sum(len(host.open) for host in world.hosts) <= 1
+        assert sum(len(host.open) for host in world.hosts) <= concurrent
 
     world.run(60, ask)
     assert min(ran) > 10, ran
