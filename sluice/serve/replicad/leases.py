@@ -281,10 +281,7 @@ class Book:
         turn = hold.turns[i - 2]
         rest = [other for one, other in shared.holds.items() if one != name]
         others = [one.turns[i - 2] for one in rest if now - one.turns[i - 2].unmet_us < _CONTENDED_US]
-        even, odd = divmod(limit, len(others) + 1)
-        # those that have some and need no more are to have a part, too
-        if others and limit <= len(others) + sum(one.have[i] > 0 and one.turns[i - 2] not in others for one in rest):
-            even, odd = 0, limit
+        even, odd = _even(limit, len(others) + 1, [one.have[i] for one in rest if one.turns[i - 2] not in others])
         if others and hold.have[i] > max(even, 1):
             return max(even, 1)
         if not even and hold.have[i] and now - turn.since_us > _TURN_US:
@@ -302,6 +299,16 @@ class Book:
         hold.have[i] += more
         shared.sums[i] += more
         return hold.have[i]
+
+
+def _even(limit: int, needy: int, others: list[int]) -> tuple[int, int]:
+    """What each that needs more may have, and how many are left over: others keep what they have, if it is no more."""
+    parts = needy + len(others)
+    for has in sorted(others):
+        if has * parts > limit:
+            break
+        limit, parts = limit - has, parts - 1
+    return divmod(limit, parts)
 
 
 def _of_bucket(row: LeaseRow, i: int, rate: int, level: int) -> tuple[int, int]:

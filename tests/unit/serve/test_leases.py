@@ -377,10 +377,12 @@ def test_limits_that_change_and_gateways_that_leave() -> None:
     assert len(second.open) == 8
 
 
-@pytest.mark.parametrize(("concurrent", "queued"), [(1, None), (2, None), (1, 2)])
-def test_fewer_places_than_gateways_that_all_need_one_go_around(concurrent: int, queued: int | None) -> None:
-    world = World(9, Limit(None, None, concurrent, queued), 3)
-    ran = [0, 0, 0]
+@pytest.mark.parametrize(
+    ("hosts", "concurrent", "queued"), [(3, 1, None), (3, 2, None), (3, 1, 2), (4, 6, None)]
+)  # fmt: skip
+def test_no_gateway_keeps_the_places_that_another_one_needs(hosts: int, concurrent: int, queued: int | None) -> None:
+    world = World(46 if hosts == 4 else 9, Limit(None, None, concurrent, queued), hosts)
+    ran = [0] * hosts
 
     def ask() -> None:
         for number, host in enumerate(world.hosts):
