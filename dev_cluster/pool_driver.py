@@ -3,7 +3,7 @@
 Runs inside the cluster, as SlurmUser, which process 1 lets in where there are pools. `settings.boot` is the seconds
 that a machine takes until its slurmd starts; `settings.stock` a file that says how many machines of each shape and zone
 there are (``{"big": 2, "big/zone-a": 0}``), for tests of what happens when there is none; `settings.notices` one that
-says of which nodes the machines are taken back soon, and why (``{"n1": "spot"}``).
+says which machines are taken back soon, and why (``{"local-f7604dad3850": "spot"}``).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Local:
                 continue
             machine = Machine(**json.loads(path.read_text()))
             ending = path.stem not in running
-            found.append(replace(machine, ending=ending, notice=notices.get(machine.node, "")))
+            found.append(replace(machine, ending=ending, notice=notices.get(machine.id, "")))
         return found
 
     def _file(self, machine: str) -> Path:

@@ -26,6 +26,7 @@ LONGEST_FIRST = (
     "test_plugin_soak",
     "test_placement_hook",
     "test_report",
+    "test_fleet",
     "test_hostile",
     "test_refused_jobs",
     "test_failover",

@@ -23,6 +23,11 @@ class Spent:
     machine_s: float = 0.0
     cost: float = 0.0
 
+    def add(self, more: Spent) -> None:
+        """Also of these."""
+        self.machine_s += more.machine_s
+        self.cost += more.cost
+
 
 @dataclass(slots=True)
 class PoolCosts:
@@ -50,8 +55,7 @@ class PoolCosts:
         found = Spent()
         for day, spent in self.days.items():
             if first.isoformat() <= day <= last.isoformat():
-                found.machine_s += spent.machine_s
-                found.cost += spent.cost
+                found.add(spent)
         return found
 
 

@@ -27,6 +27,8 @@ MOST_ANSWER = 4 << 20
 _MOST_ROW = 1 << 20
 _LEAST_GONE = 10_000
 _GONE = b"null"
+_NO_ANSWER = "the controllers' daemon gave no answer"
+_NO_ANSWER_REMEDY = "is it running, and is this the user of its --web-user?"
 
 Row = tuple[str, str, Any]
 """Section, key, and what it says; None: it is not there any more."""
@@ -164,9 +166,7 @@ def parse_answer(line: bytes) -> dict[str, Any]:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise SluiceError(
-            "the controllers' daemon gave no answer", remedy="is it running, and is this the user of its --web-user?"
-        ) from error
+        raise SluiceError(_NO_ANSWER, remedy=_NO_ANSWER_REMEDY) from error
     if not isinstance(document, dict) or document.get("version") != VERSION:
         raise SluiceError(
             f"the controllers' daemon: not an answer of version {VERSION}",
@@ -183,15 +183,18 @@ class AwayError(SluiceError):
 
 
 def ask(path: Path, do: str, *, timeout: float = 10.0, **words: Any) -> dict[str, Any]:
-    """Ask the daemon at a socket. Raises SluiceError; AwayError where it is not there."""
+    """Ask the daemon at a socket. Raises SluiceError; AwayError where it is not there, or does not answer."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout)
             connection.connect(str(path))
             connection.sendall(render_request(do, **words))
             with connection.makefile("rb") as answers:
-                return parse_answer(answers.readline())
+                answer = answers.readline()
     except OSError as error:
         raise AwayError(
             f"{path}: {error.strerror or error}", remedy="is sluice-controllerd running on this host?"
         ) from error
+    if not answer.endswith(b"\n"):
+        raise AwayError(_NO_ANSWER, remedy=_NO_ANSWER_REMEDY)
+    return parse_answer(answer)

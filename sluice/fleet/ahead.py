@@ -16,6 +16,7 @@ from typing import Literal
 
 _PERMILLE = 900  # of the boots so far, that were no longer than predicted
 _KNOWN = 5  # boots from which on the policy's own bound is not taken for the usual time
+_ROUNDING = 1e-6
 MARGIN_S = 10.0
 """Added to the boot: from the decision until a machine is asked for, and from its registration until Slurm sees it."""
 
@@ -25,12 +26,21 @@ NodeStage = Literal["off", "boots", "on", "other"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedStart:
-    """A start that the plan has: on these nodes, or on `count` of a partition where Slurm chooses them later."""
+    """A start that the plan has: on these nodes, or on `count` of a partition where Slurm chooses them later, of which
+    it takes so many GPUs and CPUs in all.
+    """
 
     at: float
     nodes: frozenset[str] = frozenset()
     count: int = 0
     partition: str = ""
+    gpus: int = 0
+    cpus: int = 0
+
+    def nodes_worth(self, times: PoolTimes) -> float:
+        """What it takes of nodes, jobs of parts of one as parts; all of them where its size is not known."""
+        parts = [self.gpus / times.gpus if times.gpus else 0.0, self.cpus / times.cpus if times.cpus else 0.0]
+        return min(self.count, max(parts)) if any(parts) else self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,9 @@ class PoolTimes:
     idle_s: float
     least: int = 0
     spare: int = 0
+    gpus: int = 0
+    """Of a node, as `cpus`; 0: none, or not known."""
+    cpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +92,34 @@ def predicted_boot(boots: Sequence[float], prior_s: float) -> float:
 def decide(
     now: float, nodes: Sequence[PoolNode], starts: Iterable[PlannedStart], times: PoolTimes, boot_s: float
 ) -> Decision:
-    """What to do now. `boot_s`: the predicted time from a request until a node is there."""
-    due = sorted((one for one in starts if one.at <= now + boot_s + MARGIN_S), key=lambda one: one.at)
+    """What to do now. `boot_s`: the predicted time from a request until a node is there.
+
+    A start that is overdue for longer than nodes idle is no plan any more: its job was held, or nobody plans.
+    """
+    first, last = now - times.idle_s, now + boot_s + MARGIN_S
+    due = sorted((one for one in starts if first <= one.at <= last), key=lambda one: one.at)
     wanted = set().union(*(one.nodes for one in due))
     ask = [node.name for node in nodes if node.state == "off" and node.name in wanted]
     spare = [node for node in _by_worth(nodes) if node.name not in wanted]
     kept = set(wanted)
     # After the plan's starts, one that is always due: the spare nodes.
-    for at, count in [*((one.at, one.count) for one in due), (now, times.spare)]:
+    for at, count in [*_counts(due, times), (now, times.spare)]:
         served = [node for node in spare if _serves(node, at)][:count]
         lacking = [node for node in spare if node.state == "off"][: count - len(served)]
         kept.update(node.name for node in served)
         ask += [node.name for node in lacking]
         spare = [node for node in spare if node not in served and node not in lacking]
     return Decision(tuple(ask), _let_go(now, nodes, kept, times))
+
+
+def _counts(due: Sequence[PlannedStart], times: PoolTimes) -> Iterable[tuple[float, int]]:
+    """Nodes that each start takes besides those of the ones before: jobs of parts of a node share it."""
+    worth, given = 0.0, 0
+    for one in due:
+        worth += one.nodes_worth(times)
+        more = max(math.ceil(worth - _ROUNDING), one.count, given) - given
+        given += more
+        yield one.at, more
 
 
 def _serves(node: PoolNode, at: float) -> bool:

@@ -328,7 +328,7 @@ class Fleetd:
             problem = ""
             try:
                 if self._nodes:
-                    self._bring(read_view(self._client, self._nodes, self.now()))
+                    self._bring(read_view(self._client, self._nodes, self.now(), time.time()))
                 for request in requests:
                     request.unlink(missing_ok=True)
             except (SluiceError, OSError) as error:

@@ -655,7 +655,7 @@ class Keeper:
         starts = [one for one in view.starts if one.partition in ("", pool.partition)]
         boots = self.memory.boots.get(f"{name}|{pool.shapes[0].name}", [])
         nodes = [self._pool_node(node, view) for node in self._names[name]]
-        times = PoolTimes(pool.idle_s, pool.least, pool.spare)
+        times = PoolTimes(pool.idle_s, pool.least, pool.spare, pool.gpus, pool.cpus)
         return decide(self.now, nodes, starts, times, predicted_boot(boots, pool.boot_s))
 
     def _pool_node(self, node: str, view: SlurmView) -> PoolNode:

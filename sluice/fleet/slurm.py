@@ -22,8 +22,10 @@ _STATES: dict[Change, str] = {
 }  # fmt: skip
 
 
-def read_view(client: SlurmClient, pools: Collection[str], at: float) -> SlurmView:
-    """The nodes of pools and their jobs; `at`: now, by the fleet's clock. Raises SluiceError."""
+def read_view(client: SlurmClient, pools: Collection[str], at: float, wall: float) -> SlurmView:
+    """The nodes of pools and their jobs, with times by the fleet's clock. `at`: now, by it; `wall`: now, by Slurm's.
+    Raises SluiceError.
+    """
     nodes = {node.name: slurm_node(node) for node in client.nodes() if node.name in pools}
     jobs: dict[int, SlurmJob] = {}
     seen = client.jobs()
@@ -33,7 +35,7 @@ def read_view(client: SlurmClient, pools: Collection[str], at: float) -> SlurmVi
             continue
         on = frozenset(node for node in expand(job.nodes) if node in pools) if job.nodes else frozenset[str]()
         if on or begins:
-            jobs[job.id] = _job(job, on, begins)
+            jobs[job.id] = _job(job, on, begins, at - wall)
     reservations = client.reservations()
     for name in _reserved(reservations):
         if name in nodes:
@@ -41,7 +43,7 @@ def read_view(client: SlurmClient, pools: Collection[str], at: float) -> SlurmVi
     later = [job for job in seen if job.state == "PENDING" and job.start_time is not None]
     chosen = client.planned_nodes() if later else {}
     starts = [*map(_reserved_start, reservations), *(_planned_start(job, chosen.get(job.id, "")) for job in later)]
-    return SlurmView(at, nodes, jobs, tuple(one for one in starts if one is not None))
+    return SlurmView(at, nodes, jobs, tuple(replace(one, at=one.at + at - wall) for one in starts if one is not None))
 
 
 def _reserved(reservations: Collection[Reservation]) -> list[str]:
@@ -58,20 +60,21 @@ def _reserved_start(one: Reservation) -> PlannedStart | None:
 
 def _planned_start(job: Job, chosen: str) -> PlannedStart | None:
     """What Slurm or the planner expects of a job that waits. Of one that only waits for its begin time, the nodes are
-    chosen then: as many of its partition, where it names one alone. Of others without nodes nothing is asked for: the
-    planner has them on nodes that are there.
+    chosen then: as many of its partition as it fills, where it names one alone. Of others without nodes nothing is
+    asked for: the planner has them on nodes that are there.
     """
     if job.start_time is None:
         return None
     if chosen:
         return PlannedStart(job.start_time, frozenset(expand(chosen)))
     if job.reason == "BeginTime" and "," not in job.partition and not job.reservation:
-        return PlannedStart(job.start_time, count=job.node_count, partition=job.partition)
+        gpus = job.tres.get("gres/gpu", 0)
+        return PlannedStart(job.start_time, frozenset(), job.node_count, job.partition, gpus, job.cpus)
     return None
 
 
-def _job(job: Job, on: frozenset[str], begins: bool) -> SlurmJob:
-    ends = math.inf if job.end_time is None else job.end_time
+def _job(job: Job, on: frozenset[str], begins: bool, shift: float) -> SlurmJob:
+    ends = math.inf if job.end_time is None else job.end_time + shift
     saves = asks(job.comment) is not None
     return SlurmJob(job.id, job.state == "CONFIGURING", on, begins, job.own_name, saves, ends)
 

@@ -26,8 +26,10 @@ def cost_rows(
     pools: Mapping[str, PoolCosts], cells: Mapping[Key, Tally], names: Sequence[str], span: Span, *, idle: bool
 ) -> list[Row]:
     """Lines for each of `names`; `idle`: also for what no job used, which needs the cells of all jobs."""
-    of_partition = {one.partition: one for one in pools.values()}
-    totals = {partition: one.total(day_of(span.start), day_of(span.end - 1)) for partition, one in of_partition.items()}
+    of_partition = {one.partition: one for one in pools.values()}  # the newest pool says what a node is
+    totals = {partition: Spent() for partition in of_partition}
+    for one in pools.values():  # one that was renamed is two of one partition
+        totals[one.partition].add(one.total(day_of(span.start), day_of(span.end - 1)))
     rows: dict[tuple[str, ...], Row] = {}
     left = {partition: Spent(one.machine_s, one.cost) for partition, one in totals.items()}
     for key, tally in cells.items():

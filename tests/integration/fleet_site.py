@@ -98,7 +98,6 @@ def set_stock(cluster: DevCluster, **stock: int) -> None:
     write_atomic(Path(cluster.folder) / STOCK, json.dumps(document))
 
 
-def set_notices(cluster: DevCluster, **notices: str) -> None:
-    """Why machines are taken back soon, by node, with _ for -."""
-    document = {name.replace("_", "-"): text for name, text in notices.items()}
-    write_atomic(Path(cluster.folder) / NOTICES, json.dumps(document))
+def set_notices(cluster: DevCluster, notices: dict[str, str]) -> None:
+    """Why machines are taken back soon, by machine."""
+    write_atomic(Path(cluster.folder) / NOTICES, json.dumps(notices))

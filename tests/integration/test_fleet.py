@@ -119,16 +119,17 @@ def test_a_machine_with_other_gpus_is_drained_and_never_used(cluster: DevCluster
 def test_a_machine_that_is_taken_back_soon_is_left_by_its_job(cluster: DevCluster) -> None:
     job = submit(cluster, "-p", "spare", "--gres=gpu:1", "--requeue", wrap="exec sleep 600")
     job_is(cluster, job, "RUNNING")
-    (first,) = until(lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered"])
-    set_notices(cluster, **{first.replace("-", "_"): "ends at 12:00"})
+    (first,) = until(lambda: [one for one in nodes(cluster).values() if one.stage == "registered"])
+    set_notices(cluster, {first.machine: "ends at 12:00"})
     until(
-        lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered" and one.node != first],
+        lambda: [
+            one for one in nodes(cluster).values() if one.stage == "registered" and one.machine != first.machine
+        ],
         shows=lambda: (status(cluster).history[-20:], nodes(cluster), state_of(cluster, job)),
-    )
+    )  # fmt: skip
     job_is(cluster, job, "RUNNING")
-    left = ["registered", "notice", "terminating", "gone: not_wanted"]
-    until(lambda: happened(cluster, first)[-4:], lambda seen: seen == left)
-    set_notices(cluster)
+    of_first = [one.what for one in status(cluster).history if one.machine == first.machine]
+    assert of_first[-4:] == ["registered", "notice", "terminating", "gone: not_wanted"]
     cluster.run(["scancel", job], user="alice")
     settled(cluster)
     absent(cluster, "spare")  # and not drained any more

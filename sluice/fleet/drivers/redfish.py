@@ -105,21 +105,25 @@ class Redfish:
 
     def machines(self) -> list[Machine]:
         """As `Driver.machines`: those of our records that are not off. A BMC that does not answer says nothing, and
-        its machine counts as there.
+        its machine counts as there; without a record that can be read, nobody can say what is there.
         """
         nodes = [path.stem for path in self._folder.glob("*.json")]
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             return [one for one in threads.map(self._seen, nodes) if one is not None]
 
     def _seen(self, node: str) -> Machine | None:
-        record = None
-        with suppress(ProviderError), self._talk(node):
+        try:
             record = self._read(node)
-            if record is not None and self._system(node).power_state == sushy.PowerState.OFF:
+        except ProviderError as error:
+            raise ProviderError("unknown", str(error)) from error
+        if record is None:
+            return None
+        with suppress(ProviderError), self._talk(node):
+            if self._system(node).power_state == sushy.PowerState.OFF:
                 if record.ending is not None or not 0 <= time.time() - record.began <= _STARTS_S:
                     self._forget(node, record)
                 return None
-        return None if record is None else _machine(node, record)
+        return _machine(node, record)
 
     # ---- BMCs ----
 

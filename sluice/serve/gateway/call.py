@@ -848,14 +848,14 @@ class Call(Handler):
         row = self.worker.directory.replicas.get(int(replica.launch, 16))
         whole_s = None if cast(Asked, self.asked).stream else cast(ServiceRow, self.service).answer_s
         if row is None or row.suspect:
-            most = bounds.SUSPECT_SILENT_S
+            most, whole_s = bounds.SUSPECT_SILENT_S, None
         elif whole_s is not None:
             most = whole_s
         else:
             most = bounds.SILENT_S if self._count else bounds.FIRST_S
         if silent <= most:
             return
-        if most == whole_s and not self._head:
+        if whole_s is not None and not self._head:
             self._unanswered(whole_s)
         else:
             self._lost(f"sent nothing for {silent:.0f} s", surely=True)

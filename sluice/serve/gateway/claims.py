@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -21,6 +21,8 @@ Verdict = Literal["free", "held", "billed"]
 MOST_WAIT_S: Final = 4.0
 """For a name that is held: a gateway that is not heard is taken for dead sooner."""
 _AGAIN_S: Final = 0.25
+_MOST_SAME: Final = 8
+"""So many of a worker wait for one name: they have no place of their own yet, that a limit could count."""
 _UNHEARD_S: Final = 2.5  # without an answer of the parent, it has died
 _MOST_ENDED: Final = 20_000
 
@@ -48,6 +50,7 @@ class Names:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._asked: dict[int, tuple[Call, str, float]] = {}
+        self._again: Counter[str] = Counter()  # how many will ask again for a name that is held
         self._number = 0
 
     def claim(self, call: Call, name: str, until: float | None = None) -> None:
@@ -76,10 +79,17 @@ class Names:
         if call.over:
             if verdict == "free":
                 self.end(name, billed=False)
-        elif verdict == "held" and time.monotonic() + _AGAIN_S < until:
-            self._worker.loop.call_later(_AGAIN_S, self.claim, call, name, until)
+        elif verdict == "held" and time.monotonic() + _AGAIN_S < until and self._again[name] < _MOST_SAME:
+            self._again[name] += 1
+            self._worker.loop.call_later(_AGAIN_S, self._claim_again, call, name, until)
         else:
             call.claimed(verdict)
+
+    def _claim_again(self, call: Call, name: str, until: float) -> None:
+        self._again[name] -= 1
+        if not self._again[name]:
+            del self._again[name]
+        self.claim(call, name, until)
 
 
 class Child(Protocol):
@@ -125,8 +135,8 @@ class Claims:
 
     def end(self, child: Child, name: str, *, billed: bool) -> None:
         """A worker's request of that name has ended."""
-        found = self._mine.get(name)
-        if found is not None and found.child is child and found.told:
+        found = self._mine.get(name)  # its worker may have gone on before it was told
+        if found is not None and found.child is child:
             self._remove(name)
             self._ended.append((name, billed))
 
@@ -149,18 +159,18 @@ class Claims:
         if answer is not None and answer.epoch != self._epoch:
             self._epoch = answer.epoch
             self._new = dict.fromkeys(self._mine)
+        if answer is None:
+            for name in list(self._new):
+                self._tell(name, "free")
+            return
+        held, billed = set(answer.held), set(answer.billed)
         for name in report.claims:
-            if name not in self._mine:
-                continue
-            verdict = "free" if answer is None else "held" if name in answer.held else "free"
-            verdict = "billed" if answer is not None and name in answer.billed else verdict
-            self._tell(name, verdict)
-            if answer is not None:
+            if name in self._mine:
+                self._tell(name, "held" if name in held else "billed" if name in billed else "free")
                 self._new.pop(name, None)
-        if answer is not None:
-            for one in report.ended:
-                if self._ended and self._ended[0] == one:
-                    self._ended.popleft()
+        for one in report.ended:
+            if self._ended and self._ended[0] == one:
+                self._ended.popleft()
 
     def _tell(self, name: str, verdict: str) -> None:
         one = self._mine[name]

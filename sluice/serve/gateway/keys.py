@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from sluice.slurm import jwt
 _KEPT_S: Final = 60.0  # an identity token's answer
 _MOST_KEPT: Final = 20_000
 _MOST_TEXT: Final = oidc.MOST_TOKEN
-_MOST_WAIT: Final = 100  # for a check of an identity token, or of one of Slurm
+_MOST_WAIT: Final = 100  # for a check of an identity token, and as many of Slurm
 _REMEDY: Final = "send the header `Authorization: Bearer KEY`; make a key with `sluice token create --scope serve`"
 
 
@@ -59,7 +59,7 @@ class Keys:
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
         self._failed = Budgets(*FAILED_KEYS)
         self._asking = {"oidc": asyncio.Lock(), "slurm": asyncio.Lock()}
-        self._waiting = 0
+        self._waiting = Counter[str]()
 
     def refresh(self) -> None:
         """Look whether the store has changed; what is known is forgotten then. Raises SluiceError."""
@@ -73,15 +73,19 @@ class Keys:
         """Who calls, or the token that `check_later` has to look at. Raises RefusalError."""
         if authorization is None or authorization[:7].lower() != b"bearer ":
             raise self._refused("no key", address)
-        digest = hashlib.sha256(authorization).digest()
-        known = self._known.get(digest)
-        if known is not None and time.time() < known.expires:
-            return known
         text = authorization[7:].strip().decode("latin-1")
+        digest = _digest(text)
+        known = self._known_one(digest)
+        if known is not None:
+            return known
         if not text.startswith(PREFIX) and (self._is_identity(text) or self._may_be_slurms(text)):
             self._may_fail(address)
             return text
         return self._of_store(text, digest, address)
+
+    def _known_one(self, digest: bytes) -> Caller | None:
+        known = self._known.get(digest)
+        return known if known is not None and time.time() < known.expires else None
 
     def _of_store(self, text: str, digest: bytes, address: str) -> Caller:
         self._may_fail(address)
@@ -102,12 +106,16 @@ class Keys:
 
     async def check_later(self, text: str, address: str) -> Caller:
         """Who holds a token of the provider or of Slurm. Raises RefusalError."""
-        if self._waiting >= _MOST_WAIT:
-            raise RefusalError(503, "too many tokens wait for a check", remedy="try again", retry_after=1.0, close=True)
         kind, check = ("oidc", self._of_provider) if self._is_identity(text) else ("slurm", self._of_slurm)
-        self._waiting += 1
+        if self._waiting[kind] >= _MOST_WAIT:
+            raise RefusalError(503, "too many tokens wait for a check", remedy="try again", retry_after=1.0, close=True)
+        digest = _digest(text)
+        self._waiting[kind] += 1
         try:
             async with self._asking[kind]:
+                known = self._known_one(digest)  # it was one of those before it
+                if known is not None:
+                    return known
                 self._may_fail(address)  # those before it may have failed meanwhile
                 user, expires = await asyncio.to_thread(check, text)
         except (oidc.ProviderError, AwayError) as error:
@@ -115,9 +123,8 @@ class Keys:
         except SluiceError as error:
             raise self._refused(error.what, address) from error
         finally:
-            self._waiting -= 1
+            self._waiting[kind] -= 1
         name = f"{kind}-{hashlib.sha256(user.encode()).hexdigest()[:16]}"
-        digest = hashlib.sha256(b"Bearer " + text.encode()).digest()
         return self._keep(digest, Caller(name, user, min(expires, time.time() + _KEPT_S)))
 
     def _of_provider(self, text: str) -> tuple[str, float]:
@@ -146,6 +153,10 @@ class Keys:
     def _refused(self, what: str, address: str) -> RefusalError:
         self._failed.take(network_of(address), time.monotonic())
         return RefusalError(401, what, remedy=_REMEDY, code="invalid_api_key", close=True)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("latin-1")).digest()
 
 
 def ask_controllerd(socket: Path, token: str) -> tuple[str, float]:

@@ -29,14 +29,26 @@ class Spare:
         """Raises OSError where there is no room now."""
         self._path = folder / f".{secrets.token_hex(8)}{_ENDING}"
         self._at = 0
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(self._path, flags, 0o600)
+        self._descriptor = self._create()
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(self._descriptor, 0, SIZE)
         except OSError:
             self.close()
             raise
+
+    def _create(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        while True:
+            descriptor = os.open(self._path, flags, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if os.fstat(descriptor).st_nlink:
+                    return descriptor
+            except OSError:
+                self._path.unlink(missing_ok=True)
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # `recover` of another process had it before it was locked, and has removed it
 
     def keep(self, record: RequestRecord) -> None:
         """One more, if it has room: it survives this process."""
@@ -49,7 +61,8 @@ class Spare:
     def clear(self) -> None:
         """All are where they belong."""
         if self._at:
-            os.pwrite(self._descriptor, _END, 0)
+            with suppress(OSError):  # as above; what stays is known by its ids
+                os.pwrite(self._descriptor, _END, 0)
             self._at = 0
 
     def close(self) -> None:

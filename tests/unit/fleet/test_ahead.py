@@ -60,6 +60,18 @@ def test_no_more_is_asked_for_than_a_start_lacks() -> None:
     assert decided(nodes, PlannedStart(LAST, count=9)) == Decision(ask=("n5", "n6"))
 
 
+def test_jobs_of_parts_of_a_node_share_it() -> None:
+    nodes = [idle("n1", 0), off("n2"), off("n3"), off("n4")]
+    part = PlannedStart(LAST, count=1, gpus=2, cpus=4)
+    whole = {"gpus": 8, "cpus": 64}
+    assert decided(nodes, *[part] * 4, **whole) == Decision()
+    assert decided(nodes, *[part] * 5, **whole) == Decision(ask=("n2",))
+    assert decided(nodes, *[dataclasses.replace(part, cpus=32)] * 4, **whole) == Decision(ask=("n2",))
+    spread = PlannedStart(LAST, count=3, gpus=3, cpus=3)
+    assert decided(nodes, part, spread, **whole) == Decision(ask=("n2", "n3")), "three nodes, and the other job's GPUs"
+    assert decided(nodes, *[PlannedStart(LAST, count=2, gpus=16, cpus=8)] * 2, **whole).ask == ("n2", "n3", "n4")
+
+
 def test_two_starts_do_not_count_on_the_same_node() -> None:
     nodes = [idle("n1"), off("n2"), off("n3")]
     assert decided(nodes, PlannedStart(NOW, count=1), PlannedStart(LAST, count=1)) == Decision(ask=("n2",))
@@ -93,6 +105,13 @@ def test_a_node_that_the_plan_needs_within_its_boot_stays() -> None:
     assert decided(nodes, PlannedStart(LAST, frozenset({"n2"}))).let_go == ("n1",)
     assert decided(nodes, PlannedStart(LAST + 1, frozenset({"n2"}))).let_go == ("n2", "n1")
     assert decided(nodes, PlannedStart(LAST, count=2)).let_go == ()
+
+
+def test_a_start_that_does_not_come_keeps_no_node_for_longer_than_idle() -> None:
+    nodes = [idle("n1"), off("n2")]
+    stale = PlannedStart(NOW - TIMES.idle_s - 1, frozenset({"n1", "n2"}))
+    assert decided(nodes, stale) == Decision(let_go=("n1",))
+    assert decided(nodes, dataclasses.replace(stale, at=NOW - TIMES.idle_s)) == Decision(ask=("n2",))
 
 
 def test_one_with_a_reservation_or_a_question_stays() -> None:

@@ -15,6 +15,7 @@ def job(number: int, **fields: Any) -> Any:
     usual = {
         "id": number, "state": "PENDING", "reason": "Resources", "nodes": "", "node_count": 2, "partition": "p",
         "start_time": 500, "end_time": None, "own_name": str(number), "reservation": "", "comment": "",
+        "tres": {"cpu": 4, "gres/gpu": 8}, "cpus": 4,
     }  # fmt: skip
     return SimpleNamespace(**usual | fields)
 
@@ -23,14 +24,16 @@ def reservation(state: str, start: int, *flags: str) -> Any:
     return SimpleNamespace(state=state, start_time=start, nodes="n[1-2]", flags=frozenset(flags))
 
 
-def view(jobs: list[Any], planned: dict[int, str] | None = None, reservations: tuple[Any, ...] = ()) -> SlurmView:
+def view(
+    jobs: list[Any], planned: dict[int, str] | None = None, reservations: tuple[Any, ...] = (), wall: float = 100.0
+) -> SlurmView:
     nodes = [
         SimpleNamespace(name=f"n{number}", state="idle", flags=frozenset(), reason="", address="") for number in (1, 3)
     ]
     client = SimpleNamespace(
         nodes=lambda: nodes, jobs=lambda: jobs, reservations=lambda: reservations, planned_nodes=lambda: planned or {}
     )
-    return read_view(cast("SlurmClient", client), {"n1", "n2", "n3"}, 100.0)
+    return read_view(cast("SlurmClient", client), {"n1", "n2", "n3"}, 100.0, wall)
 
 
 def test_backfill_names_the_nodes_of_a_start() -> None:
@@ -38,7 +41,7 @@ def test_backfill_names_the_nodes_of_a_start() -> None:
 
 
 def test_of_a_job_with_a_begin_time_the_number_is_known() -> None:
-    assert view([job(7, reason="BeginTime")]).starts == (PlannedStart(500, count=2, partition="p"),)
+    assert view([job(7, reason="BeginTime")]).starts == (PlannedStart(500, count=2, partition="p", gpus=8, cpus=4),)
 
 
 def test_nothing_is_asked_for_where_the_plan_may_not_need_it() -> None:
@@ -59,3 +62,10 @@ def test_a_reservation_has_its_nodes_when_it_begins_and_keeps_them() -> None:
 def test_a_running_job_frees_its_nodes_by_its_limit() -> None:
     seen = view([job(7, state="RUNNING", nodes="n[1,3]", end_time=700)])
     assert (seen.jobs[7].ends, seen.starts) == (700, ())
+
+
+def test_times_are_by_the_fleets_clock_which_may_be_another_one() -> None:
+    running = job(8, state="RUNNING", nodes="n[1,3]", start_time=50, end_time=700)
+    seen = view([job(7, reason="BeginTime"), running], reservations=(reservation("inactive", 900),), wall=-3500.0)
+    assert [one.at for one in seen.starts] == [900 + 3600, 500 + 3600]
+    assert seen.jobs[8].ends == 700 + 3600

@@ -204,6 +204,17 @@ def test_a_bmc_that_does_not_answer_fails_alone_and_its_machine_counts_as_there(
     fails("answers 503", driver(site).terminate, machine.id)
 
 
+def test_no_machine_is_gone_because_its_record_cannot_be_read(bmc: Bmc, site: DriverSite) -> None:
+    driver(site).launch(FIRST)
+    path = site.state / "redfish-own" / "n1.json"
+    path.write_text("{")
+    with pytest.raises(ProviderError, match="switch n1 off and remove it") as error:
+        driver(site).machines()
+    assert error.value.kind == "unknown"
+    path.unlink()
+    assert driver(site).machines() == []
+
+
 def test_a_slow_bmc_is_not_waited_for(bmc: Bmc, site: DriverSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.fleet.drivers.redfish._READ_S", 0.3)
     bmc.slow_s = 30.0

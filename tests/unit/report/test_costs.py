@@ -45,6 +45,12 @@ def test_parts_of_machines_and_what_nobody_used_add_up_to_what_was_paid() -> Non
     assert {row.tally.ran for row in rows if row.names["account"] == "nlp"} == {3}
 
 
+def test_a_pool_that_was_renamed_has_the_costs_of_both_names() -> None:
+    pools = {**POOLS, "p6": PoolCosts("burst", 8, 192, {"2026-05-04": Spent(5 * 3600, 200)})}
+    rows = cost_rows(pools, CELLS, ("partition", "account"), SPAN, idle=True)
+    assert sum(row.extra["cost"] for row in rows if row.names["partition"] == "burst") == pytest.approx(1200)
+
+
 def test_who_sees_only_some_jobs_sees_no_idle_time_and_the_same_cost_of_them() -> None:
     rows = cost_rows(POOLS, {key("bio", "burst"): CELLS[key("bio", "burst")]}, ("account",), SPAN, idle=False)
     assert [(row.names["account"], row.extra["cost"]) for row in rows] == [("bio", 100.0)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +27,7 @@ from sluice.serve.gateway import worker as worker_module
 from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.keys import Keys, ask_controllerd
 from sluice.serve.gateway.leases import KINDS, limit_of, share_of
+from sluice.serve.gateway.refusals import RefusalError
 from sluice.slurm import jwt as slurms
 from tests.unit.serve.gateway_bed import (
     CHAT,
@@ -484,6 +487,8 @@ WRONG = {
     "no JSON": b"{",
     "no UTF-8": b'{"model": "\xff"}',
     "UTF-16": '{"model": "m", "stream": true}'.encode("utf-16"),
+    "a byte order mark": b'\xef\xbb\xbf{"model": "m"}',
+    "half a pair": b'{"model": "m", "messages": "\xed\xa0\x80"}',
     "more than an object": b'{"model": "m"} {}',
     "deep": b"[" * 100_000,
     "a list": b"[]",
@@ -636,6 +641,62 @@ def test_identity_tokens_of_the_provider(tmp_path: Path) -> None:
             assert (await one.ask(ASK)).status == 200
 
     run(work())
+
+
+def test_a_token_that_many_requests_have_is_checked_once_however_they_write_it() -> None:
+    asked: list[str] = []
+
+    def check(text: str) -> tuple[str, float]:
+        asked.append(text)
+        time.sleep(0.1)
+        return "alice", time.time() + 60
+
+    async def work() -> None:
+        keys = Keys(store, None, check)
+        callers = await asyncio.gather(*(keys.check_later("a.b.c", "127.0.0.1") for _ in range(50)))
+        callers += [keys.check(text, "127.0.0.1") for text in (b"Bearer a.b.c", b"bearer a.b.c", b"Bearer  a.b.c ")]
+        assert {caller.user for caller in callers if not isinstance(caller, str)} == {"alice"} and asked == ["a.b.c"]
+
+    store = TokenStore(Path("/nonexistent"))
+    run(work())
+
+
+def test_a_controllerd_that_hangs_or_answers_nothing_refuses_nobodys_good_token(tmp_path: Path) -> None:
+    provider, token = identity_provider()
+    go_on = threading.Event()
+
+    def hangs(text: str) -> tuple[str, float]:
+        go_on.wait(30)
+        return ask_controllerd(tmp_path / "socket", text)
+
+    def closes() -> None:
+        while True:
+            connection, _ = listening.accept()
+            if not connection.recv(1 << 16):
+                return
+            connection.close()
+
+    async def work() -> None:
+        keys = Keys(TokenStore(tmp_path / "none"), provider, hangs)
+        waiting = [asyncio.create_task(keys.check_later(f"a.{n}.c", "127.0.0.1")) for n in range(100)]
+        await asyncio.sleep(0.1)
+        assert (await keys.check_later(token(), "127.0.0.1")).user == "alice"
+        go_on.set()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {one.status for one in found if isinstance(one, RefusalError)} == {503} and len(found) == 100
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        listening.listen(8)
+        thread = threading.Thread(target=closes, daemon=True)
+        thread.start()
+        try:
+            run(work())
+        finally:
+            go_on.set()
+            with socket.socket(socket.AF_UNIX) as last:
+                last.connect(str(tmp_path / "socket"))
+            thread.join()
 
 
 def test_tokens_of_slurm_as_the_web_pages_take_them(tmp_path: Path) -> None:

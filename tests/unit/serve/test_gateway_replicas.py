@@ -416,6 +416,27 @@ def test_an_engine_that_hangs_and_says_that_it_is_well_holds_a_request_as_long_a
     run(work())
 
 
+def test_a_replica_that_is_not_heard_is_no_engine_that_hangs_however_short_answer_within_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "SUSPECT_SILENT_S", 1.0)
+
+    async def hangs(heard: Heard) -> None:
+        await asyncio.sleep(30)
+
+    async def work() -> None:
+        async with bed(tmp_path, hangs, plain, services={"m": service_row(answer_s=1.0)}) as one:
+            one.replicas[1].suspect = True  # chosen last
+            one.publish()
+            first = asyncio.create_task(one.ask({"model": "m", "messages": []}))
+            await until(lambda: len(one.replicas[0].heard) > 0)
+            one.replicas[0].suspect, one.replicas[1].suspect = True, False
+            one.publish()
+            assert (await first).status == 200
+
+    run(work())
+
+
 def test_only_the_certificate_that_a_replica_named_gets_the_secret(tmp_path: Path) -> None:
     async def work() -> None:
         async with bed(tmp_path, plain, plain) as one:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import math
 import mmap
 import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from sluice.base.errors import SluiceError
 from sluice.core.gate import Gate, Kind, Refused, Shape
 from sluice.exchange.serving import LEASE_S, LeaseAnswer, LeaseReport, LeaseRow, Limit, SubjectKind, parse, render
-from sluice.serve.gateway.claims import Claims
+from sluice.serve.gateway.claims import Claims, Names
 from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.leases import Leases, Need, State, limit_of
 from sluice.serve.replicad.claims import CLAIM_US
@@ -529,3 +531,73 @@ def test_names_that_nobody_answers_for_are_free_and_are_claimed_when_somebody_do
         claims.take(report, None)
     claims.take(report, LeaseAnswer("f", 1, True, 1, 0, "share"))
     assert claims.of_report(empty).ended == ()
+
+
+def test_a_name_is_free_after_a_request_that_went_on_before_its_parent_had_an_answer() -> None:
+    """A worker waits a few seconds for it; with very many names, or a parent that hung, it comes later."""
+    told: list[dict[str, Any]] = []
+
+    class Child:
+        def tell(self, message: dict[str, Any]) -> None:
+            told.append(message)
+
+    child, claims = Child(), Claims("g", lambda: None)
+    empty = LeaseReport("h", 1, 0)
+    claims.claim(child, 1, "x")
+    report = claims.of_report(empty)
+    claims.end(child, "x", billed=True)
+    claims.take(report, LeaseAnswer("e", 1, True, 1, 0, "share"))
+    assert told == [] and not claims.due
+    report = claims.of_report(empty)
+    assert (report.claims, report.ended) == ((), (("x", True),))
+    claims.claim(child, 2, "x")
+    claims.take(claims.of_report(empty), LeaseAnswer("e", 2, True, 1, 0, "share"))
+    assert told == [{"claim": 2, "verdict": "free"}]
+
+
+def test_where_nobody_answers_all_requests_with_names_go_on_at_once() -> None:
+    told: list[dict[str, Any]] = []
+
+    class Child:
+        def tell(self, message: dict[str, Any]) -> None:
+            told.append(message)
+
+    child, claims = Child(), Claims("g", lambda: None)
+    for number in range(500):
+        claims.claim(child, number, f"{number}")
+    claims.take(claims.of_report(LeaseReport("h", 1, 0)), None)
+    assert len(told) == 500 and {one["verdict"] for one in told} == {"free"} and not claims.due
+    assert claims.of_report(LeaseReport("h", 2, 0)).claims
+
+
+def test_few_requests_wait_for_one_name() -> None:
+    """Each asks the parent four times a second, and is not counted by any limit."""
+
+    class Call:
+        over, deadline = False, time.monotonic() + 60
+
+        def claimed(self, verdict: str) -> None:
+            verdicts.append(verdict)
+
+    class Worker:
+        def __init__(self) -> None:
+            self.loop = asyncio.get_running_loop()
+
+        def tell(self, message: dict[str, Any]) -> None:
+            asked.append(message["claim"])
+
+    async def work() -> None:
+        names = Names(Worker())
+        for _ in range(100):
+            names.claim(Call(), "x")
+        for number in asked[:]:
+            names.told({"claim": number, "verdict": "held"})
+        assert verdicts == ["held"] * 92
+        await asyncio.sleep(0.4)
+        for number in asked[100:]:
+            names.told({"claim": number, "verdict": "free"})
+        assert verdicts[92:] == ["free"] * 8
+
+    asked: list[int] = []
+    verdicts: list[str] = []
+    asyncio.run(work())
