@@ -71,6 +71,13 @@ class NodeTraces(_Settings):
     settle: Annotated[int, Field(ge=1, le=3600)] = 30
     spool: Annotated[int, Field(ge=1, le=1 << 20)] = 256
 
+    def hidden(self, private_data: str) -> frozenset[str]:
+        """The words of slurm.conf's PrivateData that keep something from leaving; with `jobs`, all."""
+        words = {word.strip() for word in private_data.lower().split(",")}
+        if "all" in words:
+            words = {"jobs", "users", "accounts", "nodes"}
+        return frozenset(words - set(self.private))
+
 
 def compile_traces(traces: Traces | None) -> NodeTraces:
     """What controllers read of the section."""

@@ -262,6 +262,7 @@ static void discard(job_desc_msg_t *made)
     for (size_t i = 0; texts_of(made, i); i++)
         free(*texts_of(made, i));
     forget_options(made);
+    free(made->admin_comment);
 }
 
 static void require_reason(int code, char **message)

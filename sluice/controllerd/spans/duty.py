@@ -286,8 +286,8 @@ def _rows(site: Site, numbers: Sequence[int]) -> tuple[dict[int, list[Allocation
 
 def hidden_by(private_data: str, settings: NodeTraces) -> Hidden:
     """What must not leave. Raises SluiceError where nothing may."""
-    kept = {word.strip() for word in private_data.lower().split(",")} - set(settings.private)
-    if kept & {"jobs", "all"}:
+    kept = settings.hidden(private_data)
+    if "jobs" in kept:
         raise SluiceError(
             f"traces: nothing is sent, as jobs are private (PrivateData={private_data})",
             remedy="add jobs to traces.private if their spans may leave",

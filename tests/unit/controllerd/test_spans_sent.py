@@ -28,7 +28,7 @@ from sluice.metrics.spool import Reader, Writer
 from tests.otlp_receiver import OtlpReceiver
 
 FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
-KILLS = 100 if FULL else 8
+KILLS = 100 if FULL else 5
 AWAY_S = 600.0 if FULL else 3.0
 SACCT = """#!{python}
 import json, sys, time

@@ -10,11 +10,14 @@ import pwd
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gres_probe.doctor import CHECKS, SiteView, Verdict, ebpf, examine, services
 from gres_probe.doctor.check import Check, Outcome, ok, warn
+from policy.node import NodePolicy
+from policy.traces import NodeTraces
 from sluice.base.errors import UsageError
 from sluice.base.slurm_version import parse_slurm_version
 from sluice.plugin.builder import write_manifest
@@ -286,6 +289,23 @@ def test_who_reads_the_records_of_requests(host: Host, monkeypatch: pytest.Monke
     assert found == "fail" and "sluice-serve is not in group sluice-gateway" in what
     members += ["sluice-serve"]
     assert set(host.verdicts("services").values()) == {"ok"}
+
+
+def test_whether_spans_may_leave(host: Host) -> None:
+    assert host.verdicts("traces") == {"the policy has no traces.endpoint": "skip"}
+
+    def found(private: list[Any]) -> dict[str, str]:
+        settings = NodeTraces(endpoint="http://receiver:4318", private=private)
+        host.write("etc/slurm/sluice.node.json", NodePolicy(traces=settings).render())
+        return host.verdicts("traces")
+
+    assert set(found([]).values()) == {"ok"}
+    conf = host.root / "etc/slurm/slurm.conf"
+    conf.write_text(conf.read_text() + "PrivateData=jobs,users\n")
+    assert [what for what, verdict in found(["users"]).items() if verdict == "fail"] == [
+        "jobs are private (PrivateData=jobs,users), so that no spans are sent to http://receiver:4318"
+    ]
+    assert set(found(["jobs"]).values()) == {"ok"}
 
 
 def test_state_that_only_one_controller_sees(host: Host) -> None:
