@@ -20,8 +20,7 @@ static bool is_id(const char *text, size_t count)
 
 bool sluice_trace_parse(const char *text, char parent[SLUICE_TRACE_SIZE])
 {
-    if (!text || strnlen(text, LENGTH) < LENGTH || text[2] != '-' || text[SPAN_AT - 1] != '-' ||
-        text[FLAGS_AT - 1] != '-')
+    if (!text || memchr(text, '\0', LENGTH) || text[2] != '-' || text[SPAN_AT - 1] != '-' || text[FLAGS_AT - 1] != '-')
         return false;
     if (!is_hex(text, 2) || !is_id(text + TRACE_AT, TRACE_DIGITS) || !is_id(text + SPAN_AT, SPAN_DIGITS) ||
         !is_hex(text + FLAGS_AT, 2))
