@@ -201,8 +201,11 @@ def test_a_pipeline_and_its_jobs_are_one_trace(cluster: DevCluster) -> None:
             until(lambda: shown(cluster, first)["Restarts"] == "1")
             cluster.run(["scancel", first])
             wanted = 1 + 2 + 1  # jobs
-            until(lambda: sum(span.name == "slurm.job" for span in receiver.by_id().values()) >= wanted,
-                  shows=lambda: cluster.log_tail("controllerd@ctl1", 20))  # fmt: skip
+            until(
+                lambda: sum(span.name == "slurm.job" for span in receiver.by_id().values()),
+                lambda found: found >= wanted,
+                shows=lambda: spans_seen(cluster),
+            )
         finally:
             stack.write_text(before[0])
             node_policy.write_bytes(before[1] or NodePolicy().render().encode())
@@ -233,6 +236,16 @@ def test_a_pipeline_and_its_jobs_are_one_trace(cluster: DevCluster) -> None:
         for span in spans.values()
     )
     assert submit_and_read(cluster, output, say) == ""
+
+
+def spans_seen(cluster: DevCluster) -> str:
+    """Where spans are that do not arrive."""
+    folder = cluster.layout.state / "sluice.spans"
+    files = [f"{path.name}: {path.read_bytes()[:1000]!r}" for path in folder.iterdir()]
+    columns = ["-D", "-n", "-P", "-o", "JobID,JobIDRaw,State,Submit,Start,End,AdminComment"]
+    accounted = cluster.run(["sacct", "-a", *columns]).stdout
+    duties = cluster.run(["sluice", "controllerd", "status"], node="ctl1", check=False).stdout
+    return "\n".join([*files, accounted, duties, *cluster.log_tail("controllerd@ctl1", 500).splitlines()[-60:]])
 
 
 def attribute(span: Any, name: str) -> str:

@@ -137,14 +137,23 @@ class _Spans:
         start: float,
         end: float,
         attributes: Mapping[str, Value],
-        **more: object,
+        *,
+        error: str = "",
+        events: Iterable[SpanEvent] = (),
     ) -> Span:
         """A span within the job. `kind`: what tells it from others that start at the same time."""
-        number = span_id(self.life.cluster, self.context.trace, self.job, kind, start)
-        known: dict[str, Value] = {"slurm.job.id": self.job, **attributes}
         return Span(
-            name, self.context.trace, number, parent, start, max(start, end), known, cluster=self.life.cluster, **more
-        )  # type: ignore[arg-type]
+            name,
+            self.context.trace,
+            span_id(self.life.cluster, self.context.trace, self.job, kind, start),
+            parent,
+            start,
+            max(start, end),
+            {"slurm.job.id": self.job, **attributes},
+            list(events),
+            error=error,
+            cluster=self.life.cluster,
+        )
 
     def _of_job(self, row: Allocation) -> dict[str, Value]:
         found: dict[str, Value] = {
