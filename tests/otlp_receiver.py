@@ -19,6 +19,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
+def attribute(span: Span, name: str) -> str:
+    """Of a span; empty where there is none."""
+    found = {one.key: one.value for one in span.attributes}.get(name)
+    return "" if found is None else found.string_value or str(found.int_value)
+
+
 class OtlpReceiver:
     """Keeps the spans that it was sent. It can be made to be away, and to refuse spans by name."""
 
@@ -39,6 +45,11 @@ class OtlpReceiver:
     def by_id(self) -> dict[str, Span]:
         with self._lock:
             return {span.span_id.hex(): span for span in self.spans}
+
+    def jobs(self, name: str, value: str) -> list[Span]:
+        """The spans of jobs with an attribute, each once."""
+        found = self.by_id().values()
+        return [span for span in found if span.name == "slurm.job" and attribute(span, name) == value]
 
     def take(self, request: ExportTraceServiceRequest, headers: dict[str, str]) -> int:
         """0, or the HTTP status of what it answers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import itertools
+import json
 import re
 import shutil
 import socket
@@ -24,7 +25,7 @@ from policy.traces import NodeTraces
 from sluice.client import ApiError, Client
 from tests.integration.jobs import shown, submit
 from tests.integration.settled import PATIENCE, await_policy, until
-from tests.otlp_receiver import OtlpReceiver
+from tests.otlp_receiver import OtlpReceiver, attribute
 
 pytestmark = pytest.mark.cluster
 
@@ -197,44 +198,39 @@ def test_a_pipeline_and_its_jobs_are_one_trace(cluster: DevCluster) -> None:
                 ["srun", "--mem=10M", "sh", "-c", "echo $TRACEPARENT"], user="alice", cwd="/"
             ).stdout.strip()
             until(lambda: len((output / first).read_text().splitlines()) == 2)
+            known = cluster.layout.state / "sluice.spans/state.json"
+            until(lambda: json.loads(known.read_text())["waits_for"].get(array), lambda one: one == [int(first)])
             cluster.run(["scontrol", "requeue", first])
             until(lambda: shown(cluster, first)["Restarts"] == "1")
             cluster.run(["scancel", first])
-            wanted = 1 + 2 + 1  # jobs
+            own_of_alone = alone.split("-")[2]
             until(
-                lambda: sum(span.name == "slurm.job" for span in receiver.by_id().values()),
-                lambda found: found >= wanted,
+                lambda: (own_of_alone in receiver.by_id(), receiver.jobs("slurm.array.job_id", array)),
+                lambda found: found[0] and len(found[1]) == 2,
                 shows=lambda: spans_seen(cluster),
             )
+            until(lambda: receiver.jobs("slurm.job.id", first))
         finally:
             stack.write_text(before[0])
             node_policy.write_bytes(before[1] or NodePolicy().render().encode())
     spans = receiver.by_id()
-    jobs = {attribute(span, "slurm.job.id"): span for span in spans.values() if span.name == "slurm.job"}
-    own = f"00-{trace}-{jobs[first].span_id.hex()}-01"
-    assert (output / first).read_text().splitlines() == [own, own]
-    assert jobs[first].parent_span_id.hex() == parent and attribute(jobs[first], "user.name") == "alice"
-    attempts = [
-        span
-        for span in spans.values()
-        if span.name == "slurm.job.attempt" and span.parent_span_id == jobs[first].span_id
-    ]
-    assert len(attempts) == 2
-    tasks = [span for span in jobs.values() if attribute(span, "slurm.array.job_id") == array]
-    assert len(tasks) == 2
-    for task in tasks:
+    [job] = receiver.jobs("slurm.job.id", first)
+    own = f"00-{trace}-{job.span_id.hex()}-01"
+    assert (output / first).read_text().splitlines()[:2] == [own, own]
+    assert job.parent_span_id.hex() == parent and attribute(job, "user.name") == "alice"
+    attempts = [span.parent_span_id for span in spans.values() if span.name == "slurm.job.attempt"]
+    assert attempts.count(job.span_id) == 2
+    for task in receiver.jobs("slurm.array.job_id", array):
         assert (task.trace_id.hex(), task.parent_span_id.hex()) == (trace, parent)
-        assert [link.span_id for link in task.links] == [jobs[first].span_id]
+        assert [link.span_id for link in task.links] == [job.span_id]
         number = attribute(task, "slurm.job.id")
         assert (output / number).read_text().split() == [f"00-{trace}-{task.span_id.hex()}-01"]
-    _, began, job, _ = alone.split("-")
-    assert spans[job].name == "slurm.job" and spans[job].trace_id.hex() == began and not spans[job].parent_span_id
+    begun = spans[own_of_alone]
+    assert (begun.name, begun.trace_id.hex(), begun.parent_span_id) == ("slurm.job", alone.split("-")[1], b"")
     names = {span.name for span in spans.values() if span.trace_id.hex() == trace}
     assert names >= {"slurm.job.wait.reason", "slurm.job.run", "slurm.step", "slurm.node", "slurm.node.prolog"}
-    assert all(
-        not span.parent_span_id or span.name == "slurm.job" or span.parent_span_id.hex() in spans
-        for span in spans.values()
-    )
+    within = [span for span in spans.values() if span.name != "slurm.job"]
+    assert all(span.parent_span_id.hex() in spans for span in within)
     assert submit_and_read(cluster, output, say) == ""
 
 
@@ -246,12 +242,6 @@ def spans_seen(cluster: DevCluster) -> str:
     accounted = cluster.run(["sacct", "-a", *columns]).stdout
     duties = cluster.run(["sluice", "controllerd", "status"], node="ctl1", check=False).stdout
     return "\n".join([*files, accounted, duties, *cluster.log_tail("controllerd@ctl1", 500).splitlines()[-60:]])
-
-
-def attribute(span: Any, name: str) -> str:
-    """Of a span; empty where there is none."""
-    found = {one.key: one.value for one in span.attributes}.get(name)
-    return "" if found is None else found.string_value or str(found.int_value)
 
 
 def submit_and_read(cluster: DevCluster, output: Path, say: str) -> str:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -224,7 +224,7 @@ class Spans:
         cluster = site.config().get("ClusterName", "")
         takeovers = [one for one in events.read(site.events) if one.kind.startswith(("takeover", "controller."))]
         rows, steps = _rows(site, numbers)
-        others = self._waited_for(site, work, numbers)
+        others = self._waited_for(site, work, rows)
         lines: list[bytes] = []
         for number in numbers:
             records = self._records_of(number)
@@ -255,11 +255,18 @@ class Spans:
         with self._lock:
             self._late.add(number)
 
-    def _waited_for(self, site: Site, work: _Work, numbers: Sequence[int]) -> dict[int, list[Allocation]]:
-        wanted = {number: work.state.waits_for.get(str(number), []) for number in numbers}
-        rows, _ = _rows(site, sorted({other for others in wanted.values() for other in others}))
-        first = {number: [life[0] for life in lives(found)] for number, found in rows.items()}
-        return {number: [first[other][-1] for other in others if first[other]] for number, others in wanted.items()}
+    def _waited_for(
+        self, site: Site, work: _Work, rows: Mapping[int, Sequence[Allocation]]
+    ) -> dict[int, list[Allocation]]:
+        """The jobs that each waited for; an array's tasks wait as one, under its number."""
+        known = work.state.waits_for
+        wanted = {
+            number: known.get(str(number)) or known.get(str(base_of(found[0])), []) if found else []
+            for number, found in rows.items()
+        }
+        others, _ = _rows(site, sorted({other for found in wanted.values() for other in found}))
+        first = {number: [life[0] for life in lives(found)] for number, found in others.items()}
+        return {number: [first[one][-1] for one in found if first[one]] for number, found in wanted.items()}
 
 
 _WAITING = ("--noheader", "--all", "--states=PENDING", "--format=%A|%E")
