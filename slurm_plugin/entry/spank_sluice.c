@@ -173,13 +173,13 @@ static void trace_task(spank_t spank)
 
 int slurm_spank_init(spank_t spank, int argument_count, char *arguments[])
 {
+    (void)argument_count;
+    (void)arguments;
     spank_context_t context = spank_context();
     if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
         return ESPANK_SUCCESS;
     if (context != S_CTX_REMOTE && surrounding_job())
         forget_options_of_job();
-    if (context != S_CTX_REMOTE && !is_step_of_allocation() && has_argument("trace", argument_count, arguments))
-        trace_submission(spank);
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         spank_err_t error = spank_option_register(spank, &options[i]);
         if (error != ESPANK_SUCCESS) {
@@ -187,6 +187,16 @@ int slurm_spank_init(spank_t spank, int argument_count, char *arguments[])
             return -1;
         }
     }
+    return ESPANK_SUCCESS;
+}
+
+/* srun forgets what was set before it has read its options. */
+int slurm_spank_init_post_opt(spank_t spank, int argument_count, char *arguments[])
+{
+    spank_context_t context = spank_context();
+    if ((context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR) && !is_step_of_allocation() &&
+        has_argument("trace", argument_count, arguments))
+        trace_submission(spank);
     return ESPANK_SUCCESS;
 }
 

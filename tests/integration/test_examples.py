@@ -202,6 +202,8 @@ def test_a_pipeline_and_its_jobs_are_one_trace(cluster: DevCluster) -> None:
             until(lambda: json.loads(known.read_text())["waits_for"].get(array), lambda one: one == [int(first)])
             cluster.run(["scontrol", "requeue", first])
             until(lambda: shown(cluster, first)["Restarts"] == "1")
+            cluster.run(["scontrol", "update", f"jobid={first}", "StartTime=now"])
+            until(lambda: shown(cluster, first)["JobState"], lambda now: now == "RUNNING")
             cluster.run(["scancel", first])
             own_of_alone = alone.split("-")[2]
             until(

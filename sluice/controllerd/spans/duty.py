@@ -95,6 +95,7 @@ class _Work:
         self.writer = Writer(self.folder, settings.spool << 20)
         self.sender = SenderProcess("sluice.controllerd.spans.sender", self.folder)
         self.state = State.read(self.folder / _STATE, time.time())
+        self.waiting: set[int] = set()
         self.waits = Waits(site.state_save / DECISIONS)
         self.dropped = self.state.dropped_bytes
         self.settings = settings
@@ -181,8 +182,11 @@ class Spans:
                 "traces: spans need accounting", remedy="set AccountingStorageType=accounting_storage/slurmdbd"
             )
         until = time.time() - work.settings.settle
-        for number, others in _dependencies(site.commands.output("squeue", *_WAITING)):
-            work.state.waits_for[str(number)] = others
+        work.waiting.clear()
+        for number, others in _waiting(site.commands.output("squeue", *_WAITING)):
+            work.waiting.add(number)
+            if others:
+                work.state.waits_for[str(number)] = others
         work.state.forget()
         with suppress(DecisionError):  # reported by the metrics' duty and `sluice explain`
             work.waits.look()
@@ -230,9 +234,9 @@ class Spans:
             records = self._records_of(number)
             for life in lives(rows[number]):
                 first, last = life[0], life[-1]
-                if last.state in GOING or last.end is None or (last.end < since and number not in late):
+                if last.state in GOING - {"REQUEUED"} or last.end is None or (last.end < since and number not in late):
                     continue
-                if last.end > until:
+                if last.end > until or (last.state == "REQUEUED" and number in work.waiting):
                     self._again(number)
                     continue
                 key, now = f"{number}:{first.submit}", (float(last.end), len(records))
@@ -251,7 +255,7 @@ class Spans:
             return list(self._records.get(job, {}).values())
 
     def _again(self, number: int) -> None:
-        """A job whose records came before the time in which others may come was over."""
+        """A job whose nodes may still report, or that waits to run again: accounting has no row of that yet."""
         with self._lock:
             self._late.add(number)
 
@@ -272,12 +276,12 @@ class Spans:
 _WAITING = ("--noheader", "--all", "--states=PENDING", "--format=%A|%E")
 
 
-def _dependencies(listing: str) -> Iterator[tuple[int, list[int]]]:
-    """Waiting jobs, and those that they wait for, in squeue's words."""
+def _waiting(listing: str) -> Iterator[tuple[int, list[int]]]:
+    """Waiting jobs, and those that they wait for, of squeue's listing."""
     for line in listing.splitlines():
         number, _, words = line.partition("|")
         found = [int(match[1]) for match in _DEPENDENCY.finditer(words)]
-        if number.isdecimal() and found:
+        if number.isdecimal():
             yield int(number), found
 
 

@@ -18,7 +18,7 @@ import pytest
 from policy.node import FILE_NAME, NodePolicy
 from policy.traces import NodeTraces
 from sluice.base.errors import SluiceError
-from sluice.controllerd.spans.duty import FOLDER, _dependencies, hidden_by, sampled
+from sluice.controllerd.spans.duty import FOLDER, _waiting, hidden_by, sampled
 from sluice.controllerd.spans.job_spans import Hidden
 from sluice.controllerd.spans.otlp import Receiver, headers_for, read_headers
 from sluice.controllerd.spans.span import Span
@@ -226,6 +226,6 @@ def test_dependencies_and_samples() -> None:
     listing = (
         "20|afterok:17(unfulfilled),afterany:18_*(unfulfilled)?afterok:19_3+5\n21|(null)\n22|singleton(unfulfilled)\n"
     )
-    assert list(_dependencies(listing)) == [(20, [17, 18, 19])]
+    assert list(_waiting(listing)) == [(20, [17, 18, 19]), (21, []), (22, [])]
     spans = [Span("one", f"{number << 60:032x}", "1" * 16, "", 1, 2) for number in range(16)]
     assert [len(sampled(spans, share)) for share in (0.0, 0.25, 1.0)] == [0, 4, 16]
