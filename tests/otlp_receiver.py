@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -26,7 +27,8 @@ def attribute(span: Span, name: str) -> str:
 
 
 class OtlpReceiver:
-    """Keeps the spans that it was sent. It can be made to be away, and to refuse spans by name."""
+    """Keeps the spans that it was sent. It can be made to be away, to refuse spans by name, and over HTTP to redirect
+    and to answer at length."""
 
     def __init__(self, protocol: str = "http", address: str = "127.0.0.1") -> None:
         self.protocol, self.address = protocol, address
@@ -35,6 +37,8 @@ class OtlpReceiver:
         self.headers: list[dict[str, str]] = []
         self.away = False
         self.refused = ""
+        self.moved_to = ""
+        self.answer_bytes, self.answered = 0, 0
         self._lock = threading.Lock()
         self.port = self._serve()
 
@@ -106,9 +110,17 @@ def _handler(receiver: OtlpReceiver) -> type[BaseHTTPRequestHandler]:
             status = 404
             if self.path == "/v1/traces":
                 status = receiver.take(ExportTraceServiceRequest.FromString(body), dict(self.headers)) or 200
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
+            if receiver.moved_to:
+                self.send_response(302)
+                self.send_header("Location", receiver.moved_to)
+            else:
+                self.send_response(status)
+            self.send_header("Content-Length", str(receiver.answer_bytes))
             self.end_headers()
+            with suppress(ConnectionError):
+                for _ in range(receiver.answer_bytes >> 20):
+                    self.wfile.write(bytes(1 << 20))
+                    receiver.answered += 1 << 20
 
         def log_message(self, format: str, *args: object) -> None:
             pass

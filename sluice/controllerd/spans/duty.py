@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from policy.node import FILE_NAME, NodePolicyFile
@@ -25,7 +26,7 @@ from sluice.base import events
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.controllerd.daemon import Duty, Site
-from sluice.controllerd.spans.job_spans import GOING, Hidden, JobLife, base_of, lives, spans_of
+from sluice.controllerd.spans.job_spans import GOING, MOST_LINKS, Hidden, JobLife, base_of, lives, spans_of
 from sluice.controllerd.spans.span import Span
 from sluice.controllerd.spans.waits import Waits
 from sluice.exchange.job_records import FOLDER as RECORDS
@@ -48,6 +49,7 @@ _RECORDS_S = 86_400.0  # how old a record may be that is at hand
 _BATCH = 50  # jobs
 _PIECE = 256 << 10  # bytes of the spool's batches, which a receiver may get joined
 _MOST_DEPENDENT = 50_000
+_ALL = 1 << 30  # records
 _ENDED = ("BF", "CA", "CD", "DL", "F", "NF", "OOM", "PR", "RQ", "TO")
 _DEPENDENCY = re.compile(r"[a-z]{5,15}:(\d{1,10})(?:[_+][*\d]{1,10})?(?:\+\d{1,6})?(?:\(\w{1,20}\))?")
 
@@ -64,6 +66,8 @@ class State:
     """Jobs that are in the spool: their ends, and how many records of nodes they had then."""
     waits_for: dict[str, list[int]] = field(default_factory=dict)
     """Numbers of waiting jobs, and of those that they wait for."""
+    again: set[int] = field(default_factory=set)
+    """Jobs to look at again, whenever they ended: a node reported late, or they wait to run again."""
     dropped_bytes: int = 0
     """What was never sent, as the spool was full."""
 
@@ -73,12 +77,14 @@ class State:
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             kept = json.loads(path.read_text())
             done = {str(key): (float(end), int(count)) for key, (end, count) in kept["done"].items()}
-            return cls(float(kept["cursor"]), done, dict(kept["waits_for"]), int(kept["dropped_bytes"]))
+            again = set(map(int, kept["again"]))
+            return cls(float(kept["cursor"]), done, dict(kept["waits_for"]), again, int(kept["dropped_bytes"]))
         return cls(now)
 
     def write(self, path: Path) -> None:
         """Replace the file. Raises OSError."""
-        write_atomic(path, json.dumps(asdict(self)) + "\n", mode=0o600, follow_links=False)
+        kept = asdict(self) | {"again": sorted(self.again)}
+        write_atomic(path, json.dumps(kept) + "\n", mode=0o600, follow_links=False)
 
     def forget(self) -> None:
         """What a look into accounting does not find again."""
@@ -115,6 +121,7 @@ class Spans:
         self._policy: NodePolicyFile | None = None
         self._work: _Work | None = None
         self._due = 0.0
+        self._off = False
         self._lock = threading.Lock()
         self._records: dict[int, dict[tuple[int, str, float], JobRecord]] = defaultdict(dict)
         self._late: set[int] = set()
@@ -131,7 +138,10 @@ class Spans:
         settings = self._settings(site)
         if not settings.endpoint or not site.leads():
             self._stop()
+            if not settings.endpoint:
+                self._switch_off(site)
             return
+        self._off = False
         if self._work is None or self._work.settings != settings:
             self._stop()
             self._start(site, settings)
@@ -151,6 +161,12 @@ class Spans:
             self._policy = NodePolicyFile(site.conf_folder / FILE_NAME)
         return self._policy.current().traces
 
+    def _switch_off(self, site: Site) -> None:
+        """Forget what was sent: what ends from now on is not, however late somebody switches it on again."""
+        if not self._off and self._policy is not None and self._policy.loaded and site.leads():
+            (site.state_save / FOLDER / _STATE).unlink(missing_ok=True)
+            self._off = True
+
     def _stop(self) -> None:
         if self._work is not None:
             self._work.sender.stop()
@@ -167,13 +183,12 @@ class Spans:
         since = work.state.cursor - _RECORDS_S
         for record in JobRecords(site.state_save / RECORDS).between(since, time.time() + _RECORDS_S):
             self.arrived(record)
+        known: dict[int, int] = {}  # how many records were written, at most
+        for key, (_, count) in work.state.done.items():
+            job = int(key.partition(":")[0])
+            known[job] = max(count, known.get(job, 0))
         with self._lock:
-            self._late = {job for job in self._late if self._has_more(work.state, job)}
-
-    def _has_more(self, state: State, job: int) -> bool:
-        """Whether records of a job came after its spans were written."""
-        known = [count for key, (_, count) in state.done.items() if key.startswith(f"{job}:")]
-        return bool(known) and max(known) < len(self._records[job])
+            self._late = {job for job in self._late if known.get(job, _ALL) < len(self._records[job])}
 
     def _look(self, site: Site, work: _Work) -> None:
         hidden = hidden_by(site.config().get("PrivateData", ""), work.settings)
@@ -191,9 +206,9 @@ class Spans:
         with suppress(DecisionError):  # reported by the metrics' duty and `sluice explain`
             work.waits.look()
         since = work.state.cursor - _OVERLAP_S
-        late = self._take_late()
+        late = self._take_late(work)
         rows = stream(site.commands, start=int(since), end=int(until) + 1, states=_ENDED)
-        ended = sorted({row.id for row in rows} | late)
+        ended = sorted({row.id for row in rows if not self._is_done(work.state, row)} | late)
         for at in range(0, len(ended), _BATCH):
             if site.stopping.is_set() or not site.leads():
                 return
@@ -202,10 +217,18 @@ class Spans:
         work.save()
         self._forget(work.state.cursor - _RECORDS_S)
 
-    def _take_late(self) -> set[int]:
+    def _take_late(self, work: _Work) -> frozenset[int]:
         with self._lock:
             late, self._late = self._late, set()
-            return late
+        if not late <= work.state.again:
+            work.state.again |= late
+            work.save()  # nothing else says after a restart that they are to be written again
+        return frozenset(work.state.again)
+
+    def _is_done(self, state: State, row: Allocation) -> bool:
+        """Whether a job of one attempt is in the spool as it is now."""
+        now = (float(row.end or 0), len(self._records_of(row.id)))
+        return state.done.get(f"{row.id}:{row.submit}") == now
 
     def _forget(self, before: float) -> None:
         with self._lock:
@@ -230,6 +253,8 @@ class Spans:
         rows, steps = _rows(site, numbers)
         others = self._waited_for(site, work, rows)
         lines: list[bytes] = []
+        done: dict[str, tuple[float, int]] = {}
+        again: set[int] = set()
         for number in numbers:
             records = self._records_of(number)
             for life in lives(rows[number]):
@@ -237,27 +262,24 @@ class Spans:
                 if last.state in GOING - {"REQUEUED"} or last.end is None or (last.end < since and number not in late):
                     continue
                 if last.end > until or (last.state == "REQUEUED" and number in work.waiting):
-                    self._again(number)
+                    again.add(number)  # its nodes may still report, or accounting has no row of its next attempt yet
                     continue
                 key, now = f"{number}:{first.submit}", (float(last.end), len(records))
                 if work.state.done.get(key) == now:
                     continue
-                work.state.done[key] = now
+                done[key] = now
                 reasons = work.waits.of_jobs({number, base_of(first)})
                 whole = JobLife(cluster, life, steps[number], records, reasons, takeovers, others[number], hidden)
                 lines += [span.to_line() for span in sampled(spans_of(whole), work.settings.sample)]
         for piece in _pieces(lines):
             work.writer.append(piece)
+        work.state.done |= done
+        work.state.again = work.state.again.difference(numbers) | again
         work.save()
 
     def _records_of(self, job: int) -> list[JobRecord]:
         with self._lock:
             return list(self._records.get(job, {}).values())
-
-    def _again(self, number: int) -> None:
-        """A job whose nodes may still report, or that waits to run again: accounting has no row of that yet."""
-        with self._lock:
-            self._late.add(number)
 
     def _waited_for(
         self, site: Site, work: _Work, rows: Mapping[int, Sequence[Allocation]]
@@ -277,10 +299,10 @@ _WAITING = ("--noheader", "--all", "--states=PENDING", "--format=%A|%E")
 
 
 def _waiting(listing: str) -> Iterator[tuple[int, list[int]]]:
-    """Waiting jobs, and those that they wait for, of squeue's listing."""
+    """Waiting jobs, and the first of those that they wait for, of squeue's listing; a user may name any number."""
     for line in listing.splitlines():
         number, _, words = line.partition("|")
-        found = [int(match[1]) for match in _DEPENDENCY.finditer(words)]
+        found = [int(match[1]) for match in islice(_DEPENDENCY.finditer(words), MOST_LINKS)]
         if number.isdecimal():
             yield int(number), found
 

@@ -29,7 +29,7 @@ GOING = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "C
 """States of a job that has not ended; accounting calls an attempt that was requeued REQUEUED."""
 _GOOD = frozenset({"COMPLETED", "REQUEUED", "PREEMPTED", "RESIZING"})
 _SAME_JOB_S = 300.0  # a requeued job is submitted again by slurmctld within this time after its end
-_MOST_LINKS = 32
+MOST_LINKS = 32
 _MOST_EVENTS = 200
 
 Reasons = Sequence[tuple[float, str]]
@@ -109,7 +109,7 @@ class _Spans:
         start, end = float(first.submit or 0), _end_of(last)
         links = [
             (one.trace, job_span_id(self.life.cluster, one.trace, row.id))
-            for row in self.life.waited_for[:_MOST_LINKS]
+            for row in self.life.waited_for[:MOST_LINKS]
             for one in (context_of(self.life.cluster, row),)
         ]
         yield Span(

@@ -15,11 +15,13 @@ from sluice.controllerd.spans.span import Span
 from sluice.metrics.influx import TooLargeError
 
 if TYPE_CHECKING:
+    import requests
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
 
 _TIMEOUT_S = 10.0
 _MAX_HEADERS = 16 << 10
+_MOST_ANSWER = 64 << 10  # bytes, of which nothing is used
 _HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}):[ \t]*([\x21-\x7e][\x20-\x7e]{0,4000})")
 
 
@@ -71,7 +73,25 @@ def _http(settings: NodeTraces, headers: dict[str, str]) -> SpanExporter:
         certificate_file=settings.ca_file or None,
         headers=headers,
         timeout=_TIMEOUT_S,
+        session=_session(),
     )
+
+
+def _session() -> requests.Session:
+    import requests
+
+    class Session(requests.Session):
+        """Follows no redirections, which OpenTelemetry's exporter takes for success, and reads no endless answers."""
+
+        def request(self, *words: Any, **named: Any) -> requests.Response:
+            answer = super().request(*words, **named | {"allow_redirects": False, "stream": True})
+            with answer:
+                answer.raw.read(_MOST_ANSWER)
+            if 300 <= answer.status_code < 400:
+                raise requests.RequestException(f"status {answer.status_code}")
+            return answer
+
+    return Session()
 
 
 def _grpc(settings: NodeTraces, headers: dict[str, str]) -> SpanExporter:

@@ -10,6 +10,7 @@ from sluice.explain.followed import FollowedDecisions
 
 _MOST_JOBS = 200_000
 _MOST_PIECES = 100  # of one job; what changes later is part of the last
+_MOST_IN_ALL = 1_000_000  # about 150 MB
 _OUTCOMES = {Outcome.REFUSED: "no place", Outcome.RESERVED: "would delay a reserved start"}
 
 
@@ -19,6 +20,7 @@ class Waits:
     def __init__(self, folder: Path) -> None:
         self._followed = FollowedDecisions(folder)
         self._jobs: dict[int, list[tuple[float, str]]] = {}
+        self._pieces = 0
 
     def look(self) -> None:
         """Take in all that was written until now. Raises DecisionError."""
@@ -45,5 +47,6 @@ class Waits:
         pieces = self._jobs.setdefault(job, [])
         if len(pieces) < _MOST_PIECES and (not pieces or pieces[-1][1] != reason):
             pieces.append((time, reason))
-        if len(self._jobs) > _MOST_JOBS:
-            del self._jobs[next(iter(self._jobs))]
+            self._pieces += 1
+        if len(self._jobs) > _MOST_JOBS or self._pieces > _MOST_IN_ALL:
+            self._pieces -= len(self._jobs.pop(next(iter(self._jobs))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -10,21 +11,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from policy.node import FILE_NAME, NodePolicy
 from policy.traces import NodeTraces
 from sluice.base.errors import SluiceError
-from sluice.controllerd.spans.duty import FOLDER, _waiting, hidden_by, sampled
+from sluice.controllerd.daemon import Site
+from sluice.controllerd.spans import duty, waits
+from sluice.controllerd.spans.duty import FOLDER, Spans, _waiting, hidden_by, sampled
 from sluice.controllerd.spans.job_spans import Hidden
 from sluice.controllerd.spans.otlp import Receiver, headers_for, read_headers
 from sluice.controllerd.spans.span import Span
+from sluice.controllerd.spans.waits import Waits
+from sluice.exchange.job_records import FOLDER as RECORDS
+from sluice.exchange.job_records import JobRecords
+from sluice.exchange.record import JobRecord
 from sluice.metrics.influx import TooLargeError
 from sluice.metrics.sender import Sender
 from sluice.metrics.spool import Reader, Writer
+from sluice.slurm import Commands, SlurmClient
 from tests.otlp_receiver import OtlpReceiver
 
 FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
@@ -47,7 +57,7 @@ import sys, threading
 from pathlib import Path
 from sluice.controllerd.daemon import Controllerd, Site
 from sluice.controllerd.spans import duty
-from sluice.slurm import Commands
+from sluice.slurm import Commands, SlurmClient
 
 class Client:
     def config(self):
@@ -80,9 +90,9 @@ class Slurm:
         self.numbers: list[int] = []
         self.daemon: subprocess.Popen[str] | None = None
 
-    def run_jobs(self, count: int) -> None:
-        """Jobs that end now."""
-        now = int(time.time())
+    def run_jobs(self, count: int, ago: int = 0) -> None:
+        """Jobs that end now, or some seconds ago."""
+        now = int(time.time()) - ago
         with (self.folder / "bin/jobs").open("a") as file:
             for _ in range(count):
                 number = len(self.numbers) + 1
@@ -184,6 +194,18 @@ def test_a_receiver_that_is_away_is_not_one_that_refuses(receiver: OtlpReceiver)
         one.write(span("good").to_line())
 
 
+@pytest.mark.parametrize("receiver", ["http"], indirect=True)
+def test_a_redirection_is_no_success_and_an_endless_answer_ends(receiver: OtlpReceiver) -> None:
+    one = Receiver(NodeTraces(endpoint=receiver.endpoint, headers_file="/none"))
+    receiver.moved_to = receiver.endpoint + "/elsewhere"
+    with pytest.raises(SluiceError, match="no answer to OTLP"):
+        one.write(span("good").to_line())
+    receiver.moved_to, receiver.answer_bytes = "", 256 << 20
+    one.write(span("good").to_line())
+    time.sleep(0.5)
+    assert receiver.answered < 64 << 20
+
+
 def test_a_full_spool_drops_the_oldest_and_counts_them(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 1 << 20)
     for number in range(1, 8001):
@@ -222,7 +244,116 @@ def test_what_is_private_stays_unless_the_policy_says_otherwise() -> None:
     assert hidden_by("jobs,users", NodeTraces(private=["jobs"])) == Hidden(users=True)
 
 
+@dataclass
+class OneLook:
+    """The duty in this process, without a sender."""
+
+    slurm: Slurm
+    site: Site
+    spans: Spans = field(default_factory=Spans)
+
+    def look(self) -> list[Span]:
+        """Look for jobs; all spans in the spool then."""
+        self.spans._due = 0.0
+        self.spans.run(self.site)
+        found = Reader(self.slurm.folder / FOLDER).next(1 << 20)
+        return [Span.from_line(line) for line in found[0].splitlines()] if found else []
+
+    def restart(self) -> None:
+        self.spans = Spans()
+
+    def endpoint(self, endpoint: str) -> None:
+        settings = NodeTraces(endpoint=endpoint, settle=1, headers_file="/none")
+        (self.slurm.folder / FILE_NAME).write_text(NodePolicy(traces=settings).render())
+
+
+@pytest.fixture
+def one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneLook:
+    """At first nothing has ended since spans were switched on, an hour ago."""
+    monkeypatch.setattr(duty.SenderProcess, "keep", lambda *_: None)
+    config = {
+        "SLURM_CONF": f"{tmp_path}/slurm.conf",
+        "StateSaveLocation": str(tmp_path),
+        "ClusterName": "main",
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "SlurmctldHost[0]": "here",
+    }
+    client = SimpleNamespace(config=lambda: config, ping=lambda: [SimpleNamespace(up=True)])
+    site = Site(
+        cast(SlurmClient, client), Commands(prefix=tmp_path), tmp_path / "own", events=tmp_path / "events", host="here"
+    )
+    receiver = SimpleNamespace(endpoint="http://receiver:4318", protocol="http")
+    made = OneLook(Slurm(tmp_path, cast(OtlpReceiver, receiver)), site)
+    made.look()
+    state = tmp_path / FOLDER / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"cursor": time.time() - 3600}))
+    made.restart()
+    return made
+
+
+def record_of(job: int, ended: float) -> JobRecord:
+    return JobRecord(
+        job=job, uid=1, user="alice", account="physics", partition="gpu", node="g-1", started=ended - 10, ended=ended
+    )  # fmt: skip
+
+
+def test_a_full_disk_delays_spans(one_look: OneLook, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_look.slurm.run_jobs(3, ago=60)
+    with monkeypatch.context() as full:
+        full.setattr(Writer, "append", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(OSError, match="full"):
+            one_look.look()
+    assert len({span.id for span in one_look.look()}) == 15
+
+
+def test_a_late_record_outlasts_accounting_that_is_away_and_a_restart(one_look: OneLook) -> None:
+    one_look.slurm.run_jobs(1, ago=1800)
+    assert {span.name for span in one_look.look()} >= {"slurm.job"}
+    one_look.look()
+    one_look.spans.arrived(record_of(1, time.time() - 1800))
+    sacct = one_look.slurm.folder / "bin/sacct"
+    sacct.rename(sacct.with_suffix(".away"))
+    with pytest.raises(SluiceError, match="sacct"):
+        one_look.look()
+    one_look.restart()
+    sacct.with_suffix(".away").rename(sacct)
+    JobRecords(one_look.slurm.folder / RECORDS).append([record_of(1, time.time() - 1800)])
+    assert "slurm.node" in {span.name for span in one_look.look()}
+
+
+def test_what_is_in_the_spool_is_not_asked_for_again(one_look: OneLook, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_look.slurm.run_jobs(3, ago=60)
+    once = one_look.look()
+    asked: list[int] = []
+    rows = duty._rows
+    monkeypatch.setattr(duty, "_rows", lambda site, numbers: asked.extend(numbers) or rows(site, numbers))
+    one_look.slurm.run_jobs(1, ago=60)
+    assert len(one_look.look()) == len(once) + 5
+    assert asked == [4]
+
+
+def test_what_ends_while_it_is_off_is_not_sent(one_look: OneLook) -> None:
+    one_look.endpoint("")
+    assert one_look.look() == []
+    one_look.slurm.run_jobs(3, ago=900)
+    one_look.endpoint("http://receiver:4318")
+    assert one_look.look() == []
+    assert json.loads((one_look.slurm.folder / FOLDER / "state.json").read_text())["cursor"] > time.time() - 60
+
+
+def test_reasons_are_bounded_over_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_MOST_IN_ALL", 10)
+    found = Waits(tmp_path)
+    for job in range(1, 5):
+        for time_s in range(4):
+            found._take(job, time_s, f"reason {time_s}")
+    assert sum(len(found.of_jobs({job})) for job in range(1, 5)) <= 10
+    assert len(found.of_jobs({4})) == 4
+
+
 def test_dependencies_and_samples() -> None:
+    many = ",".join(f"afterany:{number}(unfulfilled)" for number in range(1, 20_000))
+    assert list(_waiting(f"20000|{many}\n")) == [(20_000, list(range(1, 33)))]
     listing = (
         "20|afterok:17(unfulfilled),afterany:18_*(unfulfilled)?afterok:19_3+5\n21|(null)\n22|singleton(unfulfilled)\n"
     )
