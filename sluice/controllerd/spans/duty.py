@@ -47,6 +47,7 @@ _SHARE = 0.05  # the part of the time that the duty may be busy
 _OVERLAP_S = 600.0  # slurmctld's reports to slurmdbd may be this late
 _RECORDS_S = 86_400.0  # how old a record may be that is at hand
 _BATCH = 50  # jobs
+_SAVE_S = 30.0  # the state has all jobs of the last minutes: too much for each batch
 _PIECE = 256 << 10  # bytes of the spool's batches, which a receiver may get joined
 _MOST_DEPENDENT = 50_000
 _ALL = 1 << 30  # records
@@ -58,7 +59,7 @@ log = logging.getLogger("sluice.spans")
 
 @dataclass
 class State:
-    """What the duty knows of what it did; on disk after each batch."""
+    """What the duty knows of what it did; on disk after each look, and now and then during a long one."""
 
     cursor: float
     """All that ended before is in the spool."""
@@ -105,6 +106,7 @@ class _Work:
         self.waits = Waits(site.state_save / DECISIONS)
         self.dropped = self.state.dropped_bytes
         self.settings = settings
+        self.saved = time.monotonic()
 
     def save(self) -> None:
         """The state as it is now. Raises OSError."""
@@ -112,6 +114,7 @@ class _Work:
             log.error("the receiver took nothing for too long: %d bytes of spans were dropped", self.writer.dropped)
             self.state.dropped_bytes = self.dropped + self.writer.dropped
         self.state.write(self.folder / _STATE)
+        self.saved = time.monotonic()
 
 
 class Spans:
@@ -213,6 +216,8 @@ class Spans:
             if site.stopping.is_set() or not site.leads():
                 return
             self._write(site, work, ended[at : at + _BATCH], since, until, hidden, late)
+            if time.monotonic() - work.saved > _SAVE_S:
+                work.save()
         work.state.cursor = max(work.state.cursor, until)
         work.save()
         self._forget(work.state.cursor - _RECORDS_S)
@@ -247,7 +252,7 @@ class Spans:
         hidden: Hidden,
         late: Set[int],
     ) -> None:
-        """Spans of jobs that ended within a time, or whose records came late, into the spool, then the state."""
+        """Spans of jobs that ended within a time, or whose records came late, into the spool."""
         cluster = site.config().get("ClusterName", "")
         takeovers = [one for one in events.read(site.events) if one.kind.startswith(("takeover", "controller."))]
         rows, steps = _rows(site, numbers)
@@ -275,7 +280,6 @@ class Spans:
             work.writer.append(piece)
         work.state.done |= done
         work.state.again = work.state.again.difference(numbers) | again
-        work.save()
 
     def _records_of(self, job: int) -> list[JobRecord]:
         with self._lock:

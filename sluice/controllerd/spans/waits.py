@@ -10,7 +10,7 @@ from sluice.explain.followed import FollowedDecisions
 
 _MOST_JOBS = 200_000
 _MOST_PIECES = 100  # of one job; what changes later is part of the last
-_MOST_IN_ALL = 1_000_000  # about 150 MB
+_MOST_IN_ALL = 1_000_000  # about 200 MB
 _OUTCOMES = {Outcome.REFUSED: "no place", Outcome.RESERVED: "would delay a reserved start"}
 
 

@@ -332,6 +332,17 @@ def test_what_is_in_the_spool_is_not_asked_for_again(one_look: OneLook, monkeypa
     assert asked == [4]
 
 
+def test_the_state_is_not_written_for_each_batch(one_look: OneLook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 100,000 jobs in it, it has 4 MB."""
+    one_look.look()
+    monkeypatch.setattr(duty, "_BATCH", 1)
+    written: list[Path] = []
+    monkeypatch.setattr(duty.State, "write", lambda _, path: written.append(path))
+    one_look.slurm.run_jobs(5, ago=60)
+    assert len(one_look.look()) == 25
+    assert len(written) == 1
+
+
 def test_what_ends_while_it_is_off_is_not_sent(one_look: OneLook) -> None:
     one_look.endpoint("")
     assert one_look.look() == []
