@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from policy.traces import NodeTraces
 from sluice.base.errors import SluiceError
 from sluice.controllerd.spans.span import Span
-from sluice.metrics.influx import TooLargeError
+from sluice.metrics.influx import RejectedError, TooLargeError
 
 if TYPE_CHECKING:
     import requests
@@ -24,6 +24,8 @@ _MAX_HEADERS = 16 << 10
 _MOST_ANSWER = 64 << 10  # bytes, of which nothing is used
 _HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}):[ \t]*([\x21-\x7e][\x20-\x7e]{0,4000})")
 
+_GRPC_NAME = re.compile(r"[A-Za-z0-9_.-]+(?<!-bin)", re.IGNORECASE)
+
 
 class Receiver:
     """Where spans are exported to; see `sluice.metrics.sender.Target`."""
@@ -33,9 +35,13 @@ class Receiver:
         self._exporter = make_exporter(settings, headers_for(settings))
 
     def write(self, lines: bytes) -> None:
-        """Export lines of `Span`. Raises SluiceError where the receiver does not answer, and TooLargeError where it
-        answers, but not to these: a smaller batch then shows which of them it refuses."""
-        spans = [to_sdk(Span.from_line(line)) for line in lines.splitlines()]
+        """Export lines of `Span`. Raises SluiceError where the receiver does not answer, TooLargeError where it
+        answers, but not to these: a smaller batch then shows which of them it refuses, and RejectedError for what is
+        no span, e.g. of another version."""
+        try:
+            spans = [to_sdk(Span.from_line(line)) for line in lines.splitlines()]
+        except ValueError as error:
+            raise RejectedError(f"the spool has something else than spans: {error}") from error
         for _ in range(2):  # what failed before the receiver answered again was not refused
             if self._export(spans):
                 return
@@ -110,8 +116,14 @@ def _grpc(settings: NodeTraces, headers: dict[str, str]) -> SpanExporter:
 
 
 def headers_for(settings: NodeTraces) -> dict[str, str]:
-    """The headers to send. Raises SluiceError where they would go over plain HTTP unasked."""
+    """The headers to send. Raises SluiceError where they would go over plain HTTP unasked, or cannot be sent."""
     headers = read_headers(Path(settings.headers_file))
+    for name in headers if settings.protocol == "grpc" else ():
+        if not _GRPC_NAME.fullmatch(name):
+            raise SluiceError(
+                f"{settings.headers_file}: gRPC cannot send {name} as text",
+                remedy="names are of letters, digits, '_', '-' and '.', and do not end with -bin",
+            )
     if headers and not settings.endpoint.startswith("https://") and not settings.headers_without_tls:
         raise SluiceError(
             f"traces.endpoint {settings.endpoint}: the headers in {settings.headers_file} are not sent over plain HTTP",

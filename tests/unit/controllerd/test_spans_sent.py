@@ -206,6 +206,17 @@ def test_a_redirection_is_no_success_and_an_endless_answer_ends(receiver: OtlpRe
     assert receiver.answered < 64 << 20
 
 
+def test_what_is_no_span_goes_and_the_rest_arrives(tmp_path: Path, receiver: OtlpReceiver) -> None:
+    writer = Writer(tmp_path, 1 << 20)
+    writer.append(span("good", 1).to_line().replace(b'"remote_parent"', b'"of_another_version"'))
+    settings = NodeTraces(endpoint=receiver.endpoint, protocol=receiver.protocol, headers_file="/none")
+    sender = Sender(Reader(tmp_path), lambda: Receiver(settings), lambda _: None)
+    assert sender.step() == 0
+    writer.append(span("good", 2).to_line())
+    assert sender.step() == 0
+    assert [int(one, 16) for one in receiver.by_id()] == [2] and sender.status.rejected > 0
+
+
 def test_a_full_spool_drops_the_oldest_and_counts_them(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 1 << 20)
     for number in range(1, 8001):
@@ -228,6 +239,12 @@ def test_headers_are_read_from_a_private_file_and_sent_over_tls(tmp_path: Path) 
         headers_for(plain)
     assert headers_for(plain.model_copy(update={"headers_without_tls": True}))
     assert headers_for(plain.model_copy(update={"endpoint": "https://receiver:4318"}))
+    path.write_text("X-Token-Bin: abc\n")
+    secure = plain.model_copy(update={"endpoint": "https://receiver:4318"})
+    assert headers_for(secure)
+    with pytest.raises(SluiceError, match="gRPC cannot send X-Token-Bin") as raised:
+        headers_for(secure.model_copy(update={"protocol": "grpc"}))
+    assert "abc" not in str(raised.value)
     path.write_text("no header\n")
     with pytest.raises(SluiceError, match=":1: not a header"):
         read_headers(path)
