@@ -338,6 +338,29 @@ def test_a_late_record_outlasts_accounting_that_is_away_and_a_restart(one_look: 
     assert "slurm.node" in {span.name for span in one_look.look()}
 
 
+def test_a_requeued_job_that_waits_has_not_ended_even_after_a_restart(one_look: OneLook) -> None:
+    one_look.slurm.run_jobs(1, ago=1800)
+    folder = one_look.slurm.folder / "bin"
+    (folder / "jobs").write_text((folder / "jobs").read_text().replace("COMPLETED", "REQUEUED"))
+    (folder / "squeue").write_text("#!/bin/sh\necho '1|(null)'\n")
+    assert one_look.look() == []
+    one_look.restart()
+    (folder / "squeue").write_text("#!/bin/sh\n")
+    assert "slurm.job" in {span.name for span in one_look.look()}
+
+
+def test_nodes_have_time_to_report_and_what_is_long_sent_is_forgotten(one_look: OneLook) -> None:
+    one_look.slurm.run_jobs(1)
+    assert one_look.look() == []
+    one_look.slurm.run_jobs(1, ago=1800)
+    one_look.restart()
+    state = one_look.slurm.folder / FOLDER / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"cursor": time.time() - 3600}))
+    assert {span.attributes["slurm.job.id"] for span in one_look.look()} >= {2}
+    one_look.look()
+    assert not any(key.startswith("2:") for key in json.loads(state.read_text())["done"])
+
+
 def test_what_is_in_the_spool_is_not_asked_for_again(one_look: OneLook, monkeypatch: pytest.MonkeyPatch) -> None:
     one_look.slurm.run_jobs(3, ago=60)
     once = one_look.look()
