@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,6 +129,16 @@ def until(look: Callable[[], bool], timeout: float = 120.0) -> None:
         time.sleep(0.05)
 
 
+def senders(folder: Path) -> list[Path]:
+    """Processes that send what is in the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            if str(folder).encode() in process.read_bytes():
+                found.append(process)
+    return found
+
+
 def test_nothing_is_lost_or_doubled_by_kills_and_a_receiver_that_is_away(
     tmp_path: Path, receiver: OtlpReceiver
 ) -> None:
@@ -159,6 +170,7 @@ def test_nothing_is_lost_or_doubled_by_kills_and_a_receiver_that_is_away(
     until(lambda: jobs() == set(map(str, slurm.numbers)))
     until(lambda: len(receiver.by_id()) == 5 * len(slurm.numbers))  # job, attempt, wait, reason, run
     slurm.kill()
+    until(lambda: not senders(tmp_path))  # they end when they see that their daemon has
     content: dict[bytes, set[bytes]] = {}
     for span in receiver.spans:
         content.setdefault(span.span_id, set()).add(span.SerializeToString(deterministic=True))
