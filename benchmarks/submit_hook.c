@@ -83,16 +83,18 @@ static void make(job_desc_msg_t *job, const struct shape *shape, unsigned long t
     job->pn_min_memory = NO_VAL64;
     job->spank_job_env = calloc(ENVIRONMENT, sizeof(char *));
     for (uint32_t i = 0; i < ENVIRONMENT; i++)
-        job->spank_job_env[i] =
-            copy(i == 3 && shape->option ? shape->option : "_SLURM_SPANK_OPTION_other_plugin=value");
+        job->spank_job_env[i] = copy(i == 3 && shape->option ? shape->option
+                                     : i + 1 < ENVIRONMENT   ? "_SLURM_SPANK_OPTION_other_plugin=value"
+                                                             : SLUICE_TRACE_VARIABLE
+                                         "=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
     job->spank_job_env_size = ENVIRONMENT;
 }
 
 static void discard(job_desc_msg_t *job)
 {
-    char *texts[] = {
-        job->account,       job->tres_per_job, job->tres_per_node, job->tres_per_socket, job->tres_per_task,
-        job->cpus_per_tres, job->mem_per_tres, job->features,      job->partition,       job->qos};
+    char *texts[] = {job->account,       job->tres_per_job,  job->tres_per_node, job->tres_per_socket,
+                     job->tres_per_task, job->cpus_per_tres, job->mem_per_tres,  job->features,
+                     job->partition,     job->qos,           job->admin_comment};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         free(texts[i]);
     for (uint32_t i = 0; i < ENVIRONMENT; i++)
@@ -136,7 +138,13 @@ int main(int count, char **words)
         uint64_t began = sluice_now_ns();
         int code = job_submit(&job, 1000, &message);
         uint64_t took = sluice_now_ns() - began;
-        printf("%llu %d\n", (unsigned long long)took, code != SLURM_SUCCESS);
+        require(job.admin_comment);
+        free(job.admin_comment);
+        job.admin_comment = NULL;
+        uint64_t trace_began = sluice_now_ns();
+        sluice_keep_trace(&job);
+        uint64_t trace_took = sluice_now_ns() - trace_began;
+        printf("%llu %d %llu\n", (unsigned long long)took, code != SLURM_SUCCESS, (unsigned long long)trace_took);
         free(message);
         discard(&job);
     }

@@ -21,6 +21,7 @@ from policy.names import Name, TenantName, UserName, Words
 from policy.pools import Fleet, Pool
 from policy.services import MOST_SERVICES, Service, ServiceName, Serving
 from policy.state import Level
+from policy.traces import Traces
 from policy.units import Count, Date, Gpus, Hours, Mib, Ratio, Seconds
 from sluice.base.errors import UsageError
 from sluice.base.hostlist import expand
@@ -545,6 +546,8 @@ class Policy(Section):
     """When a GPU or a node is taken out of service, and when it returns; docs/health.md."""
     monitoring: Monitoring | None = None
     """What is measured, and where it goes; docs/metrics.md."""
+    traces: Traces | None = None
+    """Where the spans of jobs go, and what of them may leave; docs/traces.md."""
     alerts: Alerts | None = None
     """When alerts are sent, and how; docs/alerts.md."""
     checkpoint: Checkpoint | None = None

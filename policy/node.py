@@ -18,6 +18,7 @@ from policy.checkpoint import NodeCheckpoint, compile_checkpoint
 from policy.health import NodeHealth, compile_health
 from policy.monitoring import NodeMetrics, compile_metrics
 from policy.node_limits import NodeLimits, compile_limits
+from policy.traces import NodeTraces, compile_traces
 from sluice.base.errors import SluiceError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class NodePolicy(BaseModel):
     metrics: NodeMetrics = NodeMetrics()
     checkpoint: NodeCheckpoint = NodeCheckpoint()
     alerts: NodeAlerts = NodeAlerts()
+    traces: NodeTraces = NodeTraces()
 
     def render(self) -> str:
         """The file's text."""
@@ -57,6 +59,7 @@ def compile_node(policy: Policy) -> NodePolicy:
         metrics=compile_metrics(policy.monitoring),
         checkpoint=compile_checkpoint(policy.checkpoint),
         alerts=compile_alerts(policy.alerts),
+        traces=compile_traces(policy.traces),
     )
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gres_probe.doctor import accounting, control, hosts, nodes, plugins, services, units
+from gres_probe.doctor import accounting, control, hosts, nodes, plugins, services, traces, units
 from gres_probe.doctor.check import REGISTERED, CannotCheckError, Check, Outcome, SiteView, Verdict, skip
 from sluice.base.errors import SluiceError, UsageError
 
@@ -18,7 +18,7 @@ __all__ = ["CHECKS", "Answer", "Check", "Outcome", "SiteView", "Verdict", "exami
 
 CHECKS: dict[str, Check] = {  # in the order of the report, which is not that of the imports
     name: check
-    for module in (control, plugins, nodes, units, services, accounting, hosts)
+    for module in (control, plugins, nodes, units, services, traces, accounting, hosts)
     for name, check in REGISTERED.items()
     if check.examine.__module__ == module.__name__
 }

@@ -75,6 +75,7 @@ def build(
 @click.option("--build", "folder", type=_PATH, metavar="DIR", help="A folder of built plugins; default: build them.")
 @click.option("--spank-only", is_flag=True, help="Only what plugstack.conf names, for login hosts and nodes.")
 @click.option("--limits", is_flag=True, help="Start tasks with GPUs only under the node agent's limits.")
+@click.option("--trace", is_flag=True, help="Jobs are part of the trace of their submission (TRACEPARENT).")
 def install(
     slurm_plugin_dir: Path | None,
     slurm_source: Path | None,
@@ -85,6 +86,7 @@ def install(
     folder: Path | None,
     spank_only: bool,
     limits: bool,
+    trace: bool,
 ) -> None:
     """Put the plugins into this host's Slurm. Nothing changes until slurmctld restarts, at level off.
 
@@ -115,6 +117,7 @@ def install(
             options=options,
             spank_only=spank_only,
             limits=limits,
+            trace=trace,
         )
     )
 

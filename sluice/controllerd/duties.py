@@ -9,6 +9,7 @@ from sluice.controllerd.health import controller as health
 from sluice.controllerd.inbox import duties_of_inbox
 from sluice.controllerd.metrics import cluster as metrics
 from sluice.controllerd.readings import readings_of
+from sluice.controllerd.spans import duty as spans
 
 
 def duties(site: Site) -> list[Duty]:
@@ -22,10 +23,12 @@ def duties(site: Site) -> list[Duty]:
             "metrics": metrics.duties,
             "roll-up": roll_up.duties,
             "snapshot": snapshot.duties,
+            "spans": spans.duties,
         },
         site,
     )
 
 
 def _inbox(site: Site) -> list[Duty]:
-    return duties_of_inbox(site, {"health": health.controller_of(site).answer, "readings": readings_of(site).take})
+    handlers = {"health": health.controller_of(site).answer, "readings": readings_of(site).take}
+    return duties_of_inbox(site, handlers, spans.spans_of_site(site).arrived)

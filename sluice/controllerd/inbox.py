@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sluice.base.errors import SluiceError
@@ -22,8 +22,8 @@ _KEPT_S = 400 * 86400.0
 _PRUNE_S = 86400.0
 
 
-def store_records(store: JobRecords, comments: Comments) -> Handler:
-    """The handler of ``records``: store them all or none, then update Slurm's accounting."""
+def store_records(store: JobRecords, *arrived: Callable[[JobRecord], None]) -> Handler:
+    """The handler of ``records``: store them all or none, then say that they arrived."""
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         given = request.get("records")
@@ -34,21 +34,25 @@ def store_records(store: JobRecords, comments: Comments) -> Handler:
             check_record(record)
         store.append(records)
         for record in records:
-            comments.arrived(record)
+            for take in arrived:
+                take(record)
         return {"stored": len(records)}
 
     return handle
 
 
-def duties_of_inbox(site: Site, others: Mapping[str, Handler]) -> list[Duty]:
+def duties_of_inbox(site: Site, others: Mapping[str, Handler], *arrived: Callable[[JobRecord], None]) -> list[Duty]:
     """The service, the comments in Slurm's accounting, and the end of old records.
 
-    `others`: handlers of other requests, by their ``do``.
+    `others`: handlers of other requests, by their ``do``. `arrived`: who else is given each record.
     """
     store = JobRecords(site.state_save / FOLDER)
     comments = Comments(store)
     running = running_of(site)
-    handlers: dict[str, Handler] = {"records": store_records(store, comments), "running": running.take}
+    handlers: dict[str, Handler] = {
+        "records": store_records(store, comments.arrived, *arrived),
+        "running": running.take,
+    }
     handlers |= others
 
     def serve(site: Site) -> None:

@@ -484,23 +484,23 @@ def _plan(data: Fields) -> Plan:
     return Plan(job, gang, None if start == NO_START else start, parts, reason, data.signed())
 
 
-DECISION = 3
-"""The kind of a decision's entry."""
+DECISION, PLAN = 3, 5
+"""The kinds of a decision's and a plan's entries."""
 _READERS: dict[int, Callable[[Fields], Body]] = {
     1: _topology,
     2: _image,
     DECISION: _decision,
     4: _start,
-    5: _plan,
+    PLAN: _plan,
     6: lambda data: Lost(data.number()),
 }
 
 
-def job_and_mode(payload: bytes) -> tuple[JobFacts, Mode]:
-    """Who asked, and for what, of a decision's entry; cheap. Raises DecisionError when malformed."""
+def question_of(payload: bytes) -> tuple[JobFacts, Mode, Outcome]:
+    """Who asked, for what, and the outcome, of a decision's entry; cheap. Raises DecisionError when malformed."""
     data = Fields(payload)
     try:
-        return _job(data), Mode(data.number())
+        return _job(data), Mode(data.number()), Outcome(data.number())
     except ValueError as error:
         raise DecisionError(f"decision entry: {error}") from error
 

@@ -32,7 +32,7 @@ from sluice.exchange.fleet import REQUESTS, STATE, FleetStatus, render_status
 from sluice.exchange.pool_costs import COSTS, render_costs
 from sluice.fleet.driver import CREDENTIALS, Driver, DriverSite, Failure, ProviderError, load_driver
 from sluice.fleet.journal import Journal
-from sluice.fleet.keeper import Keeper
+from sluice.fleet.keeper import LOST_S, Keeper
 from sluice.fleet.slurm import change, read_view
 from sluice.fleet.views import (
     Act,
@@ -61,7 +61,6 @@ _STATUS_S = 0.5
 _COSTS_S = 60.0
 _QUEUED_S = 10.0  # a call that waited longer for a thread is not made: a lost answer is known to be lost by then
 _CALLS = 8  # of one pool at a time
-_LONGEST_S = 150.0  # of a driver's call; one that hangs for longer keeps no other controller waiting
 
 log = logging.getLogger("sluice.fleet")
 
@@ -119,10 +118,10 @@ class Providers:
         call.add_done_callback(lambda done: self._calls.pop(done, None))
 
     def let_go(self) -> bool:
-        """Make none of the calls that still wait for a thread; whether none is under way."""
+        """Make none of the calls that still wait for a thread; whether none is under way that may yet be answered."""
         for call in list(self._calls):
             call.cancel()
-        return all(time.monotonic() - since > _LONGEST_S for since in list(self._calls.values()))
+        return all(time.monotonic() - since > LOST_S for since in list(self._calls.values()))
 
     def _call(self, act: LaunchAct | TerminateAct | ListAct, queued: float) -> None:
         if time.monotonic() - queued > _QUEUED_S:

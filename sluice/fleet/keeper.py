@@ -52,7 +52,8 @@ SETTLE_S = 60.0
 """A request to a provider takes effect within this time, or never, and is seen in lists after it."""
 FRESH_S = 30.0
 """On an older view of Slurm nothing is launched or ended."""
-_LOST_S = 150.0  # an answer that has not come by then is lost; drivers' own time limits are shorter
+LOST_S = 150.0
+"""An answer that has not come by then is lost; drivers' own time limits are shorter."""
 _LIST_S, _QUICK_LIST_S = 30.0, 3.0
 _AGAIN_S = 5.0  # between two requests of the same
 _SLURM_AGAIN_S = 10.0
@@ -188,7 +189,7 @@ class Keeper:
         self.now = max(self.now, now)
         if not self._started:
             self._start()
-        self._busy = {key: since for key, since in self._busy.items() if self.now - since <= _LOST_S}
+        self._busy = {key: since for key, since in self._busy.items() if self.now - since <= LOST_S}
         view = self._fresh_view()
         if view is not None:
             for node in dict.fromkeys([*self._pool_of, *self._by_node]):

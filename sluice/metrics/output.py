@@ -25,6 +25,41 @@ _CONTENT = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 Say = Callable[[str], None]
 
 
+class SenderProcess:
+    """The process that sends what is in a spool: a module that reads its settings from the first line of its standard
+    input, and ends when that is closed."""
+
+    def __init__(self, module: str, folder: Path) -> None:
+        self._command = [*PYTHON, "-m", module, str(folder)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = -_RESTART_S
+
+    def keep(self, settings: dict[str, Any]) -> None:
+        """Start it, or again where it ended some time ago. Raises OSError."""
+        if (
+            self._process is None or self._process.poll() is not None
+        ) and time.monotonic() - self._started > _RESTART_S:
+            self._started = time.monotonic()
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
+            assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+            with suppress(OSError):
+                self._process.stdin.write(json.dumps(settings).encode() + b"\n")
+                self._process.stdin.flush()
+
+    def stop(self) -> None:
+        """End it; `keep` then starts it at once."""
+        if self._process is not None:
+            if self._process.stdin is not None:
+                with suppress(OSError):
+                    self._process.stdin.close()
+            try:
+                self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process, self._started = None, -_RESTART_S
+
+
 class Output:
     """Takes points; settings may change with every call. Thread-safe."""
 
@@ -36,8 +71,7 @@ class Output:
         self._lock = threading.Lock()
         self._settings: NodeMetrics | None = None
         self._writer: Writer | None = None
-        self._sender: subprocess.Popen[bytes] | None = None
-        self._started = 0.0
+        self._sender = SenderProcess("sluice.metrics.sender", folder)
         self._waiting: list[bytes] = []  # while the disk is full
         self._lost = 0
         self._full = ""
@@ -52,34 +86,11 @@ class Output:
         with self._lock:
             if settings != self._settings:
                 before, self._settings = self._settings, settings
-                self._stop_sender()
+                self._sender.stop()
                 self._writer = Writer(self.folder, settings.spool * _MIB) if settings.url else None
                 self._serve(before, settings)
-            ended = self._sender is not None and self._sender.poll() is not None
-            if settings.url and (self._sender is None or ended) and time.monotonic() - self._started > _RESTART_S:
-                self._start_sender(settings)
-
-    def _start_sender(self, settings: NodeMetrics) -> None:
-        self._started = time.monotonic()
-        command = [*PYTHON, "-m", "sluice.metrics.sender", str(self.folder)]
-        self._sender = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        assert self._sender.stdin is not None  # noqa: S101 - it is a pipe
-        with suppress(OSError):
-            self._sender.stdin.write(json.dumps(settings.model_dump()).encode() + b"\n")
-            self._sender.stdin.flush()
-
-    def _stop_sender(self) -> None:
-        if self._sender is None:
-            return
-        if self._sender.stdin is not None:
-            with suppress(OSError):
-                self._sender.stdin.close()
-        try:
-            self._sender.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._sender.kill()
-            self._sender.wait()
-        self._sender, self._started = None, -_RESTART_S
+            if settings.url:
+                self._sender.keep(settings.model_dump())
 
     def _serve(self, before: NodeMetrics | None, settings: NodeMetrics) -> None:
         address = settings.prometheus_controller if self._controller else settings.prometheus
@@ -98,7 +109,7 @@ class Output:
     def close(self) -> None:
         """End the sender and the page."""
         with self._lock:
-            self._stop_sender()
+            self._sender.stop()
             if self._page is not None:
                 self._page.close()
                 self._page = None

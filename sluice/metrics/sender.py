@@ -1,4 +1,4 @@
-"""A process that sends batches from a spool to the database: in order, until the database has acknowledged them.
+"""A process that sends batches from a spool to a database or receiver: in order, until it has acknowledged them.
 
 ``python -m sluice.metrics.sender SPOOL`` reads its settings, one JSON object, from the first line of standard input,
 and ends when that is closed. A batch whose answer is lost is sent again; points have a series and a time of their own,
@@ -27,6 +27,7 @@ FIRST_WAIT_S, LAST_WAIT_S = 1.0, 30.0
 _STATUS_S = 5.0
 _MOST = 128 << 10
 _LEAST = 1 << 10
+_GROW = 100  # after so many batches a larger one is tried again
 
 
 @dataclass
@@ -50,13 +51,19 @@ class Target(Protocol):
 
 
 class Sender:
-    """One spool and one database."""
+    """One spool and one target. `words`: what is sent, and where to."""
 
     def __init__(
-        self, reader: Reader, connect: Callable[[], Target], say: Callable[[str], None], folder: Path | None = None
+        self,
+        reader: Reader,
+        connect: Callable[[], Target],
+        say: Callable[[str], None],
+        folder: Path | None = None,
+        words: tuple[str, str] = ("samples", "the database"),
     ) -> None:
         self.reader = reader
         self.status = Status()
+        self._what, self._whom = words
         self._connect = connect
         self._say = say
         self._folder = folder
@@ -87,9 +94,11 @@ class Sender:
             return self._failed(error)
         else:
             if self.status.problem:
-                self._say(f"the database accepts samples again, after {time.time() - self.status.since:.0f} s")
+                self._say(f"{self._whom} accepts {self._what} again, after {time.time() - self.status.since:.0f} s")
             self.status.problem = ""
             self.status.batches += 1
+            if self.status.batches % _GROW == 0:
+                self._most = min(_MOST, 2 * self._most)
             self.status.bytes += len(batch)
         self._wait = FIRST_WAIT_S
         self.reader.taken(place)
@@ -98,13 +107,13 @@ class Sender:
     def _reject(self, batch: bytes, error: SluiceError) -> None:
         """Skip what would always be refused."""
         if not self.status.rejected:
-            self._say(f"the database refuses samples, which are dropped: {error}")
+            self._say(f"{self._whom} refuses {self._what}, which are dropped: {error}")
         self.status.rejected += len(batch)
 
     def _failed(self, error: SluiceError) -> float:
         self._target = None  # the token may have changed
         if not self.status.problem:
-            self._say(f"the database accepts no samples, they wait on disk: {error}")
+            self._say(f"{self._whom} accepts no {self._what}, they wait on disk: {error}")
             self.status.since = time.time()
             self.status.resent += self.reader.rewind()
         self.status.problem = str(error)
@@ -131,15 +140,20 @@ def connect(settings: dict[str, Any]) -> Database:
     )
 
 
+def say(text: str) -> None:
+    """Onto standard error, which is the daemon's log."""
+    print(f"{PREFIX}{text}", file=sys.stderr, flush=True)
+
+
 def main() -> None:
-    """Send until standard input is closed."""
+    """Send samples to the database."""
     folder = Path(sys.argv[1])
     settings = json.loads(sys.stdin.readline())
+    send_until_closed(Sender(Reader(folder), lambda: connect(settings), say, folder))
 
-    def say(text: str) -> None:
-        print(f"{PREFIX}{text}", file=sys.stderr, flush=True)
 
-    sender = Sender(Reader(folder), lambda: connect(settings), say, folder)
+def send_until_closed(sender: Sender) -> None:
+    """Send until standard input is closed."""
     said = ""
     while True:
         try:

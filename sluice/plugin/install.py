@@ -108,10 +108,12 @@ def install(
     options: SiteOptions | None = None,
     spank_only: bool = False,
     limits: bool = False,
+    trace: bool = False,
 ) -> Result:
     """Install a build; what runs continues unchanged until slurmctld is restarted. Raises SluiceError.
 
-    `limits`: tasks of jobs with GPUs then start only with the node agent's limits.
+    `limits`: tasks of jobs with GPUs then start only with the node agent's limits. `trace`: submissions pass on the
+    trace that they are made in, and jobs get one of their own.
     """
     if spank_only:
         if build.slurm[:2] != slurm[:2]:
@@ -121,6 +123,7 @@ def install(
     else:
         check_version(build, slurm)
     limits = limits or holds_tasks(places)  # an update does not remove limits
+    trace = trace or passes_traces(places)
     if limits and not build.has("spank_sluice_limit"):
         raise UsageError(f"{build.folder}: has no {_LIMIT}", remedy="build it with: sluice plugin build")
     options = options or SiteOptions()
@@ -136,7 +139,7 @@ def install(
     _flip(places, folder.name)
     result.done.append(f"plugins for Slurm {format_slurm_version(build.slurm)} in {places.current}")
     if build.has("spank_sluice"):
-        _plugstack(places, result, limits)
+        _plugstack(places, result, limits, trace)
     if spank_only and limits:
         _link_node(build, places, slurm, result)
     if not spank_only:  # the include file last: until then slurmctld knows nothing of it
@@ -280,19 +283,28 @@ def holds_tasks(places: Places) -> bool:
         return False
 
 
+def passes_traces(places: Places) -> bool:
+    """Whether our part of plugstack.conf has submissions pass on their traces."""
+    try:
+        return f"{_OPTIONS} trace\n" in places.real(_stack(places)).read_text(errors="replace")
+    except FileNotFoundError:
+        return False
+
+
 def _stack(places: Places) -> Path:
     return places.conf / "plugstack.conf.d/sluice.conf"
 
 
-def _stack_text(places: Places, limits: bool) -> str:
-    lines = [_BY, f"optional {places.current}/{_OPTIONS}", *([limit_line(places.current)] if limits else [])]
+def _stack_text(places: Places, limits: bool, trace: bool) -> str:
+    options = f"optional {places.current}/{_OPTIONS}" + (" trace" if trace else "")
+    lines = [_BY, options, *([limit_line(places.current)] if limits else [])]
     return "\n".join(lines) + "\n"
 
 
-def _plugstack(places: Places, result: Result, limits: bool) -> None:
+def _plugstack(places: Places, result: Result, limits: bool, trace: bool) -> None:
     folder = places.real(places.conf / "plugstack.conf.d")
     folder.mkdir(mode=0o755, exist_ok=True)
-    write_if_changed(places.real(_stack(places)), _stack_text(places, limits))
+    write_if_changed(places.real(_stack(places)), _stack_text(places, limits, trace))
     main = places.real(places.conf / "plugstack.conf")
     line = f"include {places.conf}/plugstack.conf.d/*.conf"
     if not main.exists():
@@ -300,6 +312,8 @@ def _plugstack(places: Places, result: Result, limits: bool) -> None:
     elif "plugstack.conf.d/" not in main.read_text(errors="replace"):
         result.left.append(f"add to {places.conf / 'plugstack.conf'}: {line}")
     result.done.append("options of srun, sbatch and salloc (SPANK)")
+    if trace:
+        result.done.append("jobs are part of the trace that they are submitted in (SPANK)")
     if not limits:
         return
     result.done.append("tasks of jobs with GPUs start only with the node agent's limits (SPANK)")
@@ -375,7 +389,7 @@ def disable(places: Places) -> Result:
     write_level(places, "off")
     result = Result(done=["level off: slurmctld does what stock Slurm does"])
     if holds_tasks(places):
-        write_if_changed(places.real(_stack(places)), _stack_text(places, limits=False))
+        write_if_changed(places.real(_stack(places)), _stack_text(places, limits=False, trace=passes_traces(places)))
         result.done.append("tasks start without the node agent's limits on hosts that read this plugstack.conf")
     stock = places.real(places.current / "stock.conf")
     if stock.is_file():

@@ -83,6 +83,7 @@ def stream(
     users: Iterable[str] = (),
     accounts: Iterable[str] = (),
     partitions: Iterable[str] = (),
+    states: Iterable[str] = (),
     steps: bool = False,
     names: bool = False,
     timeout: float = 600,
@@ -94,7 +95,7 @@ def stream(
     Raises SluiceError with sacct's message.
     """
     words = [] if steps else ["--allocations"]
-    words += accounting_filters(start, end, (), users, ())
+    words += accounting_filters(start, end, (), users, states)
     for option, values in (("--jobs", ids), ("--accounts", accounts), ("--partition", partitions)):
         if chosen := list(values):
             words.append(f"{option}={','.join(chosen)}")

@@ -90,6 +90,7 @@ extern int job_submit(job_desc_msg_t *job_desc, uint32_t submit_uid, char **err_
     /* Slurm calls this for each component of a heterogeneous job in turn, then creates the jobs, in this thread. */
     if (active && sluice_failover_components)
         sluice_failover_components(job_desc->het_job_offset == NO_VAL ? 0 : job_desc->het_job_offset + 1);
+    sluice_keep_trace(job_desc);
     if (!active || sluice_settings_level() == SLUICE_LEVEL_OFF)
         return sluice_refuse_options(job_desc, err_msg);
     uint64_t began = sluice_now_ns();

@@ -2,8 +2,14 @@
 /*
  * The options of Sluice in srun, sbatch and salloc. They are checked here as they are read, so that a mistake is
  * reported before anything is submitted; slurmctld checks them again, as what a client sends is not trusted. On a node
- * the plugin does one thing: a task whose job asked for --gpu-mem does not start if Slurm has granted no shards, which
- * only happens if the option did not become a request (job_submit/sluice is not loaded).
+ * a task whose job asked for --gpu-mem does not start if Slurm has granted no shards, which only happens if the option
+ * did not become a request (job_submit/sluice is not loaded).
+ *
+ * plugstack.conf: optional spank_sluice.so [trace]
+ *
+ * With `trace`, a submission passes on the trace that it is made in, or begins one, and a task whose environment still
+ * names the submission as its parent gets the job as its parent. A parent that was set later, e.g. by the user's own
+ * tracer in the job, stays.
  */
 #include "slurm_compat.h"
 
@@ -15,9 +21,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 SPANK_PLUGIN(sluice, 1)
+
+#define SUBMITTED_IN "SLUICE_" SLUICE_TRACE_VARIABLE
 
 /* A command parses its options, and a step has its job's, once in a process: SPANK passes its callbacks no other
  * place. */
@@ -122,6 +131,46 @@ static void forget_options_of_job(void)
     unsetenv("SLURM_SHARDS_ON_NODE");
 }
 
+static bool has_argument(const char *name, int count, char *arguments[])
+{
+    for (int i = 0; i < count; i++)
+        if (strcmp(arguments[i], name) == 0)
+            return true;
+    return false;
+}
+
+/* The trace of the submitting environment, or a new one, goes to slurmctld and into the job's environment. */
+static void trace_submission(spank_t spank)
+{
+    char parent[SLUICE_TRACE_SIZE];
+    unsigned char random[SLUICE_TRACE_RANDOM];
+    if (!sluice_trace_parse(getenv(SLUICE_TRACE_VARIABLE), parent)) {
+        if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+            return;
+        sluice_trace_begin(random, parent);
+        setenv(SLUICE_TRACE_VARIABLE, parent, 1);
+    }
+    setenv(SUBMITTED_IN, parent, 1);
+    spank_err_t error = spank_job_control_setenv(spank, SLUICE_TRACE_VARIABLE, parent, 1);
+    if (error != ESPANK_SUCCESS)
+        slurm_verbose("sluice: the job is not traced: %s", spank_strerror(error));
+}
+
+static void trace_task(spank_t spank)
+{
+    char found[SLUICE_TRACE_SIZE + 64], submitted[SLUICE_TRACE_SIZE], parent[SLUICE_TRACE_SIZE], own[SLUICE_TRACE_SIZE];
+    char cluster[64];
+    uint32_t job;
+    if (spank_getenv(spank, SLUICE_TRACE_VARIABLE, found, sizeof found) == ESPANK_SUCCESS &&
+        spank_getenv(spank, SUBMITTED_IN, submitted, sizeof submitted) == ESPANK_SUCCESS &&
+        spank_getenv(spank, "SLURM_CLUSTER_NAME", cluster, sizeof cluster) == ESPANK_SUCCESS &&
+        spank_get_item(spank, S_JOB_ID, &job) == ESPANK_SUCCESS && sluice_trace_parse(found, parent) &&
+        strcmp(parent, submitted) == 0) {
+        sluice_trace_of_job(parent, cluster, job, own);
+        spank_setenv(spank, SLUICE_TRACE_VARIABLE, own, 1);
+    }
+}
+
 int slurm_spank_init(spank_t spank, int argument_count, char *arguments[])
 {
     (void)argument_count;
@@ -141,12 +190,24 @@ int slurm_spank_init(spank_t spank, int argument_count, char *arguments[])
     return ESPANK_SUCCESS;
 }
 
+/* srun forgets what was set before it has read its options. */
+int slurm_spank_init_post_opt(spank_t spank, int argument_count, char *arguments[])
+{
+    spank_context_t context = spank_context();
+    if ((context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR) && !is_step_of_allocation() &&
+        has_argument("trace", argument_count, arguments))
+        trace_submission(spank);
+    return ESPANK_SUCCESS;
+}
+
 int slurm_spank_task_init(spank_t spank, int argument_count, char *arguments[])
 {
-    (void)argument_count;
-    (void)arguments;
     char shards[24];
-    if (!spank_remote(spank) || !asked.gpu_mem_mib)
+    if (!spank_remote(spank))
+        return ESPANK_SUCCESS;
+    if (has_argument("trace", argument_count, arguments))
+        trace_task(spank);
+    if (!asked.gpu_mem_mib)
         return ESPANK_SUCCESS;
     if (spank_getenv(spank, "SLURM_SHARDS_ON_NODE", shards, sizeof shards) == ESPANK_SUCCESS) {
         rewrite_counts(spank, asked.gpu_mem_mib);

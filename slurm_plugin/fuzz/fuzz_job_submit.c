@@ -144,7 +144,9 @@ static void make(struct input *input, job_desc_msg_t *made)
         made->spank_job_env[i] =
             word(input, USUAL("_SLURM_SPANK_OPTION_sluice_gpu_mem=10G", "_SLURM_SPANK_OPTION_sluice_gpu_mem=1T",
                               "_SLURM_SPANK_OPTION_sluice_gang=a:4", "_SLURM_SPANK_OPTION_sluice_gpu_spread=(null)",
-                              "_SLURM_SPANK_OPTION_sluice_gpu_affinity=link", "_SLURM_SPANK_OPTION_other_x=1"));
+                              "_SLURM_SPANK_OPTION_sluice_gpu_affinity=link", "_SLURM_SPANK_OPTION_other_x=1",
+                              SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+                              SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736 --"));
     made->spank_job_env_size = (uint32_t)count;
     made->prefer = word(input, USUAL("ib", "h100", "l4", "a|b", "ib&(a|b)", "[a*1&b*1]", ""));
     made->req_nodes = word(input, USUAL("a", "a,b", "x8", "x64", ""));
@@ -262,6 +264,7 @@ static void discard(job_desc_msg_t *made)
     for (size_t i = 0; texts_of(made, i); i++)
         free(*texts_of(made, i));
     forget_options(made);
+    free(made->admin_comment);
 }
 
 static void require_reason(int code, char **message)
@@ -295,6 +298,19 @@ static void require_fixed_point(bool defaults_too)
     require(job.time_limit == before.time_limit && (job.pn_min_cpus == before.pn_min_cpus || !defaults_too));
 }
 
+/* Of what the client sent, a traceparent alone becomes part of the job, and an operator's comment stays. */
+static void require_comment(const char *before)
+{
+    static const size_t word_length = sizeof SLUICE_TRACE_WORD - 1;
+    char parent[SLUICE_TRACE_SIZE];
+    if (before)
+        require(strcmp(job.admin_comment, before) == 0);
+    else if (job.admin_comment)
+        require(strncmp(job.admin_comment, SLUICE_TRACE_WORD, word_length) == 0 &&
+                sluice_trace_parse(job.admin_comment + word_length, parent) &&
+                strcmp(job.admin_comment + word_length, parent) == 0);
+}
+
 /* A node of eight GPUs, half of them taken for a day, for those who give a deadline. */
 static void publish_outlook(void)
 {
@@ -318,8 +334,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     started = true;
     make(&input, &job);
+    const char *comment = take(&input, 1) & 1 ? "an operator's" : NULL;
+    job.admin_comment = comment ? strdup(comment) : NULL;
     int code = job_submit(&job, job.user_id, &message);
     require_reason(code, &message);
+    require_comment(comment);
     if (code == SLURM_SUCCESS) {
         job_desc_msg_t change;
         forget_options(&job);

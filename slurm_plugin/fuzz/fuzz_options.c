@@ -5,6 +5,7 @@
  */
 #include "admission/tres.h"
 #include "rules/options.h"
+#include "rules/trace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,6 +85,17 @@ static void check_each(const char *text)
     }
 }
 
+/* What is kept of a traceparent is one itself, and is kept as it is. */
+static void check_trace(const char *text)
+{
+    char parent[SLUICE_TRACE_SIZE], again[SLUICE_TRACE_SIZE], own[SLUICE_TRACE_SIZE];
+    if (!sluice_trace_parse(text, parent))
+        return;
+    require(strlen(parent) == SLUICE_TRACE_SIZE - 1 && sluice_trace_parse(parent, again) && !strcmp(parent, again));
+    sluice_trace_of_job(parent, text, 1, own);
+    require(sluice_trace_parse(own, again) && !strcmp(own, again));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char text[1024], why[SLUICE_OPTION_WHY_MAX], rest[SLUICE_TRES_TEXT_MAX];
@@ -100,6 +112,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require((options.gang_count == 0) == (options.gang_name[0] == '\0'));
 
     check_each(text);
+    check_trace(text);
 
     char *lines[16] = {NULL};
     size_t count = 0;

@@ -8,6 +8,7 @@
 
 #include "admission/description_slurm.c"
 #include "admission/submit_slurm.c"
+#include "admission/trace_slurm.c"
 #include "entry/job_submit_sluice.c"
 
 #include <stdlib.h>

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import httptools
 from joserfc import jws
@@ -44,7 +42,6 @@ from sluice.base.events import _parse as parse_event
 from sluice.base.networks import client_of, parse_networks
 from sluice.base.tokens import TokenStore
 from sluice.client import models
-from sluice.controllerd.accounting import Comments
 from sluice.controllerd.inbox import store_records
 from sluice.controllerd.snapshot import job_row
 from sluice.exchange.acts import ActError, Proof, parse_request, render_request
@@ -149,8 +146,7 @@ def inbox_requests() -> Target:
     folder = Path(tempfile.mkdtemp(prefix="sluice-fuzz-"))
     store, running = JobRecords(folder / "jobs"), Running()
     store.append = lambda _: None  # type: ignore[method-assign]
-    arrived = cast(Comments, SimpleNamespace(arrived=lambda _: None))
-    handlers = {"records": store_records(store, arrived), "running": running.take, "readings": Readings().take}
+    handlers = {"records": store_records(store), "running": running.take, "readings": Readings().take}
     inbox = Inbox(
         handlers, {0}, {"ask-running": lambda request, uid: running.answer(request, None if uid == 0 else uid)}
     )

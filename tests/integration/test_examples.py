@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import itertools
+import json
 import re
 import shutil
 import socket
@@ -19,8 +20,12 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
+from policy.node import FILE_NAME, NodePolicy
+from policy.traces import NodeTraces
 from sluice.client import ApiError, Client
+from tests.integration.jobs import shown, submit
 from tests.integration.settled import PATIENCE, await_policy, until
+from tests.otlp_receiver import OtlpReceiver, attribute
 
 pytestmark = pytest.mark.cluster
 
@@ -162,3 +167,85 @@ def test_the_table_has_every_example() -> None:
     named = re.findall(r"^\| `(\S+)` \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     folders = [f"{path.name}/" for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__"]
     assert sorted(named) == sorted([*(path.name for path in [*PROGRAMS, POLICY]), *folders])
+
+
+def test_a_pipeline_and_its_jobs_are_one_trace(cluster: DevCluster) -> None:
+    """From TRACEPARENT of the submitting environment to spans at a receiver: a requeued job, an array that waits for
+    it, a step, and who gets which parent. Without the plugin's `trace`, a job's environment stays as it was."""
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    pipeline = {"TRACEPARENT": f"00-{trace}-{parent}-01"}
+    stack, node_policy = cluster.layout.slurm / "plugstack.conf", cluster.layout.slurm / FILE_NAME
+    before = stack.read_text(), node_policy.read_bytes() if node_policy.exists() else None
+    output = cluster.layout.scratch / "trace"
+    output.mkdir()
+    output.chmod(0o777)
+    say = f"echo $TRACEPARENT >> {INSIDE}/scratch/trace/$SLURM_JOB_ID"
+    with OtlpReceiver() as receiver:
+        try:
+            stack.write_text(before[0].replace("spank_sluice.so", "spank_sluice.so trace"))
+            settings = NodeTraces(endpoint=receiver.endpoint, settle=1, headers_file="/etc/slurm/none")
+            node_policy.write_text(NodePolicy(traces=settings).render())
+            until(
+                (cluster.layout.state / "sluice.spans/state.json").exists,
+                shows=lambda: cluster.log_tail("controllerd@ctl1", 20),
+            )
+            twice = f"{say}; srun sh -c '{say}'; exec sleep 600"
+            first = submit(cluster, "--gres=gpu:1", "--mem=10M", "--requeue", wrap=twice, env=pipeline, cwd="/")
+            array = submit(
+                cluster, "--mem=10M", "--array=0-1", f"--dependency=afterany:{first}", wrap=say, env=pipeline, cwd="/"
+            )
+            alone = cluster.run(
+                ["srun", "--mem=10M", "sh", "-c", "echo $TRACEPARENT"], user="alice", cwd="/"
+            ).stdout.strip()
+            until(lambda: len((output / first).read_text().splitlines()) == 2)
+            known = cluster.layout.state / "sluice.spans/state.json"
+            until(lambda: json.loads(known.read_text())["waits_for"].get(array), lambda one: one == [int(first)])
+            cluster.run(["scontrol", "requeue", first])
+            until(lambda: shown(cluster, first)["Restarts"] == "1")
+            cluster.run(["scancel", first])
+            own_of_alone = alone.split("-")[2]
+            until(
+                lambda: (own_of_alone in receiver.by_id(), receiver.jobs("slurm.array.job_id", array)),
+                lambda found: found[0] and len(found[1]) == 2,
+                shows=lambda: spans_seen(cluster),
+            )
+            until(lambda: receiver.jobs("slurm.job.id", first))
+        finally:
+            stack.write_text(before[0])
+            node_policy.write_bytes(before[1] or NodePolicy().render().encode())
+    spans = receiver.by_id()
+    [job] = receiver.jobs("slurm.job.id", first)
+    own = f"00-{trace}-{job.span_id.hex()}-01"
+    assert (output / first).read_text().splitlines()[:2] == [own, own]
+    assert job.parent_span_id.hex() == parent and attribute(job, "user.name") == "alice"
+    attempts = [span.parent_span_id for span in spans.values() if span.name == "slurm.job.attempt"]
+    assert attempts.count(job.span_id) in (1, 2)  # accounting may have no row of one that was cancelled as it waited
+    for task in receiver.jobs("slurm.array.job_id", array):
+        assert (task.trace_id.hex(), task.parent_span_id.hex()) == (trace, parent)
+        assert [link.span_id for link in task.links] == [job.span_id]
+        number = attribute(task, "slurm.job.id")
+        assert (output / number).read_text().split() == [f"00-{trace}-{task.span_id.hex()}-01"]
+    begun = spans[own_of_alone]
+    assert (begun.name, begun.trace_id.hex(), begun.parent_span_id) == ("slurm.job", alone.split("-")[1], b"")
+    names = {span.name for span in spans.values() if span.trace_id.hex() == trace}
+    assert names >= {"slurm.job.wait.reason", "slurm.job.run", "slurm.step", "slurm.node", "slurm.node.prolog"}
+    within = [span for span in spans.values() if span.name != "slurm.job"]
+    assert all(span.parent_span_id.hex() in spans for span in within)
+    assert submit_and_read(cluster, output, say) == ""
+
+
+def spans_seen(cluster: DevCluster) -> str:
+    """Where spans are that do not arrive."""
+    folder = cluster.layout.state / "sluice.spans"
+    files = [f"{path.name}: {path.read_bytes()[:1000]!r}" for path in folder.iterdir()]
+    columns = ["-D", "-n", "-P", "-o", "JobID,JobIDRaw,State,Submit,Start,End,AdminComment"]
+    accounted = cluster.run(["sacct", "-a", *columns]).stdout
+    duties = cluster.run(["sluice", "controllerd", "status"], node="ctl1", check=False).stdout
+    return "\n".join([*files, accounted, duties, *cluster.log_tail("controllerd@ctl1", 500).splitlines()[-60:]])
+
+
+def submit_and_read(cluster: DevCluster, output: Path, say: str) -> str:
+    """What a job says of its trace now."""
+    job = submit(cluster, "--mem=10M", wrap=say, cwd="/")
+    until((output / job).exists)
+    return until(lambda: (output / job).read_text(), lambda text: text.endswith("\n")).strip()

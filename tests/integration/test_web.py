@@ -458,7 +458,7 @@ def test_what_is_known_stays_while_slurmctld_is_away(site: Site) -> None:
 def test_the_daemon_reports_no_problem(site: Site) -> None:
     report = json.loads(site.sluice("controllerd", "status", "--json"))
     problems = {duty["name"]: duty["problem"] for duty in report["duties"] if duty["name"].startswith("snapshot")}
-    assert len(problems) == 11 and not any(problems.values()), problems
+    assert len(problems) == 12 and not any(problems.values()), problems
 
 
 def test_a_controllerd_that_is_away_is_reported_too(site: Site) -> None:

@@ -1,11 +1,14 @@
 """OpenStack and other providers through apache-libcloud.
 
-What all of them keep is a machine's name: it is CLUSTER-POOL-NODE-TOKEN, and machines are known by it. Credentials are
-the arguments of libcloud's driver: ``{"args": [...], "kwargs": {...}}`` in POOL.json of the credentials' folder.
+What all of them keep is a machine's name: it is CLUSTER-POOL-MARK-NODE-TOKEN, and machines are known by it. MARK is a
+digest of cluster and pool: a-b of c and a of b-c are not the same. Credentials are the arguments of libcloud's driver:
+``{"args": [...], "kwargs": {...}}`` in POOL.json of the credentials' folder.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,7 +22,6 @@ from sluice.base.errors import SluiceError
 from sluice.fleet.driver import DriverSite, Failure, Machine, Order, ProviderError
 
 T = TypeVar("T")
-_TOKEN = 32
 _TURN_S = 30.0  # for which a call waits for the one before; nothing was asked when it is over
 _SHORTEST_SECRET = 4
 _ENDING = frozenset({"terminated", "stopped", "stopping", "error", "shutting-down"})
@@ -32,7 +34,9 @@ class Libcloud:
     def __init__(self, site: DriverSite) -> None:
         site.only("provider", "image", "options")
         self._site = site
-        self._prefix = f"{site.cluster}-{site.pool}-"
+        mark = hashlib.sha256(f"{site.cluster}/{site.pool}".encode()).hexdigest()[:8]
+        self._prefix = f"{site.cluster}-{site.pool}-{mark}-"
+        self._name = re.compile(re.escape(self._prefix) + r"(?P<node>.+)-(?P<token>[0-9a-f]{32})")
         self._lock = threading.Lock()
         given = site.read_credentials("args", "kwargs")
         self._secrets = _words_of(given)
@@ -73,7 +77,7 @@ class Libcloud:
         if node.name != name:
             self._cloud.destroy_node(node)
             raise ProviderError("refused", f"{self._site.setting('provider')} does not keep the names of machines")
-        return self._machine(node, order)
+        return self._machine(node, order.node, order.token, order.shape, order.zone)
 
     def terminate(self, machine: str) -> None:
         """As `Driver.terminate`."""
@@ -86,19 +90,16 @@ class Libcloud:
         return self._call(self._list)
 
     def _list(self) -> list[Machine]:
-        return [self._machine(one) for one in self._cloud.list_nodes() if self._mine(one.name)]
+        found = [(one, self._name.fullmatch(one.name)) for one in self._cloud.list_nodes()]
+        return [self._machine(one, name["node"], name["token"]) for one, name in found if name]
 
-    def _mine(self, name: str) -> bool:
-        return name.startswith(self._prefix) and len(name) > len(self._prefix) + _TOKEN + 1
-
-    def _machine(self, node: Any, order: Order | None = None) -> Machine:
-        own = node.name[len(self._prefix) :]
+    def _machine(self, node: Any, name: str, token: str, shape: str = "", zone: str = "") -> Machine:
         return Machine(
             id=str(node.id),
-            token=own[-_TOKEN:],
-            node=own[: -_TOKEN - 1],
-            shape="" if order is None else order.shape,
-            zone="" if order is None else order.zone,
+            token=token,
+            node=name,
+            shape=shape,
+            zone=zone,
             address=next(iter(node.private_ips or ()), ""),
             ending=str(node.state).lower() in _ENDING,
         )

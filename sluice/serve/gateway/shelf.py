@@ -249,8 +249,10 @@ class Incoming:
 
 
 def new_id(prefix: str, mark: str = "") -> str:
-    """An id that sorts by its time and cannot be guessed. `mark`: 32 digits of it that are known."""
-    return f"{prefix}{int(time.time()):08x}{mark or secrets.token_hex(16)}"
+    """An id that sorts by its time and cannot be guessed. `mark`: 32 digits of it that are known; it then sorts by the
+    second."""
+    seconds, rest = divmod(time.time_ns(), 10**9)
+    return f"{prefix}{seconds:08x}{mark or f'{rest:08x}{secrets.token_hex(12)}'}"
 
 
 def not_there(what: str, name: str) -> RefusalError:

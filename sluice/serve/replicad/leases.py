@@ -50,6 +50,18 @@ FRESH_S: Final = 6.0
 Subject = tuple[SubjectKind, str]
 
 
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """Of a count."""
+
+    unmet_us: int = -_CONTENDED_US
+    """When more was needed than there was, the latest time, ..."""
+    waits_us: int = _NEVER
+    """...and since when."""
+    since_us: int = 0
+    """When it got the first place."""
+
+
 @dataclass(slots=True)
 class _Hold:
     """What a gateway has of a subject, at most."""
@@ -59,12 +71,8 @@ class _Hold:
     over: int = 0
     peak: int = 0
     """The most tokens that there were since its last report, here and at gateways, in UNITs."""
-    unmet_us: int = -_CONTENDED_US
-    """When it needed more of a count than it got, the latest time, ..."""
-    waits_us: int = _NEVER
-    """...and since when."""
-    since_us: int = 0
-    """When it got the first place of a count."""
+    turns: tuple[_Turn, _Turn] = field(default_factory=lambda: (_Turn(), _Turn()))
+    """Of places at once and in the queue."""
     last: int = 0
     """The report that said that it is not named again."""
 
@@ -270,27 +278,37 @@ class Book:
         has one for a while, who waits the longest first."""
         if limit is None:
             return 0
-        others = [
-            other for one, other in shared.holds.items() if one != name and now - other.unmet_us < _CONTENDED_US
-        ]  # fmt: skip
-        even = limit // (len(others) + 1)
+        turn = hold.turns[i - 2]
+        rest = [other for one, other in shared.holds.items() if one != name]
+        others = [one.turns[i - 2] for one in rest if now - one.turns[i - 2].unmet_us < _CONTENDED_US]
+        even, odd = _even(limit, len(others) + 1, [one.have[i] for one in rest if one.turns[i - 2] not in others])
         if others and hold.have[i] > max(even, 1):
             return max(even, 1)
-        if not even and hold.have[i] and now - hold.since_us > _TURN_US:
+        if not even and hold.have[i] and now - turn.since_us > _TURN_US:
             return 0
         room = max(limit - shared.sums[i], 0)
-        if not even and any(other.waits_us < hold.waits_us for other in others):
+        if not even and any(other.waits_us < turn.waits_us for other in others):
             room = 0
         more = min(room, row.need[i], max(max(even, 1) - hold.have[i], 0) if others else room)
-        if row.need[i] > more and hold.have[i] < even + (limit % (len(others) + 1) > 0):
-            if now - hold.unmet_us >= _CONTENDED_US:
-                hold.waits_us = now
-            hold.unmet_us = now
+        if row.need[i] > more and hold.have[i] < even + (odd > 0):
+            if now - turn.unmet_us >= _CONTENDED_US:
+                turn.waits_us = now
+            turn.unmet_us = now
         if more and not hold.have[i]:
-            hold.since_us, hold.unmet_us, hold.waits_us = now, -_CONTENDED_US, _NEVER
+            turn.since_us, turn.unmet_us, turn.waits_us = now, -_CONTENDED_US, _NEVER
         hold.have[i] += more
         shared.sums[i] += more
         return hold.have[i]
+
+
+def _even(limit: int, needy: int, others: list[int]) -> tuple[int, int]:
+    """What each that needs more may have, and how many are left over: others keep what they have, if it is no more."""
+    parts = needy + len(others)
+    for has in sorted(others):
+        if has * parts > limit:
+            break
+        limit, parts = limit - has, parts - 1
+    return divmod(limit, parts)
 
 
 def _of_bucket(row: LeaseRow, i: int, rate: int, level: int) -> tuple[int, int]:

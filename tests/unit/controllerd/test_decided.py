@@ -28,7 +28,7 @@ def number(value: int) -> bytes:
 def payload(job: int, submit: int, mode: int = RUN, array: int = 0, account: bytes = b"physics") -> bytes:
     fields = [job, array, (1 << 32) - 1, 1000, 5, 1, submit, 60]
     words = b"".join(number(len(text)) + text for text in (account, b"main"))
-    return b"".join(map(number, fields)) + words + number(mode) + b"rest of the decision"
+    return b"".join(map(number, fields)) + words + number(mode) + number(0) + b"rest of the decision"
 
 
 def entry(body: bytes, time_s: float, kind: int = 3) -> bytes:
@@ -90,7 +90,7 @@ def test_a_damaged_file_is_left_for_the_next(decided: Decided, tmp_path: Path) -
 
 
 def test_more_than_one_look_can_take(decided: Decided, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.controllerd.metrics.decided._AT_ONCE", 1 << 20)
+    monkeypatch.setattr("sluice.explain.followed._AT_ONCE", 1 << 20)
     big = entry(b"x" * 3_000_000, NOW, kind=1)
     for file in (1, 2):
         write(tmp_path, file, big, *(entry(payload(file * 100 + one, NOW + 1), NOW + 2) for one in range(10)))

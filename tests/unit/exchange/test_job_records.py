@@ -118,7 +118,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Serve]:
     def start() -> int:
         listening = socket.create_server(("127.0.0.1", 0))
         store = JobRecords(tmp_path / "jobs")
-        service = Inbox({"records": store_records(store, Comments(store))}, {0, 64030})
+        service = Inbox({"records": store_records(store, Comments(store).arrived)}, {0, 64030})
         threads.append(threading.Thread(target=service.serve, args=([listening], lambda: not stop.is_set())))
         threads[-1].start()
         return int(listening.getsockname()[1])
@@ -222,7 +222,7 @@ def test_nobody_there_and_records_wait(serve: Serve, outbox: Outbox, monkeypatch
 )
 def test_a_record_that_makes_no_sense_is_refused_whole(change: dict[str, Any], tmp_path: Path) -> None:
     store = JobRecords(tmp_path / "jobs")
-    service = Inbox({"records": store_records(store, Comments(store))}, {0})
+    service = Inbox({"records": store_records(store, Comments(store).arrived)}, {0})
     good = json.loads(record(1).to_json())
     payload = json.dumps({"version": 1, "do": "records", "records": [good, {**good, **change}]})
     assert "error" in service.answer(payload.encode())

@@ -298,6 +298,25 @@ def test_libcloud_asked_again_during_a_slow_launch_makes_no_second_machine(
     assert len(driver.machines()) == 1
 
 
+def test_libcloud_sees_no_machine_of_another_pool_or_cluster_whose_name_begins_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = dummy(tmp_path)
+    keep_names(driver, monkeypatch)
+    one = driver.launch(Order(TOKEN, "c-1", "Small", ""))
+    cloud = driver._cloud
+    (tmp_path / "cloud-b.json").write_bytes((tmp_path / "cloud.json").read_bytes())
+    (tmp_path / "cloud-b.json").chmod(0o600)
+    for cluster, pool in (("main", "cloud-b"), ("main-cloud", "cloud")):
+        other: Any = load_driver("libcloud", DriverSite(cluster, pool, driver._site.settings, tmp_path))
+        other._cloud = cloud
+        other.launch(Order("2" * 32, "b-1", "Small", ""))
+        assert [machine.node for machine in other.machines()] == ["b-1"]
+    theirs = f"{driver._prefix}of-a-person-and-of-no-launch-of-this-pool"
+    cloud.create_node(theirs, size=cloud.list_sizes()[0], image=cloud.list_images()[0])
+    assert [machine.id for machine in driver.machines()] == [one.id]
+
+
 def test_a_provider_that_does_not_keep_names_is_of_no_use(tmp_path: Path) -> None:
     driver = dummy(tmp_path)
     before = len(driver._cloud.list_nodes())

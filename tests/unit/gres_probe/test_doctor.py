@@ -16,6 +16,8 @@ import pytest
 
 from gres_probe.doctor import CHECKS, SiteView, Verdict, ebpf, examine, services
 from gres_probe.doctor.check import Check, Outcome, ok, warn
+from policy.node import NodePolicy
+from policy.traces import NodeTraces
 from sluice.base.errors import UsageError
 from sluice.base.slurm_version import parse_slurm_version
 from sluice.plugin.builder import write_manifest
@@ -318,6 +320,23 @@ def test_where_the_files_of_batches_are(host: Host, mount: str, mode: int, verdi
     (host.root / "shared/files").chmod(mode)
     host.write("proc/mounts", f"none / ext4 rw 0 0\nserver:/x {host.root}/shared {mount} 0 0\n")
     assert verdict in {found for what, found in host.verdicts("batches").items() if says in what}
+
+
+def test_whether_spans_may_leave(host: Host) -> None:
+    assert host.verdicts("traces") == {"the policy has no traces.endpoint": "skip"}
+
+    def found(private: list[Any]) -> dict[str, str]:
+        settings = NodeTraces(endpoint="http://receiver:4318", private=private)
+        host.write("etc/slurm/sluice.node.json", NodePolicy(traces=settings).render())
+        return host.verdicts("traces")
+
+    assert set(found([]).values()) == {"ok"}
+    conf = host.root / "etc/slurm/slurm.conf"
+    conf.write_text(conf.read_text() + "PrivateData=jobs,users\n")
+    assert [what for what, verdict in found(["users"]).items() if verdict == "fail"] == [
+        "jobs are private (PrivateData=jobs,users), so that no spans are sent to http://receiver:4318"
+    ]
+    assert set(found(["jobs"]).values()) == {"ok"}
 
 
 def test_state_that_only_one_controller_sees(host: Host) -> None:

@@ -161,6 +161,18 @@ def test_tasks_are_held_where_that_is_asked_for(places: Places, tmp_path: Path, 
         put(build, places, limits=True)
 
 
+def test_submissions_pass_on_their_traces_where_that_is_asked_for(places: Places, build: PluginBuild) -> None:
+    stack = places.real(Path("/etc/slurm/plugstack.conf.d/sluice.conf"))
+    traced = "optional /usr/local/lib/sluice/current/spank_sluice.so trace"
+    put(build, places)
+    assert traced not in stack.read_text()
+    put(build, places, trace=True)
+    assert stack.read_text().splitlines()[1:] == [traced]
+    put(build, places)  # an update leaves it
+    installation.disable(places)
+    assert stack.read_text().splitlines()[1:] == [traced]
+
+
 def test_slurmd_is_given_what_tells_it_shares_by_gpu(places: Places, tmp_path: Path) -> None:
     held = limit_build(tmp_path / "held")
     (held.folder / "prep_script.so").write_text("prep")

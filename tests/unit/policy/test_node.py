@@ -27,7 +27,28 @@ def test_a_file_says_everything_and_reads_back() -> None:
     assert again == policy
     assert (again.health.mode, again.health.interval_s, again.health.passes) == ("shadow", 15, 5)
     assert set(again.health.checks) == set(CHECKS)
-    assert set(json.loads(policy.render())) == {"schema_version", "limits", "health", "metrics", "checkpoint", "alerts"}
+    sections = {"limits", "health", "metrics", "checkpoint", "alerts", "traces"}
+    assert set(json.loads(policy.render())) == {"schema_version"} | sections
+
+
+def test_traces_say_where_to_and_what_may_leave() -> None:
+    text = (
+        "traces: {endpoint: 'https://collector.site:4318/', protocol: grpc, private: [users], settle: 1m, spool: 1G}\n"
+    )
+    traces = node.parse(compile_node(parse(text)).render(), source="x").traces
+    assert (traces.endpoint, traces.protocol, traces.settle, traces.spool) == (
+        "https://collector.site:4318", "grpc", 60, 1024,
+    )  # fmt: skip
+    assert traces.hidden("jobs,users") == {"jobs"} and not traces.hidden("(null)") & {"jobs", "users"}
+    assert traces.hidden("all") == {"jobs", "accounts", "nodes"}
+    for wrong in (
+        "collector.site:4318",
+        "http://me:secret@collector:4318",
+        "http://collector",
+        "http://collector:99999",
+    ):
+        assert words(f"traces: {{endpoint: '{wrong}'}}\n"), wrong
+    assert words("traces: {headers_file: headers}\n") and words("traces: {private: [everything]}\n")
 
 
 def test_without_a_section_checks_only_say_what_they_would_do() -> None:

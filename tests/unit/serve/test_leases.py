@@ -377,14 +377,17 @@ def test_limits_that_change_and_gateways_that_leave() -> None:
     assert len(second.open) == 8
 
 
-def test_a_place_for_one_goes_around_among_gateways_that_all_need_it() -> None:
-    world = World(9, Limit(None, None, 1), 3)
-    ran = [0, 0, 0]
+@pytest.mark.parametrize(
+    ("hosts", "concurrent", "queued"), [(3, 1, None), (3, 2, None), (3, 1, 2), (4, 6, None)]
+)  # fmt: skip
+def test_no_gateway_keeps_the_places_that_another_one_needs(hosts: int, concurrent: int, queued: int | None) -> None:
+    world = World(46 if hosts == 4 else 9, Limit(None, None, concurrent, queued), hosts)
+    ran = [0] * hosts
 
     def ask() -> None:
         for number, host in enumerate(world.hosts):
             ran[number] += world.admit(host, 1, 1, S // 2)
-        assert sum(len(host.open) for host in world.hosts) <= 1
+        assert sum(len(host.open) for host in world.hosts) <= concurrent
 
     world.run(60, ask)
     assert min(ran) > 10, ran

@@ -44,6 +44,7 @@ KNOWN = {
     "node": ["n1"],
     "report": ["users"],
     "service": ["own"],
+    "pool": ["p5"],
     "silence": ["0123456789abcdef"],
 }
 """What the snapshot has, of the parameters of paths."""

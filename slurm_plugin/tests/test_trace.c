@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#include "rules/trace.h"
+
+#include "check.h"
+
+#include <string.h>
+
+#define TRACE "4bf92f3577b34da6a3ce929d0e0e4736"
+#define SPAN "00f067aa0ba902b7"
+
+static void check_grammar(void)
+{
+    static const struct {
+        const char *text, *parent;
+    } good[] = {
+        {"00-" TRACE "-" SPAN "-01", "00-" TRACE "-" SPAN "-01"},
+        {"00-" TRACE "-" SPAN "-00", "00-" TRACE "-" SPAN "-00"},
+        {"00-" TRACE "-" SPAN "-ff", "00-" TRACE "-" SPAN "-01"},
+        {"00-" TRACE "-" SPAN "-02", "00-" TRACE "-" SPAN "-00"},
+        {"cc-" TRACE "-" SPAN "-01", "00-" TRACE "-" SPAN "-01"},
+        {"cc-" TRACE "-" SPAN "-01-what-the-future-brings", "00-" TRACE "-" SPAN "-01"},
+    };
+    static const char *const bad[] = {
+        "",
+        "00",
+        "00-" TRACE "-" SPAN,
+        "00-" TRACE "-" SPAN "-",
+        "00-" TRACE "-" SPAN "-0",
+        "00-" TRACE "-" SPAN "-0g",
+        "00-" TRACE "-" SPAN "-01 ",
+        "00-" TRACE "-" SPAN "-01-more",
+        "cc-" TRACE "-" SPAN "-01.more",
+        "ff-" TRACE "-" SPAN "-01",
+        "0g-" TRACE "-" SPAN "-01",
+        " 00-" TRACE "-" SPAN "-01",
+        "00_" TRACE "-" SPAN "-01",
+        "00-" TRACE "_" SPAN "-01",
+        "00-" TRACE "-" SPAN "_01",
+        "00-4BF92F3577B34DA6A3CE929D0E0E4736-" SPAN "-01",
+        "00-00000000000000000000000000000000-" SPAN "-01",
+        "00-" TRACE "-0000000000000000-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e473-000f067aa0ba902b7-01",
+    };
+    char parent[SLUICE_TRACE_SIZE];
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        CHECK(sluice_trace_parse(good[i].text, parent));
+        CHECK_STR(parent, good[i].parent);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        CHECK(!sluice_trace_parse(bad[i], parent));
+    CHECK(!sluice_trace_parse(NULL, parent));
+}
+
+static void check_ids(void)
+{
+    char own[SLUICE_TRACE_SIZE], other[SLUICE_TRACE_SIZE], parent[SLUICE_TRACE_SIZE];
+    /* tests/unit/controllerd/test_span_identity.py expects the same. */
+    sluice_trace_of_job("00-" TRACE "-" SPAN "-01", "main", 17, own);
+    CHECK_STR(own, "00-" TRACE "-7329bf17e919b308-01");
+    sluice_trace_of_job("00-" TRACE "-" SPAN "-00", "main", 18, other);
+    CHECK(strncmp(own + 36, other + 36, 16) != 0);
+    CHECK_STR(other + 52, "-00");
+    sluice_trace_of_job("00-" TRACE "-" SPAN "-01", "other", 17, other);
+    CHECK(strncmp(own + 36, other + 36, 16) != 0);
+
+    static const unsigned char random[SLUICE_TRACE_RANDOM] = {0xa0, [15] = 7};
+    sluice_trace_begin(random, parent);
+    CHECK_STR(parent, "00-a1000000000000000000000000000007-a100000000000000-01");
+    CHECK(sluice_trace_parse(parent, other));
+}
+
+int main(void)
+{
+    check_grammar();
+    check_ids();
+    return 0;
+}

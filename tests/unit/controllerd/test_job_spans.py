@@ -1,0 +1,133 @@
+"""The spans of a job, from what accounting, nodes and decisions say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sluice.base.events import Event as Happened
+from sluice.controllerd.spans.identity import job_span_id
+from sluice.controllerd.spans.job_spans import Hidden, JobLife, lives, spans_of
+from sluice.controllerd.spans.span import Span
+from sluice.exchange.record import Event, Grant, JobRecord
+from sluice.slurm.allocations import Allocation
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+JOB = Allocation(
+    id=17, label="17", name="", user="alice", account="physics", qos="normal", partition="gpu", state="COMPLETED",
+    exit_code="0:0", submit=1000, eligible=1000, start=1100, end=1400, elapsed_s=300, limit_s=600, node_count=1,
+    nodes="g-1", requested="cpu=1", allocated="cpu=1,gres/gpu=1", admin_comment="",
+)  # fmt: skip
+RECORD = JobRecord(
+    job=17, uid=1, user="alice", account="physics", partition="gpu", node="g-1", started=1100.5, ended=1401.5,
+    grants=[Grant(0, "GPU-1", "nvidia", "h100", 1)],
+    events=[Event(1101.25, "grant"), Event(1200.0, "warn", times=3), Event(1401.0, "return")],
+)  # fmt: skip
+
+
+def row(**changes: Any) -> Allocation:
+    return replace(JOB, **changes)
+
+
+def named(spans: list[Span], name: str) -> list[Span]:
+    return [span for span in spans if span.name == name]
+
+
+def check_whole(spans: list[Span]) -> None:
+    """One trace, IDs that differ, parents that are there and hold their children's beginnings."""
+    by_id = {span.id: span for span in spans}
+    assert len(by_id) == len(spans) and len({span.trace for span in spans}) == 1
+    for span in spans:
+        assert span.start <= span.end
+        if span.name != "slurm.job":
+            assert by_id[span.parent].start <= span.start
+
+
+def test_a_job_from_its_submission_to_its_end() -> None:
+    life = JobLife("main", [JOB], [row(label="17.batch"), row(label="17.0", state="FAILED", start=1200)], [RECORD])
+    spans = spans_of(life)
+    check_whole(spans)
+    job = spans[0]
+    assert (job.name, job.start, job.end, job.parent, job.error) == ("slurm.job", 1000, 1400, "", "")
+    assert job.attributes["user.name"] == "alice" and job.attributes["slurm.account"] == "physics"
+    assert [(span.start, span.end) for span in named(spans, "slurm.job.wait")] == [(1000, 1100)]
+    assert [(span.start, span.end) for span in named(spans, "slurm.job.run")] == [(1100, 1400)]
+    assert [(s.attributes["slurm.step.id"], s.error) for s in named(spans, "slurm.step")] == [
+        ("batch", ""),
+        ("0", "FAILED"),
+    ]
+    (node,) = named(spans, "slurm.node")
+    assert node.attributes["host.name"] == "g-1"
+    assert [event.name for event in node.events] == ["slurm.node.grant", "slurm.node.warn", "slurm.node.return"]
+    assert [(s.start, s.end) for s in named(spans, "slurm.node.prolog")] == [(1100, 1101.25)]
+    assert [(s.start, s.end) for s in named(spans, "slurm.node.epilog")] == [(1400, 1401.5)]
+    assert spans_of(life) == spans
+
+
+def test_the_submitters_span_is_the_parent() -> None:
+    comment = f"traceparent:00-{TRACE}-{PARENT}-01 sluice:v=1"
+    job = spans_of(JobLife("main", [row(admin_comment=comment)]))[0]
+    assert (job.trace, job.parent, job.remote_parent) == (TRACE, PARENT, True)
+    assert job.id == job_span_id("main", TRACE, 17)
+    assert spans_of(JobLife("main", [row(admin_comment=comment.replace("-01", "-00"))])) == []
+
+
+def test_reasons_cut_the_wait_into_pieces() -> None:
+    reasons = [(900.0, "old"), (1030.0, "no place"), (1040.0, "no place"), (1060.0, "reserved"), (1300.0, "late")]
+    spans = spans_of(JobLife("main", [row(eligible=1020)], reasons=reasons))
+    check_whole(spans)
+    assert [(s.start, s.end, s.attributes["slurm.wait.reason"]) for s in named(spans, "slurm.job.wait.reason")] == [
+        (1000, 1020, "not eligible"),
+        (1020, 1030, "not decided yet"),
+        (1030, 1060, "no place"),
+        (1060, 1100, "reserved"),
+    ]
+
+
+def test_a_requeued_job_has_attempts_and_a_used_again_number_is_another_job() -> None:
+    rows = [
+        row(submit=90_000, eligible=90_000, start=90_010, end=90_020),
+        row(state="REQUEUED", end=1150),
+        row(submit=1151, eligible=1270, start=1280, end=1400, state="FAILED"),
+    ]
+    jobs = lives(rows)
+    assert [[one.submit for one in job] for job in jobs] == [[1000, 1151], [90_000]]
+    spans = spans_of(JobLife("main", jobs[0]))
+    check_whole(spans)
+    assert (spans[0].start, spans[0].end, spans[0].error) == (1000, 1400, "FAILED")
+    assert [(s.start, s.end, s.error) for s in named(spans, "slurm.job.attempt")] == [
+        (1000, 1150, ""),
+        (1151, 1400, "FAILED"),
+    ]
+    assert {span.trace for span in spans}.isdisjoint(span.trace for span in spans_of(JobLife("main", jobs[1])))
+
+
+def test_a_job_that_never_started() -> None:
+    spans = spans_of(JobLife("main", [row(state="CANCELLED", start=None, end=1050, nodes="")]))
+    check_whole(spans)
+    assert {span.name for span in spans} == {
+        "slurm.job", "slurm.job.attempt", "slurm.job.wait", "slurm.job.wait.reason",
+    }  # fmt: skip
+    assert spans[0].end == 1050 and spans[0].error == "CANCELLED"
+
+
+def test_tasks_of_an_array_and_parts_of_a_heterogeneous_job_are_one_trace() -> None:
+    array = [spans_of(JobLife("main", [row(id=17 + task, label=f"17_{task}")]))[0] for task in range(3)]
+    assert len({span.trace for span in array}) == 1 and len({span.id for span in array}) == 3
+    assert [span.attributes["slurm.array.task_id"] for span in array] == ["0", "1", "2"]
+    parts = [spans_of(JobLife("main", [row(id=17 + part, label=f"17+{part}")]))[0] for part in range(2)]
+    assert len({span.trace for span in parts}) == 1
+    assert parts[1].attributes["slurm.het.offset"] == "1" and parts[1].attributes["slurm.het.job_id"] == 17
+
+
+def test_links_takeovers_and_what_is_hidden() -> None:
+    other = row(id=16, label="16", admin_comment=f"traceparent:00-{TRACE}-{PARENT}-01")
+    happened = [Happened(1, 1200.0, "takeover", {}), Happened(2, 5000.0, "takeover", {})]
+    life = JobLife("main", [JOB], records=[RECORD], takeovers=happened, waited_for=[other])
+    job = spans_of(life)[0]
+    assert job.links == [(TRACE, job_span_id("main", TRACE, 16))]
+    assert [(event.name, event.time) for event in job.events] == [("slurm.takeover", 1200.0)]
+    hidden = spans_of(replace(life, hidden=Hidden(users=True, accounts=True, nodes=True)))
+    text = "".join(span.to_line().decode() for span in hidden)
+    assert not any(word in text.replace("slurm.node", "") for word in ("alice", "physics", "g-1", "normal"))
+    assert [Span.from_line(span.to_line()) for span in hidden] == hidden
