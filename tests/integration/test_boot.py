@@ -190,7 +190,7 @@ def test_the_doctor_reports_what_this_site_and_kernel_lack_and_nothing_else(mach
     found = {(one["check"], one["verdict"]) for one in checks if one["verdict"] != "ok"}
     forced = {("cgroup", "fail")} if HYBRID else set()
     missing = {("cgroup", "warn"), ("backup-controller", "warn"), ("accounting", "fail"), ("backups", "warn")}
-    missing.add(("services", "skip"))  # there are no model services
+    missing |= {("services", "skip"), ("batches", "skip"), ("traces", "skip")}  # there are none
     assert found - {("time", "warn"), ("drivers", "skip")} == forced | missing, checks
     said = "\n".join(one["what"] for one in checks)
     assert "no eBPF" not in said and ("hybrid cgroups" in said) is HYBRID
