@@ -209,9 +209,9 @@ def _wait_for_boot(boot: subprocess.Popen[bytes], group: Path, log: Path) -> int
 
 
 def _processes(group: Path) -> Iterator[int]:
-    for file in group.rglob("cgroup.procs"):
-        with suppress(OSError):  # it has just gone
-            yield from map(int, file.read_text().split())
+    for folder, _, _ in os.walk(group):  # unlike Path.rglob, it passes over folders that go meanwhile
+        with suppress(OSError):
+            yield from map(int, Path(folder, "cgroup.procs").read_text().split())
 
 
 def _is_init(pid: int) -> bool:
