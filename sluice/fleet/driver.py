@@ -7,7 +7,6 @@ one is there. Everything raises `ProviderError`; any other exception counts as o
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from sluice.base.errors import SluiceError
+from sluice.base.private import read_private
 from sluice.exchange.fleet import STATE
 
 GROUP = "sluice.pool_drivers"
@@ -26,6 +26,7 @@ Failure = Literal["no_capacity", "quota", "credentials", "throttled", "refused",
 """`broken`: this one node's machine fails, and may have been launched, which lists show; the pool's others are not
 concerned. `unknown`: it is not known whether the request was carried out. After all others nothing was made."""
 
+_MOST_CREDENTIALS = 64 << 10
 _WORD = re.compile(r"[!-~]{0,255}")
 _TEXT = re.compile(r"[ -~]{0,255}")
 _ADDRESS = re.compile(r"[A-Za-z0-9.:_-]{0,255}")
@@ -104,11 +105,7 @@ class DriverSite:
         """The pool's file of credentials. Raises SluiceError for one that others could read."""
         path = self.credentials / f"{self.pool}.json"
         try:
-            with path.open() as file:
-                state = os.fstat(file.fileno())
-                if state.st_mode & 0o077 or state.st_uid not in (0, os.geteuid()):
-                    raise SluiceError(f"{path}: others may read it", remedy=f"chown it to SlurmUser; chmod 600 {path}")
-                document = json.load(file)
+            document = json.loads(read_private(path, _MOST_CREDENTIALS))
         except OSError as error:
             raise SluiceError(f"{path}: {error.strerror}", remedy="docs/elastic.md says what is in it") from error
         except ValueError:  # its words may have a part of the file

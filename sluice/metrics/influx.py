@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-import os
-import stat
 import sys
 import types
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from sluice.base.errors import SluiceError
+from sluice.base.private import read_private
 from sluice.base.text import one_line
 
 _TIMEOUT_S = (5.0, 30.0)  # to connect, to answer
@@ -30,19 +29,9 @@ class TooLargeError(SluiceError):
 def read_token(path: Path) -> str:
     """The token; empty without a file. Raises SluiceError for one that others may read, or that is not a token."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        data = read_private(path, _MAX_TOKEN + 1).strip()
     except FileNotFoundError:
         return ""
-    except OSError as error:
-        raise SluiceError(f"{path}: {error.strerror}", remedy="its owner must be root or SlurmUser") from error
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid not in (0, os.geteuid()):
-            raise SluiceError(
-                f"{path}: others than its owner can read the token, or another user owns it",
-                remedy=f"chown root {path}; chmod 600 {path} (SlurmUser's own on controllers)",
-            )
-        data = file.read(_MAX_TOKEN + 1).strip()
     if len(data) > _MAX_TOKEN or not data.isascii() or any(byte <= 32 or byte == 127 for byte in data):
         raise SluiceError(f"{path}: not a token", remedy=f"write one word of at most {_MAX_TOKEN} characters")
     return data.decode()

@@ -9,7 +9,6 @@ import os
 import signal
 import smtplib
 import ssl
-import stat
 import subprocess
 import time
 import urllib.error
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.base.errors import SluiceError
+from sluice.base.private import read_private
 from sluice.base.text import one_line
 from sluice.controllerd.alerts.message import Message
 from sluice.controllerd.alerts.outbox import Deliver
@@ -59,16 +59,9 @@ def to_log(message: Message) -> None:
 def read_secret(path: Path) -> bytes:
     """A secret from a file that only root or this user may read. Raises SluiceError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError as error:
+        data = read_private(path, _MOST_SECRET + 1, follow_links=False).strip()
+    except FileNotFoundError as error:
         raise SluiceError(f"{path}: {error.strerror}", remedy="make it SlurmUser's own file, mode 600") from error
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid not in (0, os.geteuid()):
-            raise SluiceError(
-                f"{path}: others than its owner can read it, or another user owns it", remedy=f"chmod 600 {path}"
-            )
-        data = file.read(_MOST_SECRET + 1).strip()
     if not data or len(data) > _MOST_SECRET:
         raise SluiceError(f"{path}: empty, or larger than {_MOST_SECRET} bytes", remedy="write the secret to it")
     return data

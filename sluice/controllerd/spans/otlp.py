@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policy.traces import NodeTraces
 from sluice.base.errors import SluiceError
+from sluice.base.private import read_private
 from sluice.controllerd.spans.span import Span
 from sluice.metrics.influx import RejectedError, TooLargeError
 
@@ -135,19 +134,9 @@ def headers_for(settings: NodeTraces) -> dict[str, str]:
 def read_headers(path: Path) -> dict[str, str]:
     """The headers; none without a file. Raises SluiceError for one that others may read, or that has no headers."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        text = read_private(path, _MAX_HEADERS).decode("utf-8", "replace")
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise SluiceError(f"{path}: {error.strerror}", remedy="its owner must be SlurmUser") from error
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid not in (0, os.geteuid()):
-            raise SluiceError(
-                f"{path}: others than its owner can read it, or another user owns it",
-                remedy=f"chown SlurmUser {path}; chmod 600 {path}",
-            )
-        text = file.read(_MAX_HEADERS).decode("utf-8", "replace")
     found = {}
     for number, line in enumerate(text.splitlines(), start=1):
         match = _HEADER.fullmatch(line.strip())

@@ -332,7 +332,7 @@ def test_libcloud_says_what_the_provider_does_not_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "mode", "words"), [({}, 0o644, "others may read it"), ([], 0o600, "not an object")]
+    ("document", "mode", "words"), [({}, 0o644, "others than its owner can read it"), ([], 0o600, "not an object")]
 )
 def test_libcloud_refuses_credentials_that_others_read(tmp_path: Path, document: Any, mode: int, words: str) -> None:
     with pytest.raises(SluiceError, match=words):

@@ -257,5 +257,5 @@ def test_settings_that_are_refused(site: DriverSite, settings: dict[str, Any], w
 
 def test_credentials_that_others_read_are_refused(site: DriverSite) -> None:
     (site.credentials / "own.json").chmod(0o640)
-    with pytest.raises(SluiceError, match="others may read it"):
+    with pytest.raises(SluiceError, match="others than its owner can read it"):
         driver(site)
