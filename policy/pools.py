@@ -20,6 +20,7 @@ _SECRET = re.compile(r"secret|passw|credential|token|access_?key|api_?key|privat
 _SLURM = re.compile(r"[A-Za-z]+=[^\s=#\"']+(?: [A-Za-z]+=[^\s=#\"']+)*")
 _OURS = frozenset({
     "nodename", "state", "gres", "cpus", "realmemory", "feature", "features", "weight", "partitionname", "nodes",
+    "allowaccounts", "suspendtime", "suspendtimeout", "resumetimeout",
 })  # fmt: skip
 
 

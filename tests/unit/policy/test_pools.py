@@ -70,6 +70,8 @@ def test_what_fleetd_reads_is_what_was_written() -> None:
         ({"nodes": "p5-[1-9999]"}, "1 to 4096"),
         ({"least": 5}, "least 5 is more than the 4 nodes"),
         ({"node_options": "State=DOWN"}, "State is written from the pool's own fields"),
+        ({"partition_options": "MaxTime=60 SuspendTime=600"}, "SuspendTime is written from the pool's own fields"),
+        ({"partition_options": "allowaccounts=nlp"}, "allowaccounts is written from the pool's own fields"),
         ({"node_options": "Sockets=2\nNodeName=x"}, "separated by one space"),
         ({"zones": ["a", "a"]}, "named twice"),
         ({"tenants": ["nobody"]}, "'nobody' is not a tenant"),
