@@ -46,6 +46,7 @@ _LEAST_S = 1.0  # between two looks into accounting
 _SHARE = 0.05  # the part of the time that the duty may be busy
 _OVERLAP_S = 600.0  # slurmctld's reports to slurmdbd may be this late
 _RECORDS_S = 86_400.0  # how old a record may be that is at hand
+_MOST_JOBS = 100_000  # whose records are at hand, the newest: some 350 MB
 _BATCH = 50  # jobs
 _SAVE_S = 30.0  # the state has all jobs of the last minutes: too much for each batch
 _PIECE = 256 << 10  # bytes of the spool's batches, which a receiver may get joined
@@ -135,6 +136,10 @@ class Spans:
             if self._work is not None:
                 self._records[record.job][key_of(record)] = record
                 self._late.add(record.job)
+                if len(self._records) > _MOST_JOBS:
+                    oldest = next(iter(self._records))
+                    del self._records[oldest]
+                    self._late.discard(oldest)
 
     def run(self, site: Site) -> None:
         """Look for jobs that have ended. Raises SluiceError, OSError."""

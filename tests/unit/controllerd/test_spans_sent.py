@@ -326,6 +326,15 @@ def record_of(job: int, ended: float) -> JobRecord:
     )  # fmt: skip
 
 
+def test_records_of_the_newest_jobs_alone_are_at_hand(one_look: OneLook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duty, "_MOST_JOBS", 2)
+    one_look.look()
+    for job in (1, 2, 3):
+        one_look.spans.arrived(record_of(job, time.time() - 1800))
+    assert [len(one_look.spans._records_of(job)) for job in (1, 2, 3)] == [0, 1, 1]
+    assert one_look.spans._late == {2, 3}
+
+
 def test_a_full_disk_delays_spans(one_look: OneLook, monkeypatch: pytest.MonkeyPatch) -> None:
     one_look.slurm.run_jobs(3, ago=60)
     with monkeypatch.context() as full:
