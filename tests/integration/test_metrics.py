@@ -393,7 +393,7 @@ def test_a_token_that_others_may_read_is_not_sent(site: Site) -> None:
     log = site.cluster.log(f"agent@{INTEL}")
     site.settings(token_file="/etc/slurm/token", token_without_tls=True, interval=1)
     try:
-        until(lambda: "others than its owner can read the token" in log.read_text())
+        until(lambda: "/etc/slurm/token: others than its owner can read it" in log.read_text())
         command = site.cluster.run(["sh", "-c", "cat /proc/[0-9]*/cmdline"], node=INTEL, check=False).stdout
         assert "secret-word" not in log.read_text() and "secret-word" not in command
         path.chmod(0o600)
