@@ -228,7 +228,14 @@ def test_a_pipeline_and_its_jobs_are_one_trace(cluster: DevCluster) -> None:
     begun = spans[own_of_alone]
     assert (begun.name, begun.trace_id.hex(), begun.parent_span_id) == ("slurm.job", alone.split("-")[1], b"")
     names = {span.name for span in spans.values() if span.trace_id.hex() == trace}
-    assert names >= {"slurm.job.wait.reason", "slurm.job.run", "slurm.step", "slurm.node", "slurm.node.prolog"}
+    assert names >= {
+        "slurm.job.wait.reason",
+        "slurm.job.decision",
+        "slurm.job.run",
+        "slurm.step",
+        "slurm.node",
+        "slurm.node.prolog",
+    }
     within = [span for span in spans.values() if span.name != "slurm.job"]
     assert all(span.parent_span_id.hex() in spans for span in within)
     assert submit_and_read(cluster, output, say) == ""

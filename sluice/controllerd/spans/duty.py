@@ -26,7 +26,7 @@ from sluice.base import events
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.controllerd.daemon import Duty, Site
-from sluice.controllerd.spans.job_spans import GOING, MOST_LINKS, Hidden, JobLife, base_of, lives, spans_of
+from sluice.controllerd.spans.job_spans import GOING, MOST_LINKS, Hidden, JobLife, base_of, lives, spans_of, task_of
 from sluice.controllerd.spans.span import Span
 from sluice.controllerd.spans.waits import Waits
 from sluice.exchange.job_records import FOLDER as RECORDS
@@ -262,6 +262,7 @@ class Spans:
         takeovers = [one for one in events.read(site.events) if one.kind.startswith(("takeover", "controller."))]
         rows, steps = _rows(site, numbers)
         others = self._waited_for(site, work, rows)
+        gangs = self._gangs(site, work, numbers)
         lines: list[bytes] = []
         done: dict[str, tuple[float, int]] = {}
         again: set[int] = set()
@@ -279,7 +280,18 @@ class Spans:
                     continue
                 done[key] = now
                 reasons = work.waits.of_jobs({number, base_of(first)})
-                whole = JobLife(cluster, life, steps[number], records, reasons, takeovers, others[number], hidden)
+                whole = JobLife(
+                    cluster=cluster,
+                    rows=life,
+                    steps=steps[number],
+                    records=records,
+                    reasons=reasons,
+                    decisions=work.waits.starts_of(*task_of(first)),
+                    takeovers=takeovers,
+                    waited_for=others[number],
+                    gang=gangs[number],
+                    hidden=hidden,
+                )
                 lines += [span.to_line() for span in sampled(spans_of(whole), work.settings.sample)]
         for piece in _pieces(lines):
             work.writer.append(piece)
@@ -299,6 +311,20 @@ class Spans:
             number: known.get(str(number)) or known.get(str(base_of(found[0])), []) if found else []
             for number, found in rows.items()
         }
+        return self._first_rows(site, wanted)
+
+    def _gangs(self, site: Site, work: _Work, numbers: Sequence[int]) -> dict[int, list[Allocation]]:
+        """The other members of each job's gang."""
+        return self._first_rows(
+            site,
+            {
+                number: [one for one in sorted(set(work.waits.gang_of(number))) if one != number][:MOST_LINKS]
+                for number in numbers
+            },
+        )
+
+    def _first_rows(self, site: Site, wanted: Mapping[int, Sequence[int]]) -> dict[int, list[Allocation]]:
+        """The first row in accounting of each wanted job, the newest of its number."""
         others, _ = _rows(site, sorted({other for found in wanted.values() for other in found}))
         first = {number: [life[0] for life in lives(found)] for number, found in others.items()}
         return {number: [first[one][-1] for one in found if first[one]] for number, found in wanted.items()}

@@ -6,6 +6,7 @@
       slurm.job.attempt         one for each row of a requeued job
         slurm.job.wait          until the start, or the end of a job that never started
           slurm.job.wait.reason a piece for each reason
+          slurm.job.decision    how slurmctld came to the nodes
         slurm.job.run
           slurm.step            steps as accounting has them, batch and extern among them
           slurm.node            what the node agent recorded on a node, with what it did as events
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from sluice.base.events import Event
 from sluice.controllerd.spans.identity import Context, job_span_id, own_trace, span_id, submitted_in
 from sluice.controllerd.spans.span import Span, SpanEvent, Value
+from sluice.controllerd.spans.waits import StartDecision
 from sluice.exchange.job_runs import Began, nearest, runs_of
 from sluice.exchange.record import JobRecord
 from sluice.slurm.allocations import Allocation
@@ -29,6 +31,7 @@ GOING = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "C
 """States of a job that has not ended; accounting calls an attempt that was requeued REQUEUED."""
 _GOOD = frozenset({"COMPLETED", "REQUEUED", "PREEMPTED", "RESIZING"})
 _SAME_JOB_S = 300.0  # a requeued job is submitted again by slurmctld within this time after its end
+_SLOW_START_S = 2.0  # accounting's start is a whole second; further away the decision did not start the attempt
 MOST_LINKS = 32
 _MOST_EVENTS = 200
 
@@ -54,8 +57,10 @@ class JobLife:
     steps: Sequence[Allocation] = ()
     records: Sequence[JobRecord] = ()
     reasons: Reasons = ()
+    decisions: Sequence[StartDecision] = ()
     takeovers: Sequence[Event] = ()
     waited_for: Sequence[Allocation] = ()  # the jobs on which it depended
+    gang: Sequence[Allocation] = ()  # the jobs with which it was to start together
     hidden: Hidden = field(default_factory=Hidden)
 
     @property
@@ -68,6 +73,12 @@ def base_of(row: Allocation) -> int:
     """The number of the array or heterogeneous job that a job is part of, or its own."""
     digits = row.label.split(".", 1)[0].replace("+", "_").split("_", 1)[0]
     return int(digits) if digits.isdecimal() else row.id
+
+
+def task_of(row: Allocation) -> tuple[int, int | None]:
+    """The number of a job's array and of its task, or its own number and None."""
+    task = row.label.partition("_")[2]
+    return (base_of(row), int(task)) if task.isdecimal() else (row.id, None)
 
 
 def context_of(cluster: str, row: Allocation) -> Context:
@@ -109,7 +120,7 @@ class _Spans:
         start, end = float(first.submit or 0), _end_of(last)
         links = [
             (one.trace, job_span_id(self.life.cluster, one.trace, row.id))
-            for row in self.life.waited_for[:MOST_LINKS]
+            for row in (*self.life.waited_for[:MOST_LINKS], *self.life.gang[:MOST_LINKS])
             for one in (context_of(self.life.cluster, row),)
         ]
         yield Span(
@@ -171,6 +182,8 @@ class _Spans:
         task = row.label.partition("_")[2]
         if task:
             found |= {"slurm.array.job_id": base_of(row), "slurm.array.task_id": task}
+        if self.life.gang:
+            found["slurm.gang.job_ids"] = [str(one.id) for one in self.life.gang]
         if "+" in row.label:
             found |= {"slurm.het.job_id": base_of(row), "slurm.het.offset": row.label.partition("+")[2]}
         return found
@@ -191,6 +204,19 @@ class _Spans:
         for start, end, reason in _pieces(attempt.start, until, row.eligible, self.life.reasons):
             facts: dict[str, Value] = {"slurm.wait.reason": reason}
             yield self._span("slurm.job.wait.reason", f"reason {reason}", wait.id, start, end, facts)
+        for decision in self.life.decisions:
+            if attempt.start <= decision.time <= attempt.end and abs(decision.time - until) < _SLOW_START_S:
+                yield self._decision(wait, decision)
+
+    def _decision(self, wait: Span, decision: StartDecision) -> Span:
+        facts: dict[str, Value] = {
+            "slurm.decision.outcome": decision.outcome,
+            "slurm.decision.planned": decision.planned,
+            "slurm.decision.core_us": round(decision.core_s * 1e6),
+            "slurm.decision.stock_us": round(decision.stock_s * 1e6),
+        }
+        start = max(wait.start, decision.time - decision.core_s - decision.stock_s)
+        return self._span("slurm.job.decision", "decision", wait.id, start, decision.time, facts)
 
     def _run(self, attempt: Span, row: Allocation, start: float, end: float) -> Iterator[Span]:
         facts: dict[str, Value] = {"slurm.job.exit_code": row.exit_code}

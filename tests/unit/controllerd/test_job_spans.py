@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from sluice.base.events import Event as Happened
 from sluice.controllerd.spans.identity import job_span_id
-from sluice.controllerd.spans.job_spans import Hidden, JobLife, lives, spans_of
+from sluice.controllerd.spans.job_spans import Hidden, JobLife, lives, spans_of, task_of
 from sluice.controllerd.spans.span import Span
+from sluice.controllerd.spans.waits import StartDecision
 from sluice.exchange.record import Event, Grant, JobRecord
 from sluice.slurm.allocations import Allocation
 
@@ -70,6 +73,35 @@ def test_the_submitters_span_is_the_parent() -> None:
     assert (job.trace, job.parent, job.remote_parent) == (TRACE, PARENT, True)
     assert job.id == job_span_id("main", TRACE, 17)
     assert spans_of(JobLife("main", [row(admin_comment=comment.replace("-01", "-00"))])) == []
+
+
+def test_the_decision_that_started_an_attempt_ends_its_wait() -> None:
+    """Others of the same job, e.g. one whose start was revoked, are not its own."""
+    made = [StartDecision(when, "used", planned=True, core_s=25e-6, stock_s=75e-6) for when in (1050.0, 1100.4, 1300.0)]
+    spans = spans_of(JobLife("main", [JOB], decisions=made))
+    check_whole(spans)
+    (decision,) = named(spans, "slurm.job.decision")
+    assert (decision.start, decision.end) == (pytest.approx(1100.3999), 1100.4)
+    assert decision.attributes == {
+        "slurm.job.id": 17,
+        "slurm.decision.outcome": "used",
+        "slurm.decision.planned": True,
+        "slurm.decision.core_us": 25,
+        "slurm.decision.stock_us": 75,
+    }
+
+
+def test_members_of_a_gang_are_linked() -> None:
+    members = [row(id=18, label="18"), row(id=19, label="19")]
+    job = spans_of(JobLife("main", [JOB], gang=members))[0]
+    assert job.attributes["slurm.gang.job_ids"] == ["18", "19"]
+    assert [number for _, number in job.links] == [spans_of(JobLife("main", [one]))[0].id for one in members]
+
+
+def test_tasks_are_known_by_their_array() -> None:
+    assert task_of(JOB) == (17, None)
+    assert task_of(row(id=20, label="17_3")) == (17, 3)
+    assert task_of(row(id=20, label="17+1")) == (20, None)
 
 
 def test_reasons_cut_the_wait_into_pieces() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import struct
+from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
+
 from sluice.controllerd.metrics.decided import Decided
-from sluice.explain.decisions import Decision, Mode, list_files, read_entries
-from tests.unit.explain.decision_files import run_churn
+from sluice.controllerd.spans import waits
+from sluice.controllerd.spans.waits import Waits
+from sluice.explain.decisions import PLAN, Decision, Mode, Outcome, list_files, read_entries
+from tests.unit.explain.decision_files import forge, run_churn
 
 
 def test_what_is_followed_is_what_is_recorded(churn: Path, tmp_path: Path) -> None:
@@ -23,3 +28,44 @@ def test_what_is_followed_is_what_is_recorded(churn: Path, tmp_path: Path) -> No
     decided = Decided(folder, -2.0)
     decided.look()
     assert {account: jobs for account, (jobs, _) in decided.totals.items()} == Counter(first.values())
+
+
+def test_how_jobs_started_is_found_again(churn: Path, tmp_path: Path) -> None:
+    run_churn(churn, tmp_path, 5, steps=400)
+    expected: dict[tuple[int, int | None], list[tuple[float, float]]] = defaultdict(list)
+    for path in list_files(tmp_path):
+        for entry in read_entries(path):
+            body = entry.body
+            if not isinstance(body, Decision) or body.mode != Mode.RUN_NOW:
+                continue
+            if body.outcome not in (Outcome.REFUSED, Outcome.RESERVED):
+                job = body.job
+                expected[job.array_id or job.id, job.array_task].append((entry.time, body.core_ns / 1e9))
+    assert len(expected) > 20
+    followed = Waits(tmp_path)
+    followed.look()
+    for (number, task), starts in expected.items():
+        assert [(one.time, one.core_s) for one in followed.starts_of(number, task)] == starts[-8:]
+
+
+def plan(job: int, gang: int, planned: int) -> tuple[int, bytes]:
+    """An entry of a plan without a start: all numbers are below 64, one byte each."""
+    no_start = b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f"
+    return PLAN, struct.pack("BB", job, gang) + no_start + struct.pack("BBB", 0, 0, planned)
+
+
+def test_members_of_a_gang_are_those_of_one_plan(tmp_path: Path) -> None:
+    entries = [plan(1, 1, 10), plan(2, 1, 10), plan(3, 2, 10), plan(5, 0, 10), plan(4, 2, 10), plan(2, 1, 20)]
+    (tmp_path / "decisions.000000000001").write_bytes(forge(entries))
+    followed = Waits(tmp_path)
+    followed.look()
+    assert [followed.gang_of(job) for job in range(1, 7)] == [[1, 2], [1, 2], [3, 4], [3, 4], [], []]
+
+
+def test_what_is_known_of_starts_and_gangs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_MOST_JOBS", 4)
+    entries = [plan(job, job // 2 + 1, 10) for job in range(2, 40)]
+    (tmp_path / "decisions.000000000001").write_bytes(forge(entries))
+    followed = Waits(tmp_path)
+    followed.look()
+    assert [job for job in range(40) if followed.gang_of(job)] == [36, 37, 38, 39]
