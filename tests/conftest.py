@@ -45,7 +45,6 @@ LONGEST_FIRST = (
     "test_policy",
     "test_submit",
     "test_serve_takeover",
-    "test_failover_ends",
     "test_serve",
     "test_cluster",
     "test_replica",
