@@ -93,6 +93,11 @@ class Cluster:
         before = self.backfill_passes()
         until(self.backfill_passes, lambda seen: seen >= before + count)
 
+    def queue(self) -> str:
+        """For an error: what waits and runs, how often a start was refused, and what slurmctld logged last."""
+        jobs = self.cluster.run(["squeue", "-h", "-r", "-o", "%i %u %T %r %N %S"]).stdout
+        return f"{jobs}not started: {self.counter('plan.not_started')}\n{self.cluster.log_tail('slurmctld@ctl1', 60)}"
+
     def clear(self) -> None:
         for user in ("alice", "bob", "carol"):
             self.cluster.run(["scancel", "-u", user])
@@ -269,9 +274,9 @@ def test_what_slurm_alone_finds_nodes_for_is_not_overtaken(slurm: Cluster, asked
     words = ["sbatch", "--parsable", "-o", "/dev/null", "-t1", *asked, "--wrap=exec sleep 30"]
     job = slurm.cluster.run(words, user="alice").stdout.strip()
     slurm.submit(1, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
-    until(lambda: slurm.start(job), lambda start: start is not None and start > time.time() + 20)
+    until(lambda: slurm.start(job), lambda start: start is not None and start > time.time() + 20, shows=slurm.queue)
     gate.touch()
-    until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"])
+    until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"], shows=slurm.queue)
 
 
 def test_a_deadline_bounds_a_job_without_a_time_limit(slurm: Cluster) -> None:
