@@ -1,7 +1,8 @@
 """How a cluster comes up: its files, its process 1, then two branches in parallel.
 
 One branch makes the database and slurmdbd, the other the nodes, whose GPUs are probed and written into Slurm's
-configuration. When both are done, controllers and slurmds start.
+configuration. When both are done, the first controller and the node agents start side by side, then slurmds, then
+other controllers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +116,8 @@ class Boot:
                 ask(self.layout, "node", name=host, owner=self.owner("slurm"), memory=memory)
             self.wait_for("munged", self.layout.munge / "munge.socket.2")
             self.in_parallel(self.bring_accounting, self.bring_nodes)
-            if self.description.accounting:
-                self.load_accounts()
-            self.start_agents()
             primary, *backups = controllers(self.description)
-            self.start_controller(primary)
+            self.in_parallel(partial(self.bring_controller, primary), self.start_agents)
             for host in self.description.hosts:
                 if host not in self.description.fixed_hosts:
                     just_booted = [*self.slurmd(host), "-b"]  # slurmctld waits for a machine that booted since it asked
@@ -306,6 +305,12 @@ class Boot:
         if not self.tree.is_distribution:
             environment["SLURM_CONF"] = "/etc/slurm/slurm.conf"
         return {"host": host, "argv": argv, "env": environment, "user": [uid, gid, [gid]]}
+
+    def bring_controller(self, host: str) -> None:
+        """The first slurmctld, which wants to find its accounts."""
+        if self.description.accounting:
+            self.load_accounts()
+        self.start_controller(host)
 
     def start_controller(self, host: str) -> None:
         """Start slurmctld on one of the controllers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -20,9 +19,8 @@ class ReadGpu:
     busy_ns: float = 0.0
     at: float | None = None  # by the machine's monotonic clock, when `busy_ns` was last added to
 
-    def work(self, share: float | None) -> int:
+    def work(self, share: float | None, now: float) -> int:
         """Add the busy time since the last call, at a utilisation (0 to 1; None: not known); ns in all."""
-        now = time.monotonic()
         if self.at is not None and share is not None:
             self.busy_ns += (now - self.at) * 1e9 * share
         self.at = now

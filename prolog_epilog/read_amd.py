@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,26 +55,28 @@ class AmdReader(GpuReader[_Gpu]):
         found: dict[str, Activity] = {}
         processes: dict[str, dict[int, int]] = {}
         for gpu in self.named(wanted):
-            busy, energy, throttle = self._busy(gpu), self._energy(gpu), self._throttle(gpu)
+            percent, energy, throttle = self._percent(gpu), self._energy(gpu), self._throttle(gpu)
             for uuid, handle in gpu.devices:
                 if uuid not in wanted:
                     continue
                 listed = self._ask("amdsmi_get_gpu_process_list", handle) or []
+                at = time.monotonic()
                 times = {int(one["pid"]): int(one["engine_usage"]["gfx"]) for one in listed}
                 gpu.by_process = gpu.by_process or any(times.values())
                 if gpu.by_process or not times or not gpu.percent:
                     processes[uuid] = times
                 if gpu.parts:
                     busy = self._part_busy(gpu, uuid, times)
-                found[uuid] = Activity(busy, energy, throttle, 1 / len(gpu.devices))
+                else:
+                    busy = None if percent is None else gpu.work(percent / 100, at)
+                found[uuid] = Activity(at, busy, energy, throttle, 1 / len(gpu.devices))
         return found, processes
 
-    def _busy(self, gpu: _Gpu) -> int | None:
-        percent = self._field("amdsmi_get_gpu_activity", "gfx_activity", gpu.handle)
-        if percent is None:
-            return None
-        gpu.percent = float(percent)
-        return gpu.work(percent / 100)
+    def _percent(self, gpu: _Gpu) -> float | None:
+        percent: float | None = self._field("amdsmi_get_gpu_activity", "gfx_activity", gpu.handle)
+        if percent is not None:
+            gpu.percent = float(percent)
+        return percent
 
     def _part_busy(self, gpu: _Gpu, uuid: str, times: dict[int, int]) -> int | None:
         before = gpu.took.get(uuid, times)

@@ -61,14 +61,14 @@ class IntelReader(GpuReader[_Gpu]):
         found = {}
         for gpu in self.named(wanted):
             try:
-                found[gpu.uuid] = Activity(self._busy(gpu), self._energy_mj(gpu), self._throttle(gpu))
+                found[gpu.uuid] = Activity(*self._busy(gpu), self._energy_mj(gpu), self._throttle(gpu))
             except LevelZeroError as error:
                 if not self.is_lost(error):  # of a lost one nothing is known; the others are still there
                     raise
         return found, {}
 
-    def _busy(self, gpu: _Gpu) -> int | None:
-        """Busy time of the busiest engine group, by its own counters."""
+    def _busy(self, gpu: _Gpu) -> tuple[float, int | None]:
+        """Up to when, and the busy time of the busiest engine group, by its own counters."""
         shares = []
         for number, engine in enumerate(gpu.engines):
             stats = self._ask("zesEngineGetActivity", "zes_engine_stats_t", engine)
@@ -78,10 +78,11 @@ class IntelReader(GpuReader[_Gpu]):
             gpu.last[number] = now
             if last is not None and now[1] > last[1] and now[0] >= last[0]:
                 shares.append(min(1.0, (now[0] - last[0]) / (now[1] - last[1])))
-        busy = gpu.work(max(shares, default=None))
+        at = time.monotonic()
+        busy = gpu.work(max(shares, default=None), at)
         if shares:
             gpu.percent = 100 * max(shares)
-        return busy if gpu.engines else None
+        return at, busy if gpu.engines else None
 
     def _energy_uj(self, gpu: _Gpu) -> int | None:
         if gpu.power is None:

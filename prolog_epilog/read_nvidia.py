@@ -45,9 +45,8 @@ class _Gpu:
     links: int | None = None
     fixed: dict[str, Any] = field(default_factory=dict)  # what never changes while the driver is loaded
     busy_ns: float = 0.0
-    at: float | None = None
+    at: float | None = None  # by the machine's monotonic clock, when `busy_ns` was last added to
     seen_us: int = 0  # time of the last process sample
-    seen_at: float | None = None
     by_process: bool = True
     processes: dict[int, float] = field(default_factory=dict)
     gpm: dict[str, Any] = field(default_factory=dict)  # MIG UUID -> last GPM sample
@@ -119,22 +118,22 @@ class NvidiaReader:
             by_process = self._processes(gpu)
             if by_process is not None:
                 processes[gpu.uuid] = by_process
-            found[gpu.uuid] = Activity(self._busy(gpu), energy, throttle)
+            found[gpu.uuid] = Activity(*self._busy(gpu), energy, throttle)
         for uuid, number, share in (part for part in gpu.parts if part[0] in wanted):
-            found[uuid] = Activity(self._part_busy(gpu, uuid, number), energy, throttle, share)
+            found[uuid] = Activity(*self._part_busy(gpu, uuid, number), energy, throttle, share)
 
-    def _busy(self, gpu: _Gpu) -> int | None:
-        """Busy time: the sum of its processes' where the driver reports theirs, which saves a call."""
-        if gpu.by_process:
-            return int(gpu.busy_ns)
+    def _busy(self, gpu: _Gpu) -> tuple[float, int | None]:
+        """Up to when, and the busy time: its processes' sum where the driver reports theirs, which saves a call."""
+        if gpu.by_process and gpu.at is not None:
+            return gpu.at, int(gpu.busy_ns)
         rates = self._get(self.api.nvmlDeviceGetUtilizationRates, gpu.handle)
-        if rates is None:
-            return None
         now = time.monotonic()
+        if rates is None:
+            return now, None
         if gpu.at is not None:
             gpu.busy_ns += (now - gpu.at) * 1e7 * rates.gpu
         gpu.at = now
-        return int(gpu.busy_ns)
+        return now, int(gpu.busy_ns)
 
     def _processes(self, gpu: _Gpu) -> dict[int, int] | None:
         """Busy time by process: the average of the driver's samples since the last time, for the time since then."""
@@ -160,31 +159,31 @@ class NvidiaReader:
             gpu.by_process = False
             return None
         gpu.seen_us = newest
-        if gpu.seen_at is not None:
+        if gpu.at is not None:
             for pid, found in shares.items():
-                more = (now - gpu.seen_at) * 1e7 * sum(found) / len(found)
+                more = (now - gpu.at) * 1e7 * sum(found) / len(found)
                 gpu.processes[pid] = gpu.processes.get(pid, 0.0) + more
                 gpu.busy_ns += more
-        gpu.seen_at = now
+        gpu.at = now
         if len(gpu.processes) > 4096:  # of processes that ended long ago
             gpu.processes = {pid: busy for pid, busy in gpu.processes.items() if pid in shares}
         return {pid: int(busy) for pid, busy in gpu.processes.items()}
 
-    def _part_busy(self, gpu: _Gpu, uuid: str, number: int) -> int | None:
-        """Busy time of a MIG instance, by two samples of GPM; None before Hopper, which has none."""
+    def _part_busy(self, gpu: _Gpu, uuid: str, number: int) -> tuple[float, int | None]:
+        """Up to when, and the busy time of a MIG instance, by two samples of GPM (Hopper and later; else None)."""
         api = self.api
         if gpu.gpm_works is None:
             support = self._get(api.nvmlGpmQueryDeviceSupport, gpu.handle)
             gpu.gpm_works = support is not None and bool(support.isSupportedDevice)
         if not gpu.gpm_works:
-            return None
+            return time.monotonic(), None
         try:
             sample = api.nvmlGpmMigSampleGet(gpu.handle, number, api.nvmlGpmSampleAlloc())
             now, last = time.monotonic(), gpu.gpm.get(uuid)
             if last is None:
                 gpu.gpm[uuid] = (now, sample)
                 gpu.part_busy[uuid] = 0.0
-                return 0
+                return now, 0
             get = api.c_nvmlGpmMetricsGet_t()
             get.version, get.numMetrics = api.NVML_GPM_METRICS_GET_VERSION, 1
             get.sample1, get.sample2 = last[1], sample
@@ -195,8 +194,8 @@ class NvidiaReader:
             api.nvmlGpmSampleFree(last[1])
             gpu.gpm[uuid] = (now, sample)
         except api.NVMLError:
-            return None
-        return int(gpu.part_busy[uuid])
+            return time.monotonic(), None
+        return now, int(gpu.part_busy[uuid])
 
     def _throttle(self, gpu: _Gpu) -> list[str] | None:
         bits = self._get(self.api.nvmlDeviceGetCurrentClocksThrottleReasons, gpu.handle)

@@ -44,6 +44,12 @@ LONGEST_FIRST = (
     "test_tenants",
     "test_policy",
     "test_submit",
+    "test_serve_takeover",
+    "test_serve",
+    "test_cluster",
+    "test_replica",
+    "test_examples",
+    "test_plugin_frame",
 )
 
 
@@ -54,9 +60,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that take minutes come first, the others after them as they are collected."""
+    """Modules that take minutes come first, unit tests last: many short modules, so that no worker ends long before
+    the others. All others are between them, as they are collected.
+    """
     place = {module: number for number, module in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+    items.sort(key=lambda item: (place.get(item.path.stem, len(place)), "unit" in item.path.parts))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

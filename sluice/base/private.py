@@ -10,7 +10,7 @@ from sluice.base.errors import SluiceError
 
 
 def read_private(path: Path, most: int, *, follow_links: bool = True) -> bytes:
-    """At most `most` bytes of a regular file that root or this user owns and nobody else can read.
+    """At most `most` bytes of a regular file that root or this user owns and nobody else can read or change.
 
     Neither blocks at a FIFO nor reads a device. Raises FileNotFoundError where there is no file, SluiceError for one
     that cannot be read or that others can.
@@ -26,7 +26,7 @@ def read_private(path: Path, most: int, *, follow_links: bool = True) -> bytes:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid not in (0, os.geteuid()):
             raise SluiceError(
-                f"{path}: others than its owner can read it, or another user owns it", remedy=_remedy(path)
+                f"{path}: others than its owner can read it or change it, or another user owns it", remedy=_remedy(path)
             )
         return file.read(most)
 

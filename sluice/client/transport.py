@@ -10,7 +10,6 @@ import ipaddress
 import os
 import secrets
 import ssl
-import stat
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import BaseModel, ValidationError
 
 from sluice.base.errors import SluiceError, UsageError
+from sluice.base.private import read_private
 from sluice.base.text import one_line
 from sluice.client import models
 
@@ -161,16 +161,11 @@ def read_token(path: str | Path) -> str:
     """The token in a file that only its owner may read; `~/.config/sluice/token` where no file is named.
     Raises SluiceError."""
     file = Path(path or TOKEN_FILE).expanduser()
-    remedy = "name it by token, $SLUICE_TOKEN or token_file; make one with: sluice token create"
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
+        return read_private(file, _MOST_TOKEN + 2).decode("ascii", "replace").strip()
+    except FileNotFoundError as error:
+        remedy = "name it by token, $SLUICE_TOKEN or token_file; make one with: sluice token create"
         raise SluiceError(f"no token, and {file}: {error.strerror}", remedy=remedy) from error
-    with os.fdopen(descriptor, "rb") as opened:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid not in (os.geteuid(), 0):
-            raise SluiceError(f"{file}: others may read or change it", remedy=f"chmod 600 {file}")
-        return opened.read(_MOST_TOKEN + 2).decode("ascii", "replace").strip()
 
 
 # ---- calls ----

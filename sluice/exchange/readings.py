@@ -5,7 +5,6 @@ None is what the vendor, the model or the driver does not report; never 0 instea
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,15 +101,16 @@ class Link:
 class Activity:
     """What grew on a device or MIG instance since its library was opened, read at every sample of a job's devices.
 
-    `busy_ns`: busy time; `energy_mj`: of the whole GPU; `throttle` as in `Reading`, now; `share`: of a MIG instance,
-    its part of the GPU by memory; `at_s`: when it was read, by the machine's monotonic clock.
+    `at_s`: up to when `busy_ns` counts, by the machine's monotonic clock: other calls into the library, before or
+    after, can take as long as the time between two samples; `busy_ns`: busy time; `energy_mj`: of the whole GPU;
+    `throttle` as in `Reading`, now; `share`: of a MIG instance, its part of the GPU by memory.
     """
 
+    at_s: float
     busy_ns: int | None = None
     energy_mj: int | None = None
     throttle: list[str] | None = None
     share: float = 1.0
-    at_s: float = field(default_factory=time.monotonic)
 
 
 def readings_of(answer: dict[str, Any], key: str = "full") -> dict[str, Reading]:

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.cluster
 def chaos(request: pytest.FixtureRequest) -> Iterator[Chaos]:
     """Two controllers with the journal, and agents on the nodes."""
     root = None if request.param == "native" else request.getfixturevalue("trixie_root")
-    conf = f"SlurmctldTimeout={TIMEOUT_S}\n"
+    # sched/backfill starts heterogeneous jobs, and what was requeued: by itself it looks twice a minute.
+    conf = f"SlurmctldTimeout={TIMEOUT_S}\nSchedulerParameters=bf_interval=1,sched_interval=2\n"
     try:
         made = Chaos(sluice_description(None), slurm_conf=conf, agent=True, root=root)
     except SourcesUnavailableError as error:

@@ -374,6 +374,8 @@ def test_below_level_place_nobody_is_held(gangs: Gangs) -> None:
     until(lambda: gangs.shown(job)[1], lambda reason: reason.startswith("Gang off"))
     set_level(gangs.cluster, "shadow")
     try:
+        until(lambda: gangs.shown(job)[1], lambda reason: not reason.startswith("Gang off"))
+        gangs.submit("-N1")  # at which Slurm looks at its queue, and not half a minute later
         until(lambda: gangs.ran("job", job), bool)
     finally:
         set_level(gangs.cluster, "place")

@@ -93,6 +93,11 @@ class Cluster:
         before = self.backfill_passes()
         until(self.backfill_passes, lambda seen: seen >= before + count)
 
+    def queue(self) -> str:
+        """For an error: what waits and runs, how often a start was refused, and what slurmctld logged last."""
+        jobs = self.cluster.run(["squeue", "-h", "-r", "-o", "%i %u %T %r %N %S"]).stdout
+        return f"{jobs}not started: {self.counter('plan.not_started')}\n{self.cluster.log_tail('slurmctld@ctl1', 60)}"
+
     def clear(self) -> None:
         for user in ("alice", "bob", "carol"):
             self.cluster.run(["scancel", "-u", user])
@@ -169,52 +174,6 @@ def test_a_waiting_job_at_the_head_stops_nobody_who_delays_nobody(slurm: Cluster
     assert slurm.counter("plan.slipped") == before
     slurm.cluster.run(["scancel", wide])  # its reservation goes with it
     until(lambda: slurm.states([long]), lambda seen: seen != ["PENDING"])
-
-
-@pytest.fixture
-def eager_backfill(slurm: Cluster) -> Iterator[None]:
-    """sched/backfill looks every second."""
-    file = slurm.cluster.slurm_conf_dir() / "slurm.conf"
-    before = file.read_text()
-    for text in (before.replace("bf_interval=300", "bf_interval=1"), before):
-        slurm.cluster.stop_daemon("slurmctld@ctl1")
-        file.write_text(text)
-        slurm.cluster.start_daemon("slurmctld@ctl1")
-        slurm.cluster.wait_registered()
-        if text != before:
-            yield
-
-
-@pytest.mark.usefixtures("eager_backfill")
-def test_a_heterogeneous_job_that_would_delay_a_reserved_start_is_not_tried(slurm: Cluster) -> None:
-    busy = slurm.submit(4, 5, 280, "-wn1")
-    until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
-    # Its start is reserved by the planner alone: Slurm sees held jobs.
-    gang = [slurm.submit(8, 5, 280, "-N1", "--gang=whole:3") for _ in range(3)]
-    until(lambda: slurm.start(gang[0]), lambda start: start is not None and start > time.time() + 200)
-    words = ["sbatch", "--parsable", "-o/dev/null", "-t30", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"]
-    het = slurm.cluster.run([*words, "--wrap=exec sleep 280"], user="bob").stdout.strip()
-    slurm.await_backfill(2)  # sched/backfill has looked at it
-    assert slurm.states([f"{het}+0", f"{het}+1"]) == ["PENDING"] * 2
-    slurm.cluster.run(["scontrol", "hold", het])
-    log = slurm.cluster.log("slurmctld@ctl1").read_text()
-    assert "accrue_cnt underflow" not in log  # of components that were counted as started, and were not
-    slurm.cluster.run(["scancel", *gang])
-    slurm.cluster.run(["scontrol", "release", het])
-    until(lambda: slurm.states([f"{het}+0", f"{het}+1"]), lambda seen: seen == ["RUNNING"] * 2)
-
-
-@pytest.mark.usefixtures("eager_backfill")
-def test_components_whose_limits_were_tried_in_vain_are_counted_again(slurm: Cluster) -> None:
-    """carol may run one job: sched/backfill lets the first component begin and end on trial, and then refuses."""
-    words = ["sbatch", "--parsable", "-o/dev/null", "-t30", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"]
-    het = slurm.cluster.run([*words, "--wrap=exec sleep 280"], user="carol").stdout.strip()
-    for _ in range(3):
-        slurm.await_backfill(2)
-        assert slurm.states([f"{het}+0", f"{het}+1"]) == ["PENDING"] * 2
-        slurm.cluster.run(["scontrol", "hold", het])
-        slurm.cluster.run(["scontrol", "release", het])
-    assert "accrue_cnt underflow" not in slurm.cluster.log("slurmctld@ctl1").read_text()
 
 
 def test_a_job_at_its_limit_keeps_no_gpu_idle(slurm: Cluster) -> None:
@@ -315,9 +274,63 @@ def test_what_slurm_alone_finds_nodes_for_is_not_overtaken(slurm: Cluster, asked
     words = ["sbatch", "--parsable", "-o", "/dev/null", "-t1", *asked, "--wrap=exec sleep 30"]
     job = slurm.cluster.run(words, user="alice").stdout.strip()
     slurm.submit(1, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
-    until(lambda: slurm.start(job), lambda start: start is not None and start > time.time() + 20)
+    until(lambda: slurm.start(job), lambda start: start is not None and start > time.time() + 20, shows=slurm.queue)
     gate.touch()
+    until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"], shows=slurm.queue)
+
+
+def test_a_deadline_bounds_a_job_without_a_time_limit(slurm: Cluster) -> None:
+    busy = slurm.submit(8, 5, 280)
+    until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
+    wide = slurm.submit(8, 5, 280, "-N3")  # the head of the partition, so that the planner starts what comes after it
+    until(lambda: slurm.start(wide), lambda start: start is not None and start > time.time() + 200)
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "--gres=gpu:1", "--deadline=now+3minutes", "--wrap=sleep 150"]
+    job = slurm.cluster.run(words, user="bob").stdout.strip()
     until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"])
+    assert slurm.cluster.run(["squeue", "-h", "-j", job, "-o", "%l"]).stdout.strip() in ("2:00", "3:00")
+
+
+# ---- with a sched/backfill that looks every second: once for all of them, as slurmctld starts again ----
+
+
+@pytest.fixture(scope="module")
+def eager_backfill(slurm: Cluster) -> None:
+    """From here on: tests that need it come last."""
+    file = slurm.cluster.slurm_conf_dir() / "slurm.conf"
+    file.write_text(file.read_text().replace("bf_interval=300", "bf_interval=1"))
+    slurm.cluster.restart_slurmctld()
+
+
+@pytest.mark.usefixtures("eager_backfill")
+def test_a_heterogeneous_job_that_would_delay_a_reserved_start_is_not_tried(slurm: Cluster) -> None:
+    busy = slurm.submit(4, 5, 280, "-wn1")
+    until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
+    # Its start is reserved by the planner alone: Slurm sees held jobs.
+    gang = [slurm.submit(8, 5, 280, "-N1", "--gang=whole:3") for _ in range(3)]
+    until(lambda: slurm.start(gang[0]), lambda start: start is not None and start > time.time() + 200)
+    words = ["sbatch", "--parsable", "-o/dev/null", "-t30", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"]
+    het = slurm.cluster.run([*words, "--wrap=exec sleep 280"], user="bob").stdout.strip()
+    slurm.await_backfill(2)  # sched/backfill has looked at it
+    assert slurm.states([f"{het}+0", f"{het}+1"]) == ["PENDING"] * 2
+    slurm.cluster.run(["scontrol", "hold", het])
+    log = slurm.cluster.log("slurmctld@ctl1").read_text()
+    assert "accrue_cnt underflow" not in log  # of components that were counted as started, and were not
+    slurm.cluster.run(["scancel", *gang])
+    slurm.cluster.run(["scontrol", "release", het])
+    until(lambda: slurm.states([f"{het}+0", f"{het}+1"]), lambda seen: seen == ["RUNNING"] * 2)
+
+
+@pytest.mark.usefixtures("eager_backfill")
+def test_components_whose_limits_were_tried_in_vain_are_counted_again(slurm: Cluster) -> None:
+    """carol may run one job: sched/backfill lets the first component begin and end on trial, and then refuses."""
+    words = ["sbatch", "--parsable", "-o/dev/null", "-t30", "-N1", "--gres=gpu:1", ":", "-N1", "--gres=gpu:1"]
+    het = slurm.cluster.run([*words, "--wrap=exec sleep 280"], user="carol").stdout.strip()
+    for _ in range(3):
+        slurm.await_backfill(2)
+        assert slurm.states([f"{het}+0", f"{het}+1"]) == ["PENDING"] * 2
+        slurm.cluster.run(["scontrol", "hold", het])
+        slurm.cluster.run(["scontrol", "release", het])
+    assert "accrue_cnt underflow" not in slurm.cluster.log("slurmctld@ctl1").read_text()
 
 
 @pytest.mark.usefixtures("eager_backfill")
@@ -404,14 +417,3 @@ def test_a_job_that_never_starts_does_not_keep_its_nodes(slurm: Cluster) -> None
     assert slurm.states([late]) == ["PENDING"]
     until(lambda: slurm.states([late]), lambda seen: seen == ["RUNNING"], timeout=400)
     assert slurm.states([f"{job}+0"]) == ["PENDING"]
-
-
-def test_a_deadline_bounds_a_job_without_a_time_limit(slurm: Cluster) -> None:
-    busy = slurm.submit(8, 5, 280)
-    until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
-    wide = slurm.submit(8, 5, 280, "-N3")  # the head of the partition, so that the planner starts what comes after it
-    until(lambda: slurm.start(wide), lambda start: start is not None and start > time.time() + 200)
-    words = ["sbatch", "--parsable", "-o", "/dev/null", "--gres=gpu:1", "--deadline=now+3minutes", "--wrap=sleep 150"]
-    job = slurm.cluster.run(words, user="bob").stdout.strip()
-    until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"])
-    assert slurm.cluster.run(["squeue", "-h", "-j", job, "-o", "%l"]).stdout.strip() in ("2:00", "3:00")

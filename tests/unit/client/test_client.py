@@ -232,7 +232,7 @@ def test_a_file_that_others_may_read_or_change_is_refused(tmp_path: Path, mode: 
     file = tmp_path / "token"
     file.write_text("secret")
     file.chmod(mode)
-    with pytest.raises(SluiceError, match="others may read or change it") as error:
+    with pytest.raises(SluiceError, match="others than its owner can read it or change it") as error:
         Client(token_file=file)
     assert "secret" not in str(error.value)
 

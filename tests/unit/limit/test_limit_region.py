@@ -156,11 +156,13 @@ def test_containers_of_a_job_account_together(make_job: Callable[..., Job]) -> N
     assert job.charged() == 2 * 820
     [first] = Path(f"/proc/{held[0].pid}/task/{held[0].pid}/children").read_text().split()
     container = os.pidfd_open(int(first))
+    space = os.open(f"/proc/{first}/ns/pid", os.O_RDONLY)  # else the kernel may give its number to the next container
     held[0].kill()
     held[0].communicate()
     assert select.select([container], [], [], 60)[0]  # its own end comes a moment after that of the program before it
     os.close(container)
     assert job.run([*inside, CUDA + "start(); print(alloc(401))"])[0] == "-2\n"  # in a container, others are not seen
+    os.close(space)
     assert job.run(CUDA + "start(); print(alloc(1221), alloc(1220) > 0)")[0] == "-2 True\n"
     assert job.charged() == 820
 
