@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gres_probe import opencl
 from gres_probe.children import Output, read_all
-from gres_probe.inventory import Gpu, Inventory, Link, Problem, check_gpu
+from gres_probe.inventory import Gpu, Inventory, Link, OpenClDevice, Problem, check_gpu
 from gres_probe.machine import Machine, PciFunction
 from gres_probe.topology import link_matrix, rdma_nics
 from gres_probe.vendor_names import vendor_names
@@ -84,7 +85,23 @@ def probe_node(
         links[child.spec.name] = findings.links
     inventory.links = link_matrix(inventory.gpus, links, machine)
     inventory.nics = rdma_nics(inventory.gpus, machine)
+    inventory.opencl = _by_opencl(inventory, machine, max(1.0, deadline - time.monotonic()))
     return inventory
+
+
+def _by_opencl(inventory: Inventory, machine: Machine, timeout: float) -> list[OpenClDevice]:
+    """GPUs that the kernel shows and no vendor's library has described, as far as OpenCL knows them."""
+    described = {gpu.pci_address for gpu in inventory.gpus}
+    hidden = {function.address for function in machine.gpu_functions if function.driver not in _PASSED_THROUGH}
+    if not hidden - described:
+        return []
+    child = _Child.start(opencl.SPEC, machine)
+    answers = read_all([child.output], deadline=time.monotonic() + timeout, limit=_MOST_OUTPUT)
+    try:
+        found = child.finish(answers[child.output], timeout).opencl
+    except SluiceError:
+        return []
+    return [device for device in found if device.pci_address not in described]
 
 
 def _describe(machine: Machine, node: str | None) -> Inventory:
