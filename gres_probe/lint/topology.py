@@ -59,8 +59,11 @@ def _check_topology(topology: Topology, known: Collection[str], title: str, plac
         lacking = [name for name in one.nodes if name not in known]
         if lacking:
             yield Finding(RULES["SL006"], f"{lacking[0]} in {title}", one.place)
-    for name in repeated(one.name for one in (*topology.switches, *topology.blocks)):
+    twice = repeated(one.name for one in (*topology.switches, *topology.blocks))
+    for name in twice:
         yield Finding(RULES["SL071"], f"{name} in {title}", place)
+    if twice:
+        return  # what follows is by name
     groups = list(topology.groups().values())
     for node in repeated(node for nodes in groups for node in dict.fromkeys(nodes))[:1]:
         yield Finding(RULES["SL075"], f"{node} in {title}", place)

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gres_probe.lint import Finding, Severity, Site, Source, lint
+from gres_probe.lint import RULES, Finding, Severity, Site, Source, lint
 from gres_probe.writer import generate, node_devices
 from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
 from sluice.slurm.slurm_conf import read_config, read_slurm_conf
 from tests.integration.gres_cases import READING, REGISTERING, Case
 from tests.integration.private_slurm import NEEDS, NODE, entered, free_ports, head, running
+from tests.integration.topology_cases import CONF_CASES, CONF_NODES
 from tests.integration.versions import TREES
 from tests.unit.gres_probe import machines
 
@@ -173,3 +174,33 @@ def test_slurmd_accepts_what_the_writer_writes(node: str, shards: bool, tmp_path
     assert sum(int(count) for name, _, count in found if name == "gpu") == len(node_devices(machine))
     assert sum(int(count) for name, _, count in found if name == "shard") == (wanted if shards else 0)
     assert {kind for name, kind, _ in found if name == "gpu"} == {device.type for device in node_devices(machine)}
+
+
+@pytest.mark.parametrize("name", CONF_CASES)
+def test_lint_says_what_slurmctld_says_of_topology_conf(tmp_path: Path, name: str) -> None:
+    text, expected = CONF_CASES[name]
+    ports = free_ports(2)
+    (tmp_path / "slurm.conf").write_text(
+        f"{head(tmp_path, ports[0])}TopologyPlugin=topology/tree\nNodeName={CONF_NODES} {NODE} Port={ports[1]}\n"
+        "PartitionName=main Nodes=ALL Default=YES\n"
+    )
+    (tmp_path / "topology.conf").write_text(text)
+    (tmp_path / "state").mkdir(exist_ok=True)
+    ready = "Running as primary controller"
+    command = ["slurmctld", "-D", "-f", tmp_path / "slurm.conf"]
+    lines = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as slurmctld:
+        assert slurmctld.stderr is not None
+        for line in slurmctld.stderr:
+            lines.append(line)
+            if ready in line:
+                slurmctld.kill()
+                break
+    said = "".join(lines)
+    rules = [RULES[code] for code in expected]
+    assert (ready not in said) == any(rule.severity is Severity.FATAL for rule in rules), said
+    theirs = [rule for rule in rules if rule.source is Source.SLURMCTLD]
+    fatal = [rule for rule in theirs if rule.severity is Severity.FATAL]  # the others are not reached then
+    assert all(re.search(rule.says, said) for rule in fatal[:1] or theirs), said
+    if not rules:
+        assert not COMPLAINT.search("".join(line for line in lines if "witch" in line)), said

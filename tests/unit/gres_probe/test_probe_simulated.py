@@ -468,7 +468,7 @@ def test_both_calls_say_the_same_of_a_domain(simulate: Simulate) -> None:
         n.nvmlInit()
         gpu = n.nvmlDeviceGetHandleByIndex(0)
         for name in ("v2", "v3"):
-            info = getattr(n, f"c_nvmlGpuFabricInfo_{name}_t")(version=getattr(n, f"nvmlGpuFabricInfo_{name}"))
+            info = getattr(n, f"c_nvmlGpuFabricInfo_{name}_t")()
             n.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
             print(bytes(info.clusterUuid).hex(), info.cliqueId, info.state)
         info.version = 1
