@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -460,9 +461,10 @@ class Boot:
             for problem in inventory.problems:
                 self.progress(f"{inventory.node}: {problem.what}; {problem.remedy}")
         version = parse_slurm_version(self.cluster.run([self.program("slurmd"), "-V"]).stdout)
-        gres = generate(inventories, slurm_version=version, shards=self.description.shards)
+        write = partial(generate, slurm_version=version, shards=self.description.shards, nics=self.description.nics)
+        gres = write(inventories)
         fixed = [one for one in inventories if one.node in self.description.fixed_hosts]
-        lines = generate(fixed, slurm_version=version, shards=self.description.shards).nodes_conf()
+        lines = write(fixed).nodes_conf()
         self.write_configuration(lines, gres.gres_conf)
         gpus = sum(len(inventory.gpus) for inventory in inventories)
         self.progress(f"{gpus} GPUs probed and written into gres.conf")

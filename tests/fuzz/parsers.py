@@ -141,7 +141,7 @@ def agent_requests() -> Target:
     return Target(
         run,
         (
-            b'{"do": "task", "open": ["/dev/nvidia0", "/dev/nvidia1"]}',
+            b'{"do": "task", "open": ["/dev/nvidia0", "/dev/nvidia1"], "nics": ["mlx5_0"]}',
             b'{"do": "devices"}',
             b'{"do": "limit", "job": 7, "uid": 1000, "whole": true, "gpus": [0], "shards": 1, "open": []}',
             b'{"do": "status"}',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fabric_site import fat_tree, simulated, write_site
+from tests.integration.conftest import MakeCluster
 
-pytestmark = pytest.mark.skipif(
+simulates = pytest.mark.skipif(
     shutil.which("ibsim") is None or shutil.which("ibnetdiscover") is None,
     reason="no ibsim-utils or infiniband-diags: make test-packages",
 )
@@ -25,6 +27,7 @@ def sluice(folder: Path, environment: dict[str, str], *words: str) -> subprocess
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+@simulates
 def test_discover_write_and_check(tmp_path: Path) -> None:
     write_site(tmp_path, NODES)
     file = tmp_path / "topology.conf"
@@ -45,6 +48,7 @@ def test_discover_write_and_check(tmp_path: Path) -> None:
         assert moved.stdout.startswith("other-place: node32: configured in leaf switch leaf2, whose other nodes")
 
 
+@simulates
 def test_nodes_that_are_not_there(tmp_path: Path) -> None:
     """Eight nodes of slurm.conf have no cable: they are named, and nothing is written unless it must be."""
     write_site(tmp_path, 72)
@@ -55,3 +59,29 @@ def test_nodes_that_are_not_there(tmp_path: Path) -> None:
         assert not (tmp_path / "topology.conf").exists()
         assert sluice(tmp_path, environment, "discover", "--write", "--force").returncode == 0
     assert "node[33-64]\n" in (tmp_path / "topology.conf").read_text()
+
+
+# Prints how opening each RDMA interface's device file ends.
+OPEN = """
+import os
+for number in range(10):
+    try:
+        os.close(os.open(f"/dev/infiniband/uverbs{number}", os.O_RDWR))
+    except OSError as error:
+        print(error.errno)
+"""
+
+
+@pytest.mark.cluster
+def test_a_job_opens_its_own_interfaces(make_cluster: MakeCluster) -> None:
+    """`sluice gres write --nics` on a DGX H100 with ten."""
+    nodes = [{"names": "h-1", "platform": "dgx-h100"}]
+    cluster = make_cluster({"nodes": nodes, "nics": True, "controllers": 1, "accounting": False})
+    (state,) = cluster.node_states()
+    assert "nic:10" in state.gres
+    for asked, opened in (("gpu:1", 0), ("gpu:2,nic:2", 2)):
+        job = ["srun", f"--gres={asked}", "python3", "-c", OPEN]
+        codes = [int(code) for code in cluster.run(job).stdout.split()]
+        # No driver is behind the files: one that may be opened fails as absent.
+        assert len(codes) == 10
+        assert codes.count(errno.EPERM) == 10 - opened, codes

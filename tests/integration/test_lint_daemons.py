@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gres_probe.inventory import Link, LinkType, Nic
 from gres_probe.lint import RULES, Finding, Severity, Site, Source, lint
 from gres_probe.writer import generate, node_devices
 from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
@@ -174,6 +175,27 @@ def test_slurmd_accepts_what_the_writer_writes(node: str, shards: bool, tmp_path
     assert sum(int(count) for name, _, count in found if name == "gpu") == len(node_devices(machine))
     assert sum(int(count) for name, _, count in found if name == "shard") == (wanted if shards else 0)
     assert {kind for name, kind, _ in found if name == "gpu"} == {device.type for device in node_devices(machine)}
+
+
+def test_slurmd_accepts_rdma_interfaces(tmp_path: Path, slurmd: Slurmd) -> None:
+    machine = machines.dgx("n1")
+    for number, gpu in enumerate((machine.gpus[0], machine.gpus[0], machine.gpus[-1])):
+        links = [Link(LinkType.SYSTEM)] * 8 + [Link(LinkType.PCI_BRIDGES if number < 2 else LinkType.SYSTEM)] * 3
+        file = f"/dev/infiniband/uverbs{number}"
+        machine.nics.append(Nic(f"mlx5_{number}", "", links=links, cores=gpu.cores, device_file=file))
+    configuration = generate([machine], slurm_version=slurmd.version, nics=True)
+    for file in [*(nic.device_file for nic in machine.nics), *(gpu.device_file for gpu in machine.gpus)]:
+        path = tmp_path / file.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(231, 1))
+    nodes = configuration.nodes_conf({"n1": {"NodeHostname": socket.gethostname(), "Port": "2"}})
+    text = f"{head(tmp_path, 1)}GresTypes=gpu,shard,nic\n{nodes}PartitionName=all Nodes=ALL\n"
+    (tmp_path / "slurm.conf").write_text(text)
+    (tmp_path / "gres.conf").write_text(configuration.gres_conf.replace("/dev/", f"{tmp_path}/dev/"))
+    code, complaints, said = slurmd.read_gres(tmp_path, "n1")
+    assert (code, complaints) == (0, [])
+    assert len(re.findall(r"Gres Name=nic .*Links=", said)) == 3, said
+    assert [one.rule.code for one in lint_folder(tmp_path, frozenset({"n1"}), slurmd.version)] == []
 
 
 @pytest.mark.parametrize("name", CONF_CASES)

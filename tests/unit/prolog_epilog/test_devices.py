@@ -21,6 +21,8 @@ def test_hints_name_what_is_near() -> None:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     assert hints([]) == {}
+    assert hints([device(0, nics=("mlx5_0", "mlx5_1"))], ["mlx5_1", "mlx5_2"])["NCCL_IB_HCA"] == "=mlx5_1"
+    assert "NCCL_IB_HCA" not in hints([device(0)], [])
     assert hints([device(0, vendor="intel", numa_node=None, cores="", nics=())]) == {}
 
 
