@@ -76,7 +76,7 @@ for number in range(10):
 def test_a_job_opens_its_own_interfaces(make_cluster: MakeCluster) -> None:
     """`sluice gres write --nics` on a DGX H100 with ten."""
     nodes = [{"names": "h-1", "platform": "dgx-h100"}]
-    cluster = make_cluster({"nodes": nodes, "nics": True, "controllers": 1, "accounting": False})
+    cluster = make_cluster({"nodes": nodes, "nics": True, "controllers": 1, "accounting": False, "agent": True})
     (state,) = cluster.node_states()
     assert "nic:10" in state.gres
     for asked, opened in (("gpu:1", 0), ("gpu:2,nic:2", 2)):
@@ -85,3 +85,7 @@ def test_a_job_opens_its_own_interfaces(make_cluster: MakeCluster) -> None:
         # No driver is behind the files: one that may be opened fails as absent.
         assert len(codes) == 10
         assert codes.count(errno.EPERM) == 10 - opened, codes
+        near = cluster.run(["srun", f"--gres={asked}", "sh", "-c", "echo $NCCL_IB_HCA $UCX_NET_DEVICES"]).stdout.split()
+        assert len(near) == min(opened, 2), near
+        own = cluster.run(["srun", f"--gres={asked}", "sh", "-c", "echo $NCCL_IB_HCA"], env={"NCCL_IB_HCA": "mine"})
+        assert own.stdout == "mine\n"
