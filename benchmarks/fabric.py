@@ -26,7 +26,7 @@ from sluice.core.placement import Policy, Request, place
 from sluice.slurm.topology import Topology, read_topology
 
 OPTIONS = [
-    click.Option(["--nodes"], type=click.IntRange(2, 10_000), default=1000, show_default=True),
+    click.Option(["--nodes"], type=click.IntRange(2, 1500), default=1000, show_default=True),
     click.Option(["--runs"], type=click.IntRange(1), default=5, show_default=True, help="Discoveries."),
     click.Option(["--gangs"], type=click.IntRange(1), default=500, show_default=True),
     click.Option(["--gang-nodes"], type=click.IntRange(2), default=16, show_default=True),

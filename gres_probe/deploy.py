@@ -111,7 +111,7 @@ def gres_changes(
         texts |= {folder / name / GRES_FILE: configuration.node_gres_conf(name) for name in configuration.nodes}
     else:
         texts[folder / GRES_FILE] = configuration.gres_conf
-    changes = GresChanges([FileChange(path, _current(path), text) for path, text in texts.items()], configuration)
+    changes = GresChanges([FileChange(path, current_text(path), text) for path, text in texts.items()], configuration)
     changes.notes = list(configuration.notes)
     changes.foreign_shards = _foreign_shards(slurm, gres)
     changes.steps = _steps(
@@ -125,7 +125,8 @@ def gres_changes(
     return changes
 
 
-def _current(path: Path) -> str | None:
+def current_text(path: Path) -> str | None:
+    """What the file has, None where there is none. Raises SluiceError for one that cannot be read."""
     try:
         return path.read_text(errors="surrogateescape")
     except FileNotFoundError:

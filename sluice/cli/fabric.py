@@ -33,13 +33,16 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE", help="Of the provider."),
         click.option("--provider", metavar="NAME", help="Ask a provider of machines, e.g. ec2."),
         click.option(
-            "--lldp", multiple=True, type=click.Path(path_type=Path), metavar="PATH",
+            "--lldp",
+            multiple=True,
+            type=click.Path(path_type=Path),
+            metavar="PATH",
             help="NAME.json of `lldpctl -f json`, or a folder of them.",
         ),
         click.option(
             "--ibnetdiscover", type=click.Path(path_type=Path), metavar="FILE", help="Its output; '-': run it."
         ),
-    ):  # fmt: skip
+    ):
         command = option(command)
     return site_options(command)
 
@@ -143,30 +146,25 @@ def discover(
     slurm_conf: Path | None,
     slurm_prefix: Path | None,
     slurm_version: str | None,
-    ibnetdiscover: Path | None,
-    lldp: tuple[Path, ...],
-    provider: str | None,
-    settings: tuple[str, ...],
-    timeout: float,
     inventory_dir: Path | None,
     as_json: bool,
     kind: str | None,
     output: Path | None,
     do_write: bool,
     force: bool,
+    **sources: Any,
 ) -> None:
     """Switches, links, rails and planes, as topology.conf or topology.yaml; the difference first.
 
     Reads only, unless --write is given. Problems of the fabric are printed to stderr.
-    """  # fmt: skip
-    from gres_probe.deploy import FileChange
+    """
+    from gres_probe.deploy import FileChange, current_text
     from sluice.base.errors import SluiceError
     from sluice.base.files import write_if_changed
     from sluice.fabric.tree import blocks_of
     from sluice.slurm.topology import YAML_SINCE, topology_conf, topology_yaml
 
-    sources = _Sources(ibnetdiscover, lldp, provider, settings, timeout)
-    site = _discover(sources, slurm_conf, inventory_dir)
+    site = _discover(_Sources(**sources), slurm_conf, inventory_dir)
     blocks = blocks_of(site.tree, site.inventories)
     kind = kind or ("yaml" if find_version(slurm_version, slurm_prefix) >= YAML_SINCE else "tree")
     text = (
@@ -175,7 +173,7 @@ def discover(
         else topology_conf(blocks if kind == "block" else site.tree)
     )
     path = output or site.conf.parent / ("topology.yaml" if kind == "yaml" else "topology.conf")
-    change = FileChange(path, _current(path), text)
+    change = FileChange(path, current_text(path), text)
     if as_json:
         click.echo(json.dumps(_document(site, blocks), indent=2))
     else:
@@ -198,30 +196,20 @@ def discover(
         click.echo("to do: sluice lint; then scontrol reconfigure (a new TopologyPlugin needs a restart)", err=True)
 
 
-def _current(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="surrogateescape")
-    except FileNotFoundError:
-        return None
-
-
 @command.command("check")
 @source_options
 @click.option("--topology", type=click.Path(path_type=Path), metavar="FILE", help="Default: next to slurm.conf.")
 @click.pass_context
 def check(
     context: click.Context,
+    /,
     slurm_conf: Path | None,
     slurm_prefix: Path | None,
     slurm_version: str | None,
-    ibnetdiscover: Path | None,
-    lldp: tuple[Path, ...],
-    provider: str | None,
-    settings: tuple[str, ...],
-    timeout: float,
     inventory_dir: Path | None,
     as_json: bool,
     topology: Path | None,
+    **sources: Any,
 ) -> None:
     """What was discovered, against what is configured and what nodes report in their inventories.
 
@@ -230,8 +218,7 @@ def check(
     from sluice.fabric.check import compare, measured
     from sluice.fabric.tree import blocks_of
 
-    sources = _Sources(ibnetdiscover, lldp, provider, settings, timeout)
-    site = _discover(sources, slurm_conf, inventory_dir)
+    site = _discover(_Sources(**sources), slurm_conf, inventory_dir)
     configured = _configured(site, topology, slurm_version, slurm_prefix)
     problems = list(site.problems)
     for one in configured:

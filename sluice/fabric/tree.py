@@ -52,13 +52,16 @@ def tree_of(fabric: Fabric, nodes: Collection[str]) -> tuple[Topology, list[Fabr
     level = _Sets()
     for leaves in plugged.values():
         level.join(sorted(leaves))
+    members: dict[str, list[str]] = defaultdict(list)
+    for node, leaves in plugged.items():
+        if leaves:
+            members[level.find(min(leaves))].append(node)
     names = _Names(fabric)
     topology = Topology("tree", "tree", default=True)
     open_units: dict[str, list[str]] = {}  # name of a unit without one above it -> its switches
     for switches in sorted(level.sets(), key=lambda one: natural(names.of(one))):
         name = names.give(switches)
-        members = tuple(node for node, leaves in plugged.items() if leaves & set(switches))
-        topology.switches.append(Switch(name, nodes=members))
+        topology.switches.append(Switch(name, nodes=tuple(members[level.find(switches[0])])))
         open_units[name] = switches
     roots: dict[str, list[str]] = {}
     used = {switch for switches in open_units.values() for switch in switches}
