@@ -101,8 +101,10 @@ def _next_level(
 def _join_roots(fabric: Fabric, topology: Topology, roots: Mapping[str, Sequence[str]]) -> list[FabricProblem]:
     """A switch above roots that reach each other although none is above both: rings, dragonflies, meshes."""
     problems = []
-    for plane in fabric.planes():
-        inside = [name for name, switches in roots.items() if set(switches) & set(plane)]
+    reached = _Sets()
+    for plane in map(set, fabric.planes()):
+        reached.join(name for name, switches in roots.items() if plane.intersection(switches))
+    for inside in reached.sets():
         if len(inside) > 1:
             name = _TOP if not any(one.name == _TOP for one in topology.switches) else f"{_TOP}-{inside[0]}"
             topology.switches.append(Switch(name, switches=tuple(inside)))

@@ -83,6 +83,16 @@ def test_a_ring_is_named_and_still_joined() -> None:
     assert tree.switches[-1] == Switch("fabric", switches=("s1", "s2", "s3"))
 
 
+def test_two_planes_of_rings_have_one_top() -> None:
+    cables: list[Cable] = []
+    for plane in "ab":
+        cables += [(f"{plane}{one}", one, f"n{one}/{plane}", 1) for one in (1, 2, 3)]
+        cables += [(f"{plane}1", 30, f"{plane}2", 31), (f"{plane}2", 30, f"{plane}3", 31)]
+    tree, unlike = tree_of(fabric_of(cables), NODES[:3])
+    assert [problem.kind for problem in unlike] == ["no-tree"]
+    assert [one.name for one in tree.switches if one.switches] == ["fabric"]
+
+
 def test_planes_without_a_path_stay_apart() -> None:
     fabric = fabric_of([("s1", 1, "n1/mlx5_0", 1), ("s1", 2, "n2/mlx5_0", 1), ("s2", 1, "n3/mlx5_0", 1)])
     tree, unlike = tree_of(fabric, NODES[:3])
