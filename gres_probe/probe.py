@@ -30,6 +30,7 @@ DEFAULT_TIMEOUT = 10.0
 _MOST_OUTPUT = 64 << 20
 _REAP_SECONDS = 0.2  # how long a killed child may take to end; one in an uninterruptible sleep does not end
 _PASSED_THROUGH = frozenset({"vfio-pci", "pciback"})  # drivers that give a GPU to a virtual machine
+_CONSOLES = frozenset({"ast", "mgag200", "hibmc-drm", "bochs-drm", "cirrus"})  # of displays that compute nothing
 
 
 def probe_node(
@@ -92,7 +93,8 @@ def probe_node(
 def _by_opencl(inventory: Inventory, machine: Machine, timeout: float) -> list[OpenClDevice]:
     """GPUs that the kernel shows and no vendor's library has described, as far as OpenCL knows them."""
     described = {gpu.pci_address for gpu in inventory.gpus}
-    hidden = {function.address for function in machine.gpu_functions if function.driver not in _PASSED_THROUGH}
+    others = _PASSED_THROUGH | _CONSOLES
+    hidden = {function.address for function in machine.gpu_functions if function.driver not in others}
     if not hidden - described:
         return []
     child = _Child.start(opencl.SPEC, machine)

@@ -53,3 +53,6 @@ def test_it_is_asked_for_gpus_that_no_library_describes(tmp_path: Path, monkeypa
     found = probe_node(node="n1", sys_root=sys_root, proc_root=proc_root, dev_root=None)
     assert found.opencl == asked().opencl
     assert found.problems == []
+    (sys_root / "bus/pci/drivers/ast").mkdir(parents=True)
+    (device / "driver").symlink_to(sys_root / "bus/pci/drivers/ast")  # the console of a server's board
+    assert probe_node(node="n1", sys_root=sys_root, proc_root=proc_root, dev_root=None).opencl == []
