@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gres_probe import opencl
 from gres_probe.children import Output, read_all
 from gres_probe.inventory import Gpu, Inventory, Link, OpenClDevice, Problem, check_gpu
 from gres_probe.machine import Machine, PciFunction
@@ -97,6 +96,8 @@ def _by_opencl(inventory: Inventory, machine: Machine, timeout: float) -> list[O
     hidden = {function.address for function in machine.gpu_functions if function.driver not in others}
     if not hidden - described:
         return []
+    from gres_probe import opencl  # rarely needed
+
     child = _Child.start(opencl.SPEC, machine)
     answers = read_all([child.output], deadline=time.monotonic() + timeout, limit=_MOST_OUTPUT)
     try:
