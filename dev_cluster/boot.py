@@ -465,9 +465,10 @@ class Boot:
             for problem in inventory.problems:
                 self.progress(f"{inventory.node}: {problem.what}; {problem.remedy}")
         version = parse_slurm_version(self.cluster.run([self.program("slurmd"), "-V"]).stdout)
-        gres = generate(inventories, slurm_version=version, shards=self.description.shards)
+        write = partial(generate, slurm_version=version, shards=self.description.shards, nics=self.description.nics)
+        gres = write(inventories)
         fixed = [one for one in inventories if one.node in self.description.fixed_hosts]
-        lines = generate(fixed, slurm_version=version, shards=self.description.shards).nodes_conf()
+        lines = write(fixed).nodes_conf()
         self.write_configuration(lines, gres.gres_conf)
         gpus = sum(len(inventory.gpus) for inventory in inventories)
         self.progress(f"{gpus} GPUs probed and written into gres.conf")

@@ -90,7 +90,7 @@ def slurm_conf(
         ("JobAcctGatherType", "jobacct_gather/linux" if description.accounting else "jobacct_gather/none"),
         ("MpiDefault", "none"),
         ("MailProg", "/bin/true"),
-        ("GresTypes", "gpu,shard" if description.shards else "gpu"),
+        ("GresTypes", ",".join(["gpu", *["shard"] * description.shards, *["nic"] * description.nics])),
         ("SelectType", "select/cons_tres"),
         ("SelectTypeParameters", "CR_Core_Memory"),
         ("DefMemPerCPU", "1024"),

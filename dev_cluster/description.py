@@ -133,6 +133,8 @@ class ClusterDescription(_Strict):
     """MariaDB and slurmdbd, with associations for every user; else no accounting at all."""
     shards: bool = True
     """Offer GPU memory as gres/shard, one MiB a shard."""
+    nics: bool = False
+    """Offer RDMA interfaces as gres/nic."""
     partitions: list[Partition] = [Partition(name="main")]
     accounts: list[Account] = []
     users: list[User] = []

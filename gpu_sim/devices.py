@@ -1,4 +1,4 @@
-"""The device files of a node's GPUs, with the numbers that real drivers use."""
+"""The device files of a node's GPUs and RDMA adapters, with the numbers that real drivers use."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from gpu_sim.state import NodeState, read_state
 
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel
 DRM_MAJOR = 226
+VERBS_MAJOR = 231
+_FIRST_UVERBS = 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,9 @@ def device_files(folder: Path) -> list[DeviceFile]:
     for gpu in state.gpus:
         if gpu.mig_enabled:
             files += [file for instance in gpu.instances if instance.used for file in _instance_files(state, instance)]
+    for entry in sorted((folder / "sys/class/infiniband_verbs").iterdir()):
+        number = int(entry.name.removeprefix("uverbs"))
+        files.append(DeviceFile(f"/dev/infiniband/{entry.name}", VERBS_MAJOR, _FIRST_UVERBS + number))
     return files
 
 

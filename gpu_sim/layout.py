@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 MAGIC = b"SLUICSIM"
-VERSION = 2
+VERSION = 3
 MAX_GPUS = 16
 MAX_LINKS = 18
 MAX_INSTANCES = 8
@@ -281,6 +281,8 @@ class Gpu(ctypes.Structure):
         ("memory_modes", c_uint32),  # parts that it can have, as a sum
         ("first_render", c_uint32),  # minor of the second partition's render node; the others follow
         ("first_card", c_uint32),
+        ("fabric_cluster", c_uint8 * 16),  # UUID of the domain of links between nodes; zeros: they end in the node
+        ("fabric_clique", c_uint32),
         ("link_kind", c_uint32),  # 0 none, 1 NVLink, 2 xGMI, 3 Xe Link
         ("link_count", c_uint32),
         ("process_count", c_uint32),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, model_validator
 
@@ -238,6 +239,13 @@ class Links(_Strict):
         return self
 
 
+class Fabric(_Strict):
+    """The domain that the NVSwitches of several nodes make of their GPUs."""
+
+    cluster: UUID
+    clique: Count = 0
+
+
 class Nic(_Strict):
     """An RDMA adapter."""
 
@@ -250,6 +258,9 @@ class Nic(_Strict):
     rate: str = "400 Gb/sec (4X NDR)"
     link_layer: Literal["InfiniBand", "Ethernet"] = "InfiniBand"
     pcie: Pcie = Pcie(generation=5, width=16)
+    firmware: str = "28.39.1002"
+    state: Literal["ACTIVE", "DOWN", "INIT", "ARMED"] = "ACTIVE"
+    virtual_functions: Annotated[int, Field(ge=0, le=7)] = 0  # functions 1 to 7 of its slot
 
 
 class Platform(_Strict):
@@ -261,6 +272,7 @@ class Platform(_Strict):
     drivers: dict[Literal["nvidia", "amd", "intel"], DriverVersion]
     gpus: Annotated[list[GpuPlace], Field(min_length=1, max_length=layout.MAX_GPUS)]
     links: list[Links] = []
+    fabric: Fabric | None = None
     nics: list[Nic] = []
     p2p: bool = True  # peer access over PCIe
     models: dict[str, Model] = {}

@@ -199,6 +199,9 @@ def build_state(platform: Platform, node: str) -> NodeState:
         model = platform.model_of(index)
         gpu = _build_gpu(model, node, place.pci, place.model)
         gpu.numa_node = place.numa
+        if platform.fabric is not None and model.vendor == "nvidia":
+            gpu.fabric_cluster[:] = list(platform.fabric.cluster.bytes)
+            gpu.fabric_clique = platform.fabric.clique
         gpu.energy_since_ns = gpu.active_since_ns = now
         _set_cpus(gpu.cpus, platform.cpu.numa_cpus(place.numa))
         kind = "nvidia" if model.vendor == "nvidia" else "drm"

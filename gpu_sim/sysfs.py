@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from gpu_sim.layout import Hop
@@ -54,7 +55,7 @@ def cpu_list(cpus: list[int]) -> str:
 
 
 def _write_sys(root: Path, platform: Platform) -> None:
-    for name in ("bus/pci/devices", "class/drm", "class/infiniband", "devices/system/node"):
+    for name in ("bus/pci/devices", "class/drm", "class/infiniband", "class/infiniband_verbs", "devices/system/node"):
         (root / name).mkdir(parents=True, exist_ok=True)
     memory = platform.cpu.memory_mib // platform.cpu.numa_nodes * 1024
     for node in range(platform.cpu.numa_nodes):
@@ -98,14 +99,56 @@ def _write_sys(root: Path, platform: Platform) -> None:
             _link(entry / "device", device)
             _link(root / "class/drm" / name, entry)
     for nic in platform.nics:
-        identity = {"vendor": f"0x{nic.vendor_id:04x}", "device": f"0x{nic.device_id:04x}", "class": "0x020700"}
-        if nic.link_layer == "Ethernet":
-            identity["class"] = "0x020000"
-        device = _pci_device(root, platform, nic, identity, nic.pcie, driver="mlx5_core")
-        entry = device / "infiniband" / nic.name
-        _files(entry / "ports/1", {"rate": nic.rate, "state": "4: ACTIVE", "link_layer": nic.link_layer})
-        _link(entry / "device", device)
-        _link(root / "class/infiniband" / nic.name, entry)
+        _write_nic(root, platform, nic)
+
+
+_PORT_STATES = {"DOWN": 1, "INIT": 2, "ARMED": 3, "ACTIVE": 4}
+
+
+def _write_nic(root: Path, platform: Platform, nic: Nic) -> None:
+    """An adapter and its virtual functions, as /sys/class/infiniband and infiniband_verbs show them."""
+    ethernet = nic.link_layer == "Ethernet"
+    identity = {
+        "vendor": f"0x{nic.vendor_id:04x}",
+        "device": f"0x{nic.device_id:04x}",
+        "class": "0x020000" if ethernet else "0x020700",
+    }
+    physical: Path | None = None
+    for function in range(nic.virtual_functions + 1):
+        place = nic.model_copy(update={"pci": f"{nic.pci[:-1]}{function}"})
+        name = nic.name if function == 0 else f"{nic.name}v{function - 1}"
+        device = _pci_device(root, platform, place, identity, nic.pcie, driver="mlx5_core")
+        if physical is None:
+            physical = device
+            _files(device, {"sriov_numvfs": str(nic.virtual_functions)})
+        else:
+            _link(device / "physfn", physical)
+        _write_interface(root, device, name, nic)
+
+
+def _write_interface(root: Path, device: Path, name: str, nic: Nic) -> None:
+    ethernet = nic.link_layer == "Ethernet"
+    entry = device / "infiniband" / name
+    number = int(re.sub(r"[:.]", "", device.name), 16)
+    guid = ":".join(re.findall("....", f"b8cef6{number & 0xFFFFFFFFFF:010x}"))
+    up = nic.state == "ACTIVE"
+    port = {
+        "rate": nic.rate,
+        "state": f"{_PORT_STATES[nic.state]}: {nic.state}",
+        "phys_state": "5: LinkUp" if up else "3: Disabled",
+        "link_layer": nic.link_layer,
+        "lid": "0x0" if ethernet or not up else f"0x{number % 0xBFFF + 1:x}",
+    }
+    identity = {"node_guid": guid, "fw_ver": nic.firmware, "board_id": "MT_0000000838"}
+    _files(entry, identity)
+    _files(entry / "ports/1", port)
+    _files(entry / "ports/1/gids", {"0": f"fe80:0000:0000:0000:{guid}"})
+    _files(entry / "ports/1/gid_attrs/ndevs", {"0": f"net_{name}"} if ethernet else {})
+    _link(entry / "device", device)
+    _link(root / "class/infiniband" / name, entry)
+    verbs = device / "infiniband_verbs" / f"uverbs{len(list((root / 'class/infiniband_verbs').iterdir()))}"
+    _files(verbs, {"ibdev": name})
+    _link(root / "class/infiniband_verbs" / verbs.name, verbs)
 
 
 def _write_cpus(root: Path, platform: Platform) -> None:

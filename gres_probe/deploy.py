@@ -90,6 +90,7 @@ def gres_changes(
     gres: ConfigFile | None,
     slurm_version: SlurmVersion,
     shards: bool = True,
+    nics: bool = False,
     per_node: bool = False,
     features: Mapping[str, Sequence[str]] | None = None,
 ) -> GresChanges:
@@ -103,21 +104,29 @@ def gres_changes(
         for fault in config.faults if config is not None else ():
             if fault.kind == "syntax":  # the site's settings of its nodes may come after it
                 raise SluiceError(f"{fault.place}: {fault.what}; nothing written", remedy="correct the line first")
-    configuration = generate(inventories, slurm_version=slurm_version, shards=shards, features=features)
+    configuration = generate(inventories, slurm_version=slurm_version, shards=shards, nics=nics, features=features)
     overrides = _overrides(configuration, slurm, folder / SITE_FILE)
     texts = {folder / NODES_FILE: configuration.nodes_conf(overrides)}
     if per_node:
         texts |= {folder / name / GRES_FILE: configuration.node_gres_conf(name) for name in configuration.nodes}
     else:
         texts[folder / GRES_FILE] = configuration.gres_conf
-    changes = GresChanges([FileChange(path, _current(path), text) for path, text in texts.items()], configuration)
+    changes = GresChanges([FileChange(path, current_text(path), text) for path, text in texts.items()], configuration)
     changes.notes = list(configuration.notes)
     changes.foreign_shards = _foreign_shards(slurm, gres)
-    changes.steps = _steps(configuration, slurm, gres, folder, shards, per_node)
+    changes.steps = _steps(
+        configuration,
+        slurm,
+        gres,
+        folder,
+        ["gpu", *(["shard"] if shards else []), *(["nic"] if nics else [])],
+        per_node,
+    )
     return changes
 
 
-def _current(path: Path) -> str | None:
+def current_text(path: Path) -> str | None:
+    """What the file has, None where there is none. Raises SluiceError for one that cannot be read."""
     try:
         return path.read_text(errors="surrogateescape")
     except FileNotFoundError:
@@ -174,13 +183,12 @@ def _steps(
     slurm: SlurmConf | None,
     gres: ConfigFile | None,
     folder: Path,
-    shards: bool,
+    wanted: Sequence[str],
     per_node: bool,
 ) -> list[str]:
     if slurm is None:
         return []
     steps = []
-    wanted = ["gpu", *(["shard"] if shards else [])]
     have = slurm.words("GresTypes")
     if missing := [name for name in wanted if name not in have]:
         steps.append(f"in slurm.conf set GresTypes={','.join([*have, *missing])}")

@@ -85,6 +85,14 @@ class Link:
 
 
 @dataclass(slots=True)
+class GpuFabric:
+    """The domain of links between nodes that a GPU has joined: GPUs with equal values reach each other over them."""
+
+    cluster_uuid: str
+    clique: int
+
+
+@dataclass(slots=True)
 class Gpu:
     """One physical GPU as its vendor's library reports it."""
 
@@ -116,6 +124,21 @@ class Gpu:
     temperature_slowdown_c: int | None = None
     temperature_shutdown_c: int | None = None
     nics: list[str] = field(default_factory=list)  # RDMA NICs on its NUMA node or nearer, nearest first: ["mlx5_0"]
+    fabric: GpuFabric | None = None  # None: its links end in this node, or its driver does not say
+
+
+@dataclass(slots=True)
+class NicPort:
+    """One port of an RDMA interface, in the kernel's words where it has a word; GUIDs as 16 hexadecimal digits."""
+
+    number: int
+    state: str = ""  # ACTIVE, DOWN, INIT, ARMED
+    physical_state: str = ""  # LinkUp, Disabled, Polling, ...
+    link_layer: str = ""  # InfiniBand or Ethernet (RoCE)
+    rate_gbps: float | None = None
+    lid: int | None = None  # None: no subnet manager has given it one, or it is Ethernet
+    guid: str = ""
+    network: str = ""  # the network interface of RoCE, e.g. "eth0"
 
 
 @dataclass(slots=True)
@@ -123,9 +146,30 @@ class Nic:
     """A network interface with RDMA; `links` joins it with every GPU, then with every NIC of the node, in order."""
 
     name: str  # e.g. "mlx5_0"
-    pci_address: str
+    pci_address: str  # empty: a virtual one, such as soft RoCE
     numa_node: int | None = None
     links: list[Link] = field(default_factory=list)
+    cores: str = ""  # as Gpu.cores
+    guid: str = ""  # of the node, in InfiniBand's sense: of this adapter
+    firmware: str = ""
+    board: str = ""
+    device_file: str = ""  # e.g. /dev/infiniband/uverbs0; empty: no program can open it
+    parent: str = ""  # of a virtual function of SR-IOV: PCI address of its physical one
+    virtual_functions: int = 0  # that are switched on below this physical one
+    ports: list[NicPort] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class OpenClDevice:
+    """A GPU as OpenCL describes it, where no vendor's library does: it can be known, but not be given to jobs."""
+
+    name: str
+    vendor: str
+    platform: str
+    driver_version: str = ""
+    memory_mib: int | None = None
+    compute_units: int | None = None
+    pci_address: str = ""  # empty: the platform does not say
 
 
 @dataclass(slots=True)
@@ -147,6 +191,7 @@ class Inventory:
     links: list[list[Link]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     nics: list[Nic] = field(default_factory=list)
+    opencl: list[OpenClDevice] = field(default_factory=list)
     sockets: int | None = None
     cores_per_socket: int | None = None
     threads_per_core: int | None = None
@@ -208,10 +253,11 @@ class Inventory:
         if len(self.links) != size or any(len(row) != size for row in self.links):
             raise checker.invalid(f"links: not a {size} x {size} matrix")
         for position, nic in enumerate(self.nics):
-            checker.word(f"nics.{position}.name", nic.name, _NIC_NAME)
-            checker.word(f"nics.{position}.pci_address", nic.pci_address, PCI_ADDRESS)
+            checker.nic(f"nics.{position}", nic)
             if len(nic.links) != size + len(self.nics):
                 raise checker.invalid(f"nics.{position}.links: not one link for each GPU and NIC")
+        for position, device in enumerate(self.opencl):
+            checker.opencl(f"opencl.{position}", device)
         for row in (*self.links, *(nic.links for nic in self.nics)):
             if any(not 0 <= link.width <= _MAX_WIDTH for link in row):
                 raise checker.invalid(f"links: a width that is not between 0 and {_MAX_WIDTH}")
@@ -245,6 +291,34 @@ class _Checker:
         if value not in self._vendors:
             raise self.invalid(f"{place}: {_shown(value)} is not one of {', '.join(self._vendors)}")
 
+    def nic(self, place: str, nic: Nic) -> None:
+        self.word(f"{place}.name", nic.name, _NIC_NAME)
+        for name in ("pci_address", "parent"):
+            self.word(f"{place}.{name}", getattr(nic, name), PCI_ADDRESS, empty=True)
+        self.word(f"{place}.cores", nic.cores, _CPU_LIST, empty=True)
+        self.word(f"{place}.guid", nic.guid, GUID, empty=True)
+        self.word(f"{place}.device_file", nic.device_file, DEVICE_FILE, empty=True)
+        for name in ("firmware", "board"):
+            self.word(f"{place}.{name}", getattr(nic, name), _TEXT, empty=True)
+        self.number(f"{place}.numa_node", nic.numa_node, 0, 1 << 16)
+        self.number(f"{place}.virtual_functions", nic.virtual_functions, 0, 1 << 16)
+        for port in nic.ports:
+            inside = f"{place}.ports.{port.number}"
+            self.number(f"{inside}.number", port.number, 0, 255)
+            self.number(f"{inside}.lid", port.lid, 1, 0xFFFF)
+            self.word(f"{inside}.guid", port.guid, GUID, empty=True)
+            for name in ("state", "physical_state", "link_layer", "network"):
+                self.word(f"{inside}.{name}", getattr(port, name), _NIC_NAME, empty=True)
+            if port.rate_gbps is not None and not 0 <= port.rate_gbps <= _MOST_GBPS:
+                raise self.invalid(f"{inside}.rate_gbps: {_shown(port.rate_gbps)} is no rate")
+
+    def opencl(self, place: str, device: OpenClDevice) -> None:
+        for name in ("name", "vendor", "platform", "driver_version"):
+            self.word(f"{place}.{name}", getattr(device, name), _TEXT, empty=name == "driver_version")
+        self.word(f"{place}.pci_address", device.pci_address, PCI_ADDRESS, empty=True)
+        self.number(f"{place}.memory_mib", device.memory_mib, 0, _MAX_MIB)
+        self.number(f"{place}.compute_units", device.compute_units, 0, 1 << 20)
+
     def gpu(self, place: str, gpu: Gpu) -> None:
         self.vendor(f"{place}.vendor", gpu.vendor)
         self.word(f"{place}.uuid", gpu.uuid, _IDENTITY)
@@ -257,6 +331,9 @@ class _Checker:
             self.word(f"{place}.health_reasons", reason, _TEXT)
         for nic in gpu.nics:
             self.word(f"{place}.nics", nic, _NIC_NAME)
+        if gpu.fabric is not None:
+            self.word(f"{place}.fabric.cluster_uuid", gpu.fabric.cluster_uuid, _IDENTITY)
+            self.number(f"{place}.fabric.clique", gpu.fabric.clique, 0, (1 << 32) - 1)
         for file in (gpu.device_file, *gpu.extra_device_files):
             self.word(f"{place}.device_file", file, DEVICE_FILE)
         self.number(f"{place}.index", gpu.index, 0, _MAX_INDEX)
@@ -283,6 +360,7 @@ class _Checker:
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 DEVICE_FILE = re.compile(r"/dev(/[A-Za-z0-9_-][A-Za-z0-9._:-]{0,63}){1,4}")
+GUID = re.compile(r"[0-9a-f]{16}")
 _IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 _NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CPU_LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?){0,1023}")
@@ -291,6 +369,7 @@ _TEXT = re.compile(rf"[^{UNPRINTABLE}]{{1,256}}")  # one line
 _MAX_MIB = 1 << 40
 _MAX_INDEX = 4095
 _MAX_WIDTH = 1024
+_MOST_GBPS = 1_000_000.0
 
 
 @cache

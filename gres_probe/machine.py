@@ -36,6 +36,35 @@ class PciFunction:
 
 
 @dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """One port of an RDMA interface, as `gres_probe.inventory.NicPort`."""
+
+    number: int
+    state: str
+    physical_state: str
+    link_layer: str
+    rate_gbps: float | None
+    lid: int | None
+    guid: str
+    network: str
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaInterface:
+    """An interface with RDMA; `function` None: no PCI function is below it."""
+
+    name: str
+    function: PciFunction | None
+    guid: str = ""
+    firmware: str = ""
+    board: str = ""
+    device_file: str = ""
+    parent: str = ""
+    virtual_functions: int = 0
+    ports: list[RdmaPort] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class CpuLayout:
     """Processors as Slurm counts them; None: unknown."""
 
@@ -86,18 +115,38 @@ class Machine:
         card = next((name for name in names if re.fullmatch(r"card\d+", name)), "")
         return (f"/dev/dri/{render}" if render else "", f"/dev/dri/{card}" if card else "")
 
-    def rdma_interfaces(self) -> list[tuple[str, PciFunction]]:
-        """Name and PCI function of each interface with RDMA, in natural order of their names."""
-        found = []
-        for entry in _entries(self.sys_root / "class/infiniband"):
-            try:
-                address = (entry / "device").resolve(strict=True).name
-            except OSError:
-                continue
-            function = self.pci_function(address)
-            if function is not None:
-                found.append((entry.name, function))
-        return found
+    def rdma_interfaces(self) -> list[RdmaInterface]:
+        """Each interface with RDMA, in natural order of their names."""
+        files = {
+            _text(entry / "ibdev"): f"/dev/infiniband/{entry.name}"
+            for entry in _entries(self.sys_root / "class/infiniband_verbs")
+        }
+        return [
+            self._rdma_interface(entry, files.get(entry.name, ""))
+            for entry in _entries(self.sys_root / "class/infiniband")
+        ]
+
+    def _rdma_interface(self, entry: Path, file: str) -> RdmaInterface:
+        device = entry / "device"
+        try:
+            function = self.pci_function(device.resolve(strict=True).name)
+        except OSError:  # no hardware below it: soft RoCE
+            function = None
+        try:
+            parent = (device / "physfn").resolve(strict=True).name
+        except OSError:
+            parent = ""
+        return RdmaInterface(
+            name=entry.name,
+            function=function,
+            guid=_guid(_text(entry / "node_guid")),
+            firmware=_text(entry / "fw_ver"),
+            board=_text(entry / "board_id"),
+            device_file=file if file and self.has_device_file(file) else "",
+            parent=parent,
+            virtual_functions=_number(device / "sriov_numvfs") or 0,
+            ports=[_rdma_port(port) for port in _entries(entry / "ports") if port.name.isdecimal()],
+        )
 
     def cpu_layout(self) -> CpuLayout:
         """Sockets, cores and threads of the processors that are online, and Slurm's number of each one's core."""
@@ -183,6 +232,28 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir(), key=lambda entry: natural(entry.name))
     except OSError:
         return []
+
+
+def _rdma_port(folder: Path) -> RdmaPort:
+    """The files of a port: numbers have their word behind them, as in ``4: ACTIVE`` and ``400 Gb/sec (4X NDR)``."""
+    layer = _text(folder / "link_layer")
+    rate = re.match(r"\d{1,6}(\.\d{1,3})?", _text(folder / "rate"))
+    return RdmaPort(
+        number=int(folder.name),
+        state=_text(folder / "state").partition(":")[2].strip(),
+        physical_state=_text(folder / "phys_state").partition(":")[2].strip(),
+        link_layer=layer,
+        rate_gbps=float(rate.group()) if rate else None,
+        lid=_number(folder / "lid") or None if layer == "InfiniBand" else None,
+        guid=_guid(_text(folder / "gids/0")[-19:]),
+        network=_text(folder / "gid_attrs/ndevs/0"),
+    )
+
+
+def _guid(text: str) -> str:
+    """``b8ce:f603:00aa:bbcc`` as 16 digits; empty: none, or not given yet."""
+    digits = text.replace(":", "").lower()
+    return digits if re.fullmatch(r"[0-9a-f]{16}", digits) and int(digits, 16) else ""
 
 
 def _memory_kib(path: Path) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gres_probe.children import Output, read_all
-from gres_probe.inventory import Gpu, Inventory, Link, Problem, check_gpu
+from gres_probe.inventory import Gpu, Inventory, Link, OpenClDevice, Problem, check_gpu
 from gres_probe.machine import Machine, PciFunction
 from gres_probe.topology import link_matrix, rdma_nics
 from gres_probe.vendor_names import vendor_names
@@ -29,6 +29,7 @@ DEFAULT_TIMEOUT = 10.0
 _MOST_OUTPUT = 64 << 20
 _REAP_SECONDS = 0.2  # how long a killed child may take to end; one in an uninterruptible sleep does not end
 _PASSED_THROUGH = frozenset({"vfio-pci", "pciback"})  # drivers that give a GPU to a virtual machine
+_CONSOLES = frozenset({"ast", "mgag200", "hibmc-drm", "bochs-drm", "cirrus"})  # of displays that compute nothing
 
 
 def probe_node(
@@ -84,7 +85,26 @@ def probe_node(
         links[child.spec.name] = findings.links
     inventory.links = link_matrix(inventory.gpus, links, machine)
     inventory.nics = rdma_nics(inventory.gpus, machine)
+    inventory.opencl = _by_opencl(inventory, machine, max(1.0, deadline - time.monotonic()))
     return inventory
+
+
+def _by_opencl(inventory: Inventory, machine: Machine, timeout: float) -> list[OpenClDevice]:
+    """GPUs that the kernel shows and no vendor's library has described, as far as OpenCL knows them."""
+    described = {gpu.pci_address for gpu in inventory.gpus}
+    others = _PASSED_THROUGH | _CONSOLES
+    hidden = {function.address for function in machine.gpu_functions if function.driver not in others}
+    if not hidden - described:
+        return []
+    from gres_probe import opencl  # rarely needed
+
+    child = _Child.start(opencl.SPEC, machine)
+    answers = read_all([child.output], deadline=time.monotonic() + timeout, limit=_MOST_OUTPUT)
+    try:
+        found = child.finish(answers[child.output], timeout).opencl
+    except SluiceError:
+        return []
+    return [device for device in found if device.pci_address not in described]
 
 
 def _describe(machine: Machine, node: str | None) -> Inventory:

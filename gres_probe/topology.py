@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from gres_probe.inventory import Gpu, Inventory, Link, LinkType, Nic
-from gres_probe.machine import Machine, PciFunction, natural
+from gres_probe.inventory import Gpu, Inventory, Link, LinkType, Nic, NicPort
+from gres_probe.machine import Machine, PciFunction, RdmaInterface, natural
+from sluice.base.text import one_line
 
 FAST_LINKS = frozenset({LinkType.NVLINK, LinkType.XGMI, LinkType.XELINK})
 _NEARNESS = {kind: position for position, kind in enumerate(LinkType)}
@@ -63,16 +64,31 @@ def link_matrix(
 def rdma_nics(gpus: Sequence[Gpu], machine: Machine) -> list[Nic]:
     """The node's RDMA interfaces with their paths; also names the near ones in each GPU's `nics`, nearest first."""
     interfaces = machine.rdma_interfaces()
-    ends = [machine.pci_function(gpu.pci_address) for gpu in gpus] + [function for _, function in interfaces]
-    nics = [
-        Nic(name, function.address, function.numa_node, [Link(pci_path(function, end)) for end in ends])
-        for name, function in interfaces
-    ]
+    ends = [machine.pci_function(gpu.pci_address) for gpu in gpus] + [one.function for one in interfaces]
+    nics = [_nic(interface, ends) for interface in interfaces]
     for position, gpu in enumerate(gpus):
         near = [nic for nic in nics if _NEARNESS[nic.links[position].type] <= _NEARNESS[LinkType.NUMA_NODE]]
         near.sort(key=lambda nic: (_NEARNESS[nic.links[position].type], natural(nic.name)))
         gpu.nics = [nic.name for nic in near]
     return nics
+
+
+def _nic(interface: RdmaInterface, ends: Sequence[PciFunction | None]) -> Nic:
+    function = interface.function
+    return Nic(
+        name=interface.name,
+        pci_address=function.address if function else "",
+        numa_node=function.numa_node if function else None,
+        links=[Link(pci_path(function, end)) for end in ends],
+        cores=function.cores if function else "",
+        guid=interface.guid,
+        firmware=one_line(interface.firmware),
+        board=one_line(interface.board),
+        device_file=interface.device_file,
+        parent=interface.parent,
+        virtual_functions=interface.virtual_functions,
+        ports=[NicPort(**asdict(port)) for port in interface.ports],
+    )
 
 
 def link_domains(inventory: Inventory) -> list[list[int]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from gres_probe.cores import fold_ranges, slurm_cores, usual_numbering
-from gres_probe.inventory import Gpu, Inventory, LinkType, Partition, Vendor
+from gres_probe.inventory import Gpu, Inventory, LinkType, Nic, Partition, Vendor
 from gres_probe.machine import natural
 from gres_probe.topology import link_domains
 from gres_probe.vendors import vendor
@@ -31,6 +31,7 @@ HEADER = "# Written by `sluice gres write`; changes made here are lost. See slui
 _MULTIPLE_FILES_BESIDE_SHARDS: SlurmVersion = (23, 2, 7)
 
 _CAPABILITY_PREFIXES: dict[str, str] = {Vendor.NVIDIA: "sm", Vendor.INTEL: "ip"}
+_SWITCHED = frozenset({LinkType.PCI_SWITCH, LinkType.PCI_BRIDGES})
 LINK_WORDS = {LinkType.NVLINK: "nvlink", LinkType.XGMI: "xgmi", LinkType.XELINK: "xelink"}
 
 # Words of a vendor's model name that do not distinguish two models of GPU for a user: makers and series, form factor,
@@ -115,13 +116,14 @@ def generate(
     *,
     slurm_version: SlurmVersion = OLDEST,
     shards: bool = True,
+    nics: bool = False,
     features: Mapping[str, Sequence[str]] | None = None,
 ) -> GresConfiguration:
     """gres.conf and the node lines for the nodes of the inventories.
 
     `slurm_version` is the oldest version that reads the files; `shards` offers each device's usable memory as
-    gres/shard, one shard for each MiB; `features` are further features of each node, e.g. its classes. Raises
-    SluiceError where an inventory contradicts itself or repeats a node.
+    gres/shard, one shard for each MiB; `nics` offers RDMA interfaces as gres/nic; `features` are further
+    features of each node, e.g. its classes. Raises SluiceError where an inventory contradicts itself or repeats a node.
     """
     if slurm_version < OLDEST:
         raise SluiceError(
@@ -150,8 +152,11 @@ def generate(
                 notes.append(
                     f"{inventory.node}: {gpu.vendor} GPU {gpu.index} left out: partitioned, without an instance"
                 )
-        gres_lines[inventory.node] = _gres_lines(inventory, devices, slurm_version, shards, notes)
-        nodes[inventory.node] = _attributes(inventory, devices, shards, (features or {}).get(inventory.node, ()))
+        interfaces = node_nics(inventory) if nics else []
+        lines = _gres_lines(inventory, devices, slurm_version, shards, notes) + _nic_lines(inventory, interfaces)
+        gres_lines[inventory.node] = lines
+        more = (features or {}).get(inventory.node, ())
+        nodes[inventory.node] = _attributes(inventory, devices, shards, len(interfaces), more)
     return GresConfiguration(_gres_conf(gres_lines), nodes, gres_lines, notes)
 
 
@@ -207,6 +212,33 @@ def node_devices(inventory: Inventory) -> list[Device]:
     return sorted(devices, key=lambda device: rank[device.type])  # slurmd reads Gres= type by type; the sort is stable
 
 
+def node_nics(inventory: Inventory) -> list[Nic]:
+    """The RDMA interfaces that jobs can be given, in order: with a file of their own, and not the parents of others."""
+    parents = {nic.parent for nic in inventory.nics if nic.parent}
+    return [nic for nic in inventory.nics if nic.device_file and nic.pci_address not in parents]
+
+
+def _nic_lines(inventory: Inventory, nics: Sequence[Nic]) -> list[str]:
+    """Links are 1 between interfaces of common PCIe switches, which share a way to the same GPUs."""
+    cores = _cores_of(inventory, [nic.cores for nic in nics])
+    first = len(inventory.gpus)
+    places = [first + inventory.nics.index(nic) for nic in nics]
+    matrix = [
+        [
+            -1 if nic is other else int(nic.links[place].type in _SWITCHED)
+            for other, place in zip(nics, places, strict=True)
+        ]
+        for nic in nics
+    ]
+    near = any(value > 0 for row in matrix for value in row)
+    described = []
+    for nic, core_list, row in zip(nics, cores, matrix, strict=True):
+        rest = f" Cores={core_list}" if core_list else ""
+        rest += f" Links={','.join(map(str, row))}" if near else ""
+        described.append(("Name=nic", (nic.device_file,), rest))
+    return [f"{head} File={names}{rest}" for head, names, rest, _ in _folded(described)]
+
+
 def _partition_type(gpu: Gpu, partition: Partition) -> str:
     """``h100_1g.10gb``, as Slurm's own detection names MIG instances."""
     profile = re.sub(r"[^a-z0-9.]+", ".", partition.profile.lower()).strip(".")
@@ -231,7 +263,7 @@ def _gres_lines(
             )
 
     flags = ",".join(dict.fromkeys(vendor(device.vendor).gres_flag for device in devices))
-    cores = _device_cores(inventory, devices)
+    cores = _cores_of(inventory, [device.cpus for device in devices])
     links = _device_links(inventory, devices)
     described = []
     for device, core_list, link_list in zip(devices, cores, links, strict=True):
@@ -271,16 +303,16 @@ def _folded(described: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple
     return lines
 
 
-def _device_cores(inventory: Inventory, devices: Sequence[Device]) -> list[str]:
-    """Cores= of each device; empty for all where nothing is known or every device is near every core."""
+def _cores_of(inventory: Inventory, cpus: Sequence[str]) -> list[str]:
+    """Cores= of each device by the CPUs near it; empty for all where nothing is known or all are near every core."""
     total = (inventory.sockets or 0) * (inventory.cores_per_socket or 0)
     if not total:
-        return [""] * len(devices)
+        return [""] * len(cpus)
     numbering = inventory.cpu_cores or usual_numbering(total, inventory.threads_per_core or 1)
     everywhere = list(range(total))
-    near = [[c for c in slurm_cores(d.cpus, numbering) if c < total] or everywhere for d in devices]
+    near = [[c for c in slurm_cores(one, numbering) if c < total] or everywhere for one in cpus]
     if all(cores == everywhere for cores in near):
-        return [""] * len(devices)
+        return [""] * len(cpus)
     return [fold_ranges(cores) for cores in near]  # slurmctld wants Cores on all lines or on none
 
 
@@ -302,12 +334,14 @@ def _device_links(inventory: Inventory, devices: Sequence[Device]) -> list[str]:
 
 
 def _attributes(
-    inventory: Inventory, devices: Sequence[Device], shards: bool, features: Sequence[str]
+    inventory: Inventory, devices: Sequence[Device], shards: bool, nics: int, features: Sequence[str]
 ) -> NodeAttributes:
     counts = Counter(device.type for device in devices)
     gres = [f"gpu:{name}:{count}" for name, count in counts.items()]
     if shards and devices:
         gres.append(f"shard:{sum(device.memory_mib for device in devices)}")
+    if nics:
+        gres.append(f"nic:{nics}")
     memory = inventory.memory_mib
     if memory is not None and memory >= 65536:
         memory -= memory % 1024  # a new kernel that keeps some MiB more must not drain the node

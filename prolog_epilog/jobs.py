@@ -326,10 +326,14 @@ class Jobs:
     def device_files(self, *, peer: Peer) -> dict[str, Any]:
         """The files that show which devices a process may open."""
         del peer
-        return {"files": [device.own_file for device in self._state.devices]}
+        return {"files": [device.own_file for device in self._state.devices], "nics": self._state.nics}
 
-    def task(self, *, peer: Peer, open: list[str]) -> dict[str, Any]:
-        """Check what a task can open against what its job was given; the additions to its environment."""
+    def task(self, *, peer: Peer, open: list[str], nics: list[str] | None = None) -> dict[str, Any]:
+        """Check what a task can open against what its job was given; the additions to its environment.
+
+        `nics` are the RDMA interfaces that it can open, which are only described to it; None: a program of an earlier
+        version does not say.
+        """
         place = cgroups.place_of(peer.pid)
         record = None if place is None else self._state.records.get(place.job)
         if place is None or record is None:
@@ -341,7 +345,7 @@ class Jobs:
             cgroups.take_steps(place)  # Slurm 22.05 makes a task's folder while the step sets its limit, or after that
             self._refuse_strange(record, place, open)
         given = [self._state.devices[grant.index] for grant in record.grants]
-        near = hints([device for device in given if device.own_file in open])
+        near = hints([device for device in given if device.own_file in open], nics)
         return {"export": near | self._ladder.exports(record)}
 
     def _refuse_strange(self, record: JobRecord, place: cgroups.Place | None, open: list[str]) -> None:

@@ -52,6 +52,7 @@ class State:
         self.settings = settings
         self.node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self.devices: list[NodeDevice] = []
+        self.nics: dict[str, str] = {}  # RDMA interfaces and their device files
         self.records: dict[int, JobRecord] = {}
         self.ended: list[JobRecord] = []  # that an earlier agent left
         self.jobs = Store(settings.run / "agent/jobs")

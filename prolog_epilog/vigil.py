@@ -76,6 +76,7 @@ class Vigil:
         self.inventory = self._inventory()
         self.state.node = self.inventory.node
         self.state.devices = devices_of(self.inventory)
+        self.state.nics = {nic.name: nic.device_file for nic in self.inventory.nics if nic.device_file}
         self.state.find_jobs()
         self.watcher.strangers.load()
         self.watcher.find()

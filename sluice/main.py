@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("sluice.cli.doctor", "A read-only look at an existing Slurm site."),
     "explain": ("sluice.cli.explain", "Why a job has its priority and its nodes, or why it still waits."),
     "explaind": ("sluice.cli.explaind", "Answer `sluice explain` of users on other hosts (runs on the controllers)."),
+    "fabric": ("sluice.cli.fabric", "The network between nodes: discover it, write it for Slurm, check it."),
     "failover": ("sluice.cli.failover", "The controllers: which one leads, readiness for a takeover, drills, history."),
     "fleetd": ("sluice.cli.fleetd", "The daemon that launches and ends the nodes of pools (on the controllers)."),
     "gateway-rpc": ("sluice.cli.gateway_rpc", "The gRPC door to the models and to batch jobs."),

@@ -214,4 +214,13 @@ typedef struct {
     unsigned char state;
 } nvmlGpuFabricInfo_t;
 
+typedef struct { /* version 3; version 2 ends before healthSummary */
+    unsigned int version;
+    unsigned char clusterUuid[16];
+    unsigned int status, cliqueId;
+    unsigned char state;
+    unsigned int healthMask;
+    unsigned char healthSummary;
+} nvmlGpuFabricInfoV_t;
+
 #endif

@@ -1,4 +1,5 @@
 /* Simulated NVML: how a GPU reaches CPUs, other GPUs and switches. */
+#include <stddef.h>
 #include <string.h>
 
 #include "nvml.h"
@@ -74,7 +75,33 @@ SIM_API nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabr
     nvmlReturn_t result = info != NULL ? nvml_enter_whole(device, R520, &t) : NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS) { /* state: 0 not supported, 3 completed */
         bool fabric = t.gpu.link_count > 0 && t.gpu.links[0].peer == SIM_LINKPEER_SWITCH;
-        *info = (nvmlGpuFabricInfo_t){.status = NVML_SUCCESS, .state = fabric ? 3 : 0};
+        *info = (nvmlGpuFabricInfo_t){.status = NVML_SUCCESS, .cliqueId = t.gpu.fabric_clique, .state = fabric ? 3 : 0};
+        memcpy(info->clusterUuid, t.gpu.fabric_cluster, sizeof info->clusterUuid);
+    }
+    return result;
+}
+
+SIM_API nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info)
+{
+    const unsigned int second = (2u << 24) | offsetof(nvmlGpuFabricInfoV_t, healthSummary);
+    const unsigned int third = (3u << 24) | sizeof *info;
+    if (info == NULL) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    if (info->version != second && info->version != third) {
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    }
+    nvmlGpuFabricInfo_t base;
+    nvmlReturn_t result = nvmlDeviceGetGpuFabricInfo(device, &base);
+    if (result == NVML_SUCCESS) {
+        memcpy(info->clusterUuid, base.clusterUuid, sizeof info->clusterUuid);
+        info->status = base.status;
+        info->cliqueId = base.cliqueId;
+        info->state = base.state;
+        info->healthMask = 0;
+        if (info->version == third) {
+            info->healthSummary = base.state == 3; /* 0 not supported, 1 healthy */
+        }
     }
     return result;
 }

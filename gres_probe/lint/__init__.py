@@ -1,4 +1,4 @@
-"""Predicts what slurmd and slurmctld would report about GRES and topology.yaml, before they read the files.
+"""Predicts what slurmd and slurmctld would report about GRES and the topology, before they read the files.
 
 The checks follow the order of Slurm's own code (src/common/gres.c, src/plugins/gres), node by node, so that they
 agree with the daemons; the integration tests hold them to what real daemons print for the same files.

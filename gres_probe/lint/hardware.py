@@ -9,7 +9,7 @@ from gres_probe.cores import fold_ranges, slurm_cores, usual_numbering
 from gres_probe.inventory import Inventory
 from gres_probe.lint.gres_lines import NodeGres
 from gres_probe.lint.rules import RULES, Finding, Site
-from gres_probe.writer import Device, node_devices
+from gres_probe.writer import Device, node_devices, node_nics
 from sluice.base.errors import SluiceError
 
 
@@ -37,6 +37,9 @@ def _check_node(node: NodeGres, inventory: Inventory, overridden: bool) -> Itera
     wanted = node.configured["gpu"].count if "gpu" in node.configured else 0
     if wanted != len(devices):
         yield Finding(RULES["SL060"], f"Gres has {wanted} gpu, the inventory {len(devices)}", place, name)
+    if "nic" in node.configured and node.configured["nic"].count != (nics := len(node_nics(inventory))):
+        what = f"Gres has {node.configured['nic'].count} nic, the inventory {nics}"
+        yield Finding(RULES["SL068"], what, place, name)
     if overridden:
         return  # the site tells Slurm to trust slurm.conf
     sockets, cores, threads = node.definition.core_counts()

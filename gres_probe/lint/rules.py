@@ -63,6 +63,7 @@ class Site:
     local_nodes: frozenset[str] = frozenset()  # nodes whose device files are those of this machine
     version: SlurmVersion = OLDEST
     topology: Path | None = None  # topology.yaml
+    topology_conf: ConfigFile | None = None
 
     def gres_of(self, node: str) -> ConfigFile | None:
         """The gres.conf that this node reads."""
@@ -86,15 +87,34 @@ RULES = _rules(
          r"cannot stat file|unable to read|Include.* failed|error opening/reading"),
     Rule("SL004", "key twice on a line", _WARNING, _SLURMD, "keep one; the last one counts",
          "specified more than once"),
-    # ---- topology.yaml
+    # ---- topology.yaml and topology.conf
     Rule("SL005", "topology.yaml cannot be read", _FATAL, _SLURMCTLD,
          "write a list of topologies, each with its name and one of block, flat, ring, torus3d and tree",
          "Failed to load topology.yaml|Failed to initialize topology plugin"),
-    Rule("SL006", "node of topology.yaml is not in slurm.conf", _WARNING, _SLURMCTLD, "correct or remove it",
+    Rule("SL006", "node of the topology is not in slurm.conf", _WARNING, _SLURMCTLD, "correct or remove it",
          "Invalid hostnames in .* configuration"),
     Rule("SL007", "topology of a partition is not in topology.yaml", _FATAL, _SLURMCTLD,
          "add it to topology.yaml, or correct Topology", "Invalid partition topology"),
     Rule("SL008", "topology.conf has no effect", _WARNING, _SLUICE, "remove it, or topology.yaml, which comes first"),
+    Rule("SL070", "topology.conf cannot be read", _FATAL, _SLURMCTLD,
+         "write lines SwitchName= with Nodes or Switches, or BlockName= with Nodes and BlockSizes=",
+         "unrecognized key|Parse error in file|something wrong with opening/reading conf file|hostlist_create"),
+    Rule("SL071", "switch or block is defined twice", _FATAL, _SLURMCTLD, "give each a name of its own",
+         "has already been defined"),
+    Rule("SL072", "switch has both nodes and switches, or neither", _FATAL, _SLURMCTLD, "give it one of the two",
+         "has (n?either|both) child switches (nor|and) nodes|lacks children"),
+    Rule("SL073", "switch below it does not exist", _FATAL, _SLURMCTLD, "add its line, or correct the name",
+         "has invalid child"),
+    Rule("SL074", "switches are a loop", _FATAL, _SLURMCTLD, "a switch cannot be above itself: see sluice fabric check",
+         "is not a tree|has invalid child"),
+    Rule("SL075", "node is below two leaf switches or blocks", _WARNING, _SLURMCTLD,
+         "name it once; sluice fabric discover makes one of switches that share nodes",
+         "Multiple leaf switches contain nodes"),
+    Rule("SL076", "node is on no switch", _WARNING, _SLURMCTLD, "add it: jobs with several nodes do not get it",
+         "lack access to"),
+    Rule("SL077", "no switch is above all nodes", _WARNING, _SLUICE, "add one, unless jobs must not span them"),
+    Rule("SL078", "block has fewer nodes than the first of BlockSizes", _WARNING, _SLUICE,
+         "lower it: segments are planned by whole blocks of that size"),
     # ---- slurm.conf
     Rule("SL010", "shared GRES without gpu in GresTypes", _FATAL, _SLURMD, "add gpu to GresTypes",
          "requires that gres/gpu also be configured"),
@@ -186,4 +206,6 @@ RULES = _rules(
     Rule("SL065", "GPU that could not be read", _WARNING, _SLUICE, "see: sluice probe on the node"),
     Rule("SL066", "shards exceed the GPU's memory", _ERROR, _SLUICE, "write again with: sluice gres write"),
     Rule("SL067", "Type differs from the model", _WARNING, _SLUICE, "write again with: sluice gres write"),
+    Rule("SL068", "another number of RDMA interfaces than the inventory", _ERROR, _SLUICE,
+         "write again with: sluice gres write --nics"),
 )  # fmt: skip

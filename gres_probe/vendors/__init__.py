@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 
-from gres_probe.inventory import Gpu, Health, Link, Problem
+from gres_probe.inventory import Gpu, Health, Link, OpenClDevice, Problem
 from gres_probe.machine import Machine
 from gres_probe.vendor_names import vendor_names
 from sluice.base.errors import SluiceError, UsageError
@@ -24,6 +24,7 @@ class Findings:
     gpus: list[Gpu] = field(default_factory=list)
     links: dict[tuple[int, int], Link] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    opencl: list[OpenClDevice] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterator
 from ctypes import byref
 from typing import Any
+from uuid import UUID
 
 from gres_probe.cores import fold_ranges
-from gres_probe.inventory import Ecc, Gpu, Health, Link, LinkType, Partition, Problem, Vendor
+from gres_probe.inventory import Ecc, Gpu, GpuFabric, Health, Link, LinkType, Partition, Problem, Vendor
 from gres_probe.machine import Machine, pci_address
 from gres_probe.vendors import Findings, VendorSpec, Verdict, usable_memory
 from sluice.base.errors import SluiceError
@@ -166,7 +167,8 @@ def _judge(nvml: _Nvml, handle: Any, gpu: Gpu) -> None:
     verdict.add(pages, Health.DEGRADED, "retirement of a memory page waits for a reset of the GPU")
     errors = ask("nvmlDeviceGetTotalEccErrors", handle, api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_VOLATILE_ECC)
     verdict.add(errors, Health.DEGRADED, f"{errors} uncorrected ECC errors since the driver was loaded")
-    for health, reason in _recovery(nvml, handle), _fabric(nvml, handle):
+    gpu.fabric, state = _fabric(nvml, handle)
+    for health, reason in _recovery(nvml, handle), state:
         verdict.add(None if health is None else health is not Health.OK, health or Health.OK, reason)
     verdict.temperature(gpu)
     gpu.health, gpu.health_reasons = verdict.health, verdict.reasons
@@ -185,19 +187,23 @@ def _recovery(nvml: _Nvml, handle: Any) -> tuple[Health | None, str]:
     return Health.FAILED, f"the driver asks for {actions.get(action, f'recovery action {action}')}"
 
 
-def _fabric(nvml: _Nvml, handle: Any) -> tuple[Health | None, str]:
-    """Whether a GPU behind NVSwitch has joined its fabric; CUDA does not start before."""
+def _fabric(nvml: _Nvml, handle: Any) -> tuple[GpuFabric | None, tuple[Health | None, str]]:
+    """The domain of NVLinks between nodes that a GPU is in, and whether it has joined: CUDA does not start before."""
     structure = getattr(nvml.api, "c_nvmlGpuFabricInfo_t", None)
     if structure is None:
-        return None, ""
+        return None, (None, "")
     info = structure()
     if nvml.ask("nvmlDeviceGetGpuFabricInfo", handle, byref(info)) is None:
-        return None, ""
+        return None, (None, "")
     if info.state == nvml.api.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
-        return None, ""
+        return None, (None, "")
     if info.state != nvml.api.NVML_GPU_FABRIC_STATE_COMPLETED:
-        return Health.DEGRADED, "not yet part of the NVSwitch fabric; check that nvidia-fabricmanager runs"
-    return (Health.FAILED, f"NVSwitch fabric error {info.status}") if info.status else (Health.OK, "")
+        return None, (Health.DEGRADED, "not yet part of the NVSwitch fabric; check that nvidia-fabricmanager runs")
+    if info.status:
+        return None, (Health.FAILED, f"NVSwitch fabric error {info.status}")
+    cluster = UUID(bytes=bytes(info.clusterUuid))
+    # Zeros where the switches are in this node: no other node is reached.
+    return GpuFabric(str(cluster), info.cliqueId) if cluster.int else None, (Health.OK, "")
 
 
 def _read_instances(nvml: _Nvml, handle: Any, gpu: Gpu, machine: Machine, problems: list[Problem]) -> None:

@@ -224,8 +224,11 @@ def task_prolog() -> None:
     """Check what the task can open, and tell slurmstepd what to put into its environment."""
     if not numbers("SLURM_STEP_GPUS") and not numbers("SLURM_JOB_GPUS"):
         return
-    files = ask(do="devices")["files"]
-    for name, value in ask(do="task", open=[path for path in files if opens(path)])["export"].items():
+    devices = ask(do="devices")
+    said = {"open": [path for path in devices["files"] if opens(path)]}
+    if "nics" in devices:
+        said["nics"] = [name for name, path in devices["nics"].items() if opens(path)]
+    for name, value in ask(do="task", **said)["export"].items():
         if name not in os.environ:
             print(f"export {name}={value}")
 

@@ -28,6 +28,7 @@ def command() -> None:
 @click.option("--policy", type=click.Path(path_type=Path), metavar="FILE", help="Add the classes of its grouping.")
 @click.option("--per-node", is_flag=True, help="A gres.conf for each node, in DIR/NODE, instead of one for all.")
 @click.option("--no-shards", is_flag=True, help="Whole GPUs only: no GPU memory as gres/shard.")
+@click.option("--nics", is_flag=True, help="RDMA interfaces as gres/nic: jobs open only those that they ask for.")
 @click.option("--migrate-shards", is_flag=True, help="Replace shards that the site defines itself; lists their jobs.")
 @click.option("--diff", "only_diff", is_flag=True, help="Show what would change, and write nothing.")
 def write(
@@ -40,6 +41,7 @@ def write(
     policy: Path | None,
     per_node: bool,
     no_shards: bool,
+    nics: bool,
     migrate_shards: bool,
     only_diff: bool,
 ) -> None:
@@ -71,6 +73,7 @@ def write(
         gres=read_config(gres_file) if gres_file and gres_file.is_file() else None,
         slurm_version=find_version(slurm_version, slurm_prefix),
         shards=not no_shards,
+        nics=nics,
         per_node=per_node,
         features=_class_features(list(collected.inventories.values()), policy),
     )

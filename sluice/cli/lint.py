@@ -51,7 +51,7 @@ def command(
     parsable2: bool,
     noheader: bool,
 ) -> None:
-    """What slurmd and slurmctld would complain about in slurm.conf, gres.conf and topology.yaml.
+    """What slurmd and slurmctld would complain about in slurm.conf, gres.conf, topology.conf and topology.yaml.
 
     Exit 0 when there is nothing but warnings, 1 when there are errors, 2 when it could not look.
     """
@@ -80,6 +80,7 @@ def command(
         },
         version=find_version(slurm_version, slurm_prefix),
         topology=topology if (topology := site_file.parent / "topology.yaml").is_file() else None,
+        topology_conf=read_config(tree) if (tree := site_file.parent / "topology.conf").is_file() else None,
     )
     if inventory_dir is not None:
         from gres_probe.collect import load_inventories

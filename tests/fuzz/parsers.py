@@ -25,6 +25,7 @@ from joserfc.jwk import ECKey
 from pydantic import ValidationError
 from starlette.requests import Request, cookie_parser
 
+from gres_probe.lint import Site, lint
 from policy.service_jobs import ServicePolicy, ServicesPolicy, job_name, parse_job_name, replica_job
 from policy.service_jobs import parse as parse_services
 from policy.service_use import service_documents
@@ -60,6 +61,10 @@ from sluice.exchange.serve_status import parse_status
 from sluice.exchange.serving import Abilities, Heartbeat, Load, Orders, State
 from sluice.exchange.serving import parse as parse_serving
 from sluice.exchange.serving import render as render_serving
+from sluice.fabric.ibnet import read_ibnetdiscover
+from sluice.fabric.lldp import parse_lldp
+from sluice.fabric.model import Fabric, Reported
+from sluice.fabric.tree import tree_of
 from sluice.report.fields import fields_of
 from sluice.report.output import row_document
 from sluice.report.services import ServiceKey, ServiceTally, rows_of
@@ -76,12 +81,15 @@ from sluice.serve.replicad.registry import Expected, Registry
 from sluice.slurm import jwt
 from sluice.slurm.munge import Message
 from sluice.slurm.munge_service import RefusedError
+from sluice.slurm.slurm_conf import interpret_slurm_conf, parse_text
+from sluice.slurm.topology import read_topology_conf, topology_conf
 from sluice.web import session
 from sluice.web.api.jobs import JobsQuery, query_of
 from sluice.web.endpoint import parse_query
 from sluice.web.pages.routes import local
 from sluice.web.store import MOST_CURSOR, SORTS, Jobs, Query
 from tests.unit.controllerd.slurm_objects import a_job
+from tests.unit.fabric.networks import Cable, ibnetdiscover, rails
 
 USER, OTHER = 1000, 1001
 JOB = 7
@@ -133,7 +141,7 @@ def agent_requests() -> Target:
     return Target(
         run,
         (
-            b'{"do": "task", "open": ["/dev/nvidia0", "/dev/nvidia1"]}',
+            b'{"do": "task", "open": ["/dev/nvidia0", "/dev/nvidia1"], "nics": ["mlx5_0"]}',
             b'{"do": "devices"}',
             b'{"do": "limit", "job": 7, "uid": 1000, "whole": true, "gpus": [0], "shards": 1, "open": []}',
             b'{"do": "status"}',
@@ -616,8 +624,54 @@ def batch_words() -> Target:
     )
 
 
+def fabrics() -> Target:
+    """What ibnetdiscover, lldpctl and topology files say: names of other machines, and what is written of them."""
+    cables: list[Cable] = [*rails(2, 2, 1), ("s1", 7, "s1", 8), ("a-leaf1", 1, "n9/mlx5_0", 1)]
+    neighbour = {
+        "chassis": {"tor": {"capability": [{"type": "Bridge", "enabled": True}]}},
+        "port": {"id": {"value": "E1"}},
+    }
+    seeds = (
+        b"0" + ibnetdiscover(cables).encode(),
+        b"1" + json.dumps({"lldp": {"interface": [{"eth0": neighbour}, {"eth1": neighbour}]}}).encode(),
+        b"2SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Switches=s[1-2]\nBlockName=b Nodes=n3\nBlockSizes=1,2\n",
+        b"3- topology: a\n  tree: {switches: [{switch: s, nodes: 'n[1-2]'}, {switch: t, children: s}]}\n",
+        b"3- topology: b\n  block: {block_sizes: [1], blocks: [{block: b, nodes: n1}]}\n",
+    )
+    slurm = interpret_slurm_conf(parse_text("TopologyPlugin=topology/tree\nNodeName=n[1-3]\n"))
+    folder = Path(tempfile.mkdtemp(prefix="sluice-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+    def run(data: bytes) -> None:
+        kind, text = data[:1], data[1:]
+        with suppress(SluiceError):
+            if kind == b"3":
+                (folder / "topology.yaml").write_bytes(text)
+                lint(Site(slurm, version=(26, 5, 0), topology=folder / "topology.yaml"))
+                return
+            if kind == b"2":
+                config = parse_text(text.decode("utf-8", "surrogateescape"), folder / "topology.conf")
+                lint(Site(slurm, topology_conf=config))
+                return
+            read = parse_lldp({"n1": ("n1", text)}) if kind == b"1" else _ibnet(text)
+            fabric = Fabric([read])
+            tree, _ = tree_of(fabric, slurm.nodes)
+            fabric.judge(slurm.nodes)
+            fabric.rails()
+            written = read_topology_conf(parse_text(topology_conf(tree)))
+            assert not written.faults
+            assert written.topologies[0].groups() == tree.groups()
+
+    return Target(run, seeds)
+
+
+def _ibnet(text: bytes) -> Reported:
+    return read_ibnetdiscover(text.decode(errors="replace"), "fuzz")
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "agent-requests": agent_requests,
+    "fabrics": fabrics,
     "inbox-requests": inbox_requests,
     "records": records,
     "events": events,

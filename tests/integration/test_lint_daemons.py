@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gres_probe.lint import Finding, Severity, Site, Source, lint
+from gres_probe.inventory import Link, LinkType, Nic
+from gres_probe.lint import RULES, Finding, Severity, Site, Source, lint
 from gres_probe.writer import generate, node_devices
 from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
 from sluice.slurm.slurm_conf import read_config, read_slurm_conf
 from tests.integration.gres_cases import READING, REGISTERING, Case
 from tests.integration.private_slurm import NEEDS, NODE, entered, free_ports, head, running
+from tests.integration.topology_cases import CONF_CASES, CONF_NODES
 from tests.integration.versions import TREES
 from tests.unit.gres_probe import machines
 
@@ -173,3 +175,54 @@ def test_slurmd_accepts_what_the_writer_writes(node: str, shards: bool, tmp_path
     assert sum(int(count) for name, _, count in found if name == "gpu") == len(node_devices(machine))
     assert sum(int(count) for name, _, count in found if name == "shard") == (wanted if shards else 0)
     assert {kind for name, kind, _ in found if name == "gpu"} == {device.type for device in node_devices(machine)}
+
+
+def test_slurmd_accepts_rdma_interfaces(tmp_path: Path, slurmd: Slurmd) -> None:
+    machine = machines.dgx("n1")
+    for number, gpu in enumerate((machine.gpus[0], machine.gpus[0], machine.gpus[-1])):
+        links = [Link(LinkType.SYSTEM)] * 8 + [Link(LinkType.PCI_BRIDGES if number < 2 else LinkType.SYSTEM)] * 3
+        file = f"/dev/infiniband/uverbs{number}"
+        machine.nics.append(Nic(f"mlx5_{number}", "", links=links, cores=gpu.cores, device_file=file))
+    configuration = generate([machine], slurm_version=slurmd.version, nics=True)
+    for file in [*(nic.device_file for nic in machine.nics), *(gpu.device_file for gpu in machine.gpus)]:
+        path = tmp_path / file.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(231, 1))
+    nodes = configuration.nodes_conf({"n1": {"NodeHostname": socket.gethostname(), "Port": "2"}})
+    text = f"{head(tmp_path, 1)}GresTypes=gpu,shard,nic\n{nodes}PartitionName=all Nodes=ALL\n"
+    (tmp_path / "slurm.conf").write_text(text)
+    (tmp_path / "gres.conf").write_text(configuration.gres_conf.replace("/dev/", f"{tmp_path}/dev/"))
+    code, complaints, said = slurmd.read_gres(tmp_path, "n1")
+    assert (code, complaints) == (0, [])
+    assert len(re.findall(r"Gres Name=nic .*Links=", said)) == 3, said
+    assert [one.rule.code for one in lint_folder(tmp_path, frozenset({"n1"}), slurmd.version)] == []
+
+
+@pytest.mark.parametrize("name", CONF_CASES)
+def test_lint_says_what_slurmctld_says_of_topology_conf(tmp_path: Path, name: str) -> None:
+    text, expected = CONF_CASES[name]
+    ports = free_ports(2)
+    (tmp_path / "slurm.conf").write_text(
+        f"{head(tmp_path, ports[0])}TopologyPlugin=topology/tree\nNodeName={CONF_NODES} {NODE} Port={ports[1]}\n"
+        "PartitionName=main Nodes=ALL Default=YES\n"
+    )
+    (tmp_path / "topology.conf").write_text(text)
+    (tmp_path / "state").mkdir(exist_ok=True)
+    ready = "Running as primary controller"
+    command = ["slurmctld", "-D", "-f", tmp_path / "slurm.conf"]
+    lines = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as slurmctld:
+        assert slurmctld.stderr is not None
+        for line in slurmctld.stderr:
+            lines.append(line)
+            if ready in line:
+                slurmctld.kill()
+                break
+    said = "".join(lines)
+    rules = [RULES[code] for code in expected]
+    assert (ready not in said) == any(rule.severity is Severity.FATAL for rule in rules), said
+    theirs = [rule for rule in rules if rule.source is Source.SLURMCTLD]
+    fatal = [rule for rule in theirs if rule.severity is Severity.FATAL]  # the others are not reached then
+    assert all(re.search(rule.says, said) for rule in fatal[:1] or theirs), said
+    if not rules:
+        assert not COMPLAINT.search("".join(line for line in lines if "witch" in line)), said

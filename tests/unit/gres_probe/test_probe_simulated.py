@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from simulated_node import Simulate
@@ -13,8 +16,9 @@ from simulated_node import Simulate
 from gpu_sim import device_files, layout, load_platform, platform_names, read_state
 from gpu_sim.fields import set_values
 from gpu_sim.platform import Platform
+from gpu_sim.state import NodeState
 from gres_probe.collect import DEFAULT_DIR
-from gres_probe.inventory import Health, Inventory, LinkType
+from gres_probe.inventory import GpuFabric, Health, Inventory, LinkType
 from gres_probe.probe import DEFAULT_TIMEOUT
 from gres_probe.topology import FAST_LINKS, link_domains
 from gres_probe.writer import node_devices
@@ -435,3 +439,45 @@ def test_topology_of_several_vendors(simulate: Simulate) -> None:
     header = matrix[0].split("|")
     assert header[0] == "" and {"amd0", "nvidia0", "nvidia1", "intel0"} <= set(header)
     assert all(len(row.split("|")) == len(header) for row in matrix)
+
+
+CLUSTER = "2f1c0000-0000-4000-8000-000000000001"
+
+
+def in_domain(state: NodeState) -> None:
+    for gpu in state.gpus:
+        gpu.fabric_cluster[:] = list(UUID(CLUSTER).bytes)
+        gpu.fabric_clique = 7
+
+
+def test_domain_of_links_between_nodes(simulate: Simulate) -> None:
+    node = simulate("dgx-h100")
+    assert [gpu.fabric for gpu in node.probe().gpus] == [None] * 8
+    with node.change() as state:
+        in_domain(state)
+    assert [gpu.fabric for gpu in node.probe().gpus] == [GpuFabric(CLUSTER, 7)] * 8
+
+
+def test_both_calls_say_the_same_of_a_domain(simulate: Simulate) -> None:
+    """nvmlDeviceGetGpuFabricInfoV in the two versions that there are, and in one that there is not."""
+    node = simulate("dgx-h100")
+    with node.change() as state:
+        in_domain(state)
+    program = """if True:
+        import ctypes, pynvml as n
+        n.nvmlInit()
+        gpu = n.nvmlDeviceGetHandleByIndex(0)
+        for name in ("v2", "v3"):
+            info = getattr(n, f"c_nvmlGpuFabricInfo_{name}_t")()
+            n.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
+            print(bytes(info.clusterUuid).hex(), info.cliqueId, info.state)
+        info.version = 1
+        try:
+            n.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
+        except n.NVMLError as error:
+            print(error.value)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | node.environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n") == [f"{UUID(CLUSTER).hex} 7 3"] * 2 + ["25", ""]

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gres_probe.inventory import Gpu, Inventory, Link, LinkType
+from gpu_sim import load_platform
+from gpu_sim.sysfs import write_tree
+from gres_probe.inventory import Gpu, Inventory, Link, LinkType, NicPort
 from gres_probe.machine import CpuLayout, Machine, PciFunction, natural, pci_address
 from gres_probe.topology import link_domains, link_matrix, pci_path, rdma_nics
 
@@ -237,3 +239,45 @@ def test_natural_order_sorts_anything(names: list[str]) -> None:
     names.sort(key=natural)
     wanted = [name for name in ("mlx5_0", "mlx5_2", "mlx5_10") if name in names]
     assert list(dict.fromkeys(name for name in names if name.startswith("mlx5"))) == wanted
+
+
+def test_what_sysfs_says_of_an_adapter(tmp_path: Path) -> None:
+    """InfiniBand with virtual functions, RoCE, and soft RoCE, which has no device below it."""
+    shown = load_platform("dgx-h100")
+    first, second = shown.nics[:2]
+    nics = [
+        first.model_copy(update={"virtual_functions": 2}),
+        second.model_copy(update={"link_layer": "Ethernet", "state": "DOWN"}),
+    ]
+    write_tree(tmp_path, shown.model_copy(update={"nics": nics}))
+    port = tmp_path / "sys/class/infiniband/rxe0/ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    found = {nic.name: nic for nic in rdma_nics([], Machine(tmp_path / "sys", dev_root=None))}
+    assert list(found) == ["mlx5_0", "mlx5_0v0", "mlx5_0v1", "mlx5_1", "rxe0"]
+    physical, virtual, ethernet, soft = (found[name] for name in ("mlx5_0", "mlx5_0v1", "mlx5_1", "rxe0"))
+    assert (physical.virtual_functions, physical.parent) == (2, "")
+    assert (virtual.virtual_functions, virtual.parent) == (0, physical.pci_address)
+    assert (physical.firmware, physical.board) == ("28.39.1002", "MT_0000000838")
+    assert physical.device_file.startswith("/dev/infiniband/uverbs")
+    assert len({nic.guid for nic in found.values()}) == 5
+    assert (physical.ports[0].state, physical.ports[0].physical_state) == ("ACTIVE", "LinkUp")
+    assert (physical.ports[0].rate_gbps, physical.ports[0].guid) == (400.0, physical.guid)
+    assert physical.ports[0].lid
+    assert (ethernet.ports[0].link_layer, ethernet.ports[0].network) == ("Ethernet", "net_mlx5_1")
+    assert (ethernet.ports[0].state, ethernet.ports[0].lid) == ("DOWN", None)
+    assert (soft.pci_address, soft.guid, soft.ports[0].state) == ("", "", "ACTIVE")
+    inventory = Inventory("n1", nics=list(found.values()))
+    assert Inventory.from_json(inventory.to_json(), source="test").nics == inventory.nics
+
+
+def test_what_a_kernel_cannot_say(tmp_path: Path) -> None:
+    """Files that are missing, empty or of another form are unknown."""
+    port = tmp_path / "class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    for name, text in {"rate": "fast", "state": "ACTIVE", "lid": "none", "link_layer": "InfiniBand"}.items():
+        (port / name).write_text(text)
+    (port.parent.parent / "node_guid").write_text("0000:0000:0000:0000\n")
+    (nic,) = rdma_nics([], Machine(tmp_path, dev_root=None))
+    assert nic.guid == ""
+    assert nic.ports == [NicPort(1, link_layer="InfiniBand")]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from machines import dgx, gpu, l40s, matrix, mig, mixed
 
-from gres_probe.inventory import Inventory, LinkType, Problem
+from gres_probe.inventory import Inventory, Link, LinkType, Nic, Problem
 from gres_probe.lint import Site, lint
 from gres_probe.writer import HEADER, GresConfiguration, generate, node_devices, type_name
 from sluice.base.errors import SluiceError
@@ -222,3 +223,32 @@ def test_lint_has_nothing_to_say(version: tuple[int, int, int], shards: bool) ->
         version=version,
     )
     assert lint(site) == []
+
+
+def test_rdma_interfaces_on_request() -> None:
+    """Those with a file of their own, without the parent of virtual functions; linked where they share a switch."""
+    machine = dgx("n1")
+    kinds = [LinkType.SELF, LinkType.PCI_BRIDGES, LinkType.SYSTEM]
+    rows = [[0, 1, 2, 2], [1, 0, 2, 2], [2, 2, 0, 2], [2, 2, 2, 0]]
+    sides = [machine.gpus[0].cores, machine.gpus[0].cores, machine.gpus[-1].cores, machine.gpus[-1].cores]
+    machine.nics = [
+        Nic(
+            f"mlx5_{number}",
+            f"0000:18:00.{number}",
+            links=[Link(LinkType.SYSTEM)] * len(machine.gpus) + [Link(kinds[kind]) for kind in row],
+            cores=cores,
+            device_file=f"/dev/infiniband/uverbs{number}" if number != 3 else "",
+        )
+        for number, (row, cores) in enumerate(zip(rows, sides, strict=True))
+    ]
+    assert "nic" not in generate([machine]).gres_conf
+    configuration = generate([machine], nics=True)
+    written = [line for line in configuration.gres_lines["n1"] if line.startswith("Name=nic")]
+    assert [re.sub(r"Cores=\S+", "Cores=", line) for line in written] == [
+        "Name=nic File=/dev/infiniband/uverbs0 Cores= Links=-1,1,0",
+        "Name=nic File=/dev/infiniband/uverbs1 Cores= Links=1,-1,0",
+        "Name=nic File=/dev/infiniband/uverbs2 Cores= Links=0,0,-1",
+    ]
+    assert configuration.nodes["n1"].gres.endswith(",nic:3")
+    machine.nics[1].parent = machine.nics[0].pci_address
+    assert generate([machine], nics=True).nodes["n1"].gres.endswith(",nic:2")

@@ -75,7 +75,7 @@ def test_a_split_over_gpus_is_in_force_from_the_prolog_on(agent: Agent, monkeypa
 def test_only_root_may_speak_for_jobs(agent: Agent) -> None:
     for name in ("prolog", "limit", "epilog", "status"):
         assert "for root only" in str(ask(agent, peer_uid=1000, do=name)["error"])
-    assert ask(agent, peer_uid=1000, do="devices") == {"ok": {"files": ["/dev/nvidia0", "/dev/nvidia1"]}}
+    assert ask(agent, peer_uid=1000, do="devices") == {"ok": {"files": ["/dev/nvidia0", "/dev/nvidia1"], "nics": {}}}
 
 
 def test_limits_are_refused_that_cannot_hold(agent: Agent) -> None:

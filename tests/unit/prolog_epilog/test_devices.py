@@ -17,9 +17,12 @@ def test_hints_name_what_is_near() -> None:
         "SLUICE_GPU_CORES": "0-3",
         "SLUICE_GPU_NICS": "mlx5_0,mlx5_5",
         "NCCL_IB_HCA": "=mlx5_0,mlx5_5",
+        "UCX_NET_DEVICES": "mlx5_0:1,mlx5_5:1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     assert hints([]) == {}
+    assert hints([device(0, nics=("mlx5_0", "mlx5_1"))], ["mlx5_1", "mlx5_2"])["NCCL_IB_HCA"] == "=mlx5_1"
+    assert "NCCL_IB_HCA" not in hints([device(0)], [])
     assert hints([device(0, vendor="intel", numa_node=None, cores="", nics=())]) == {}
 
 

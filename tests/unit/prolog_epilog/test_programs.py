@@ -128,11 +128,12 @@ def test_the_helper_says_where_the_limits_lie(answering: Answering, tmp_path: Pa
 def test_a_task_keeps_what_its_user_set(answering: Answering, tmp_path: Path) -> None:
     own = tmp_path / "device"
     own.touch()
-    files = json.dumps({"ok": {"files": [str(own), "/nonexistent/device"]}}).encode() + b"\n"
+    nics = {"mlx5_0": str(own), "mlx5_1": "/nonexistent/device"}
+    files = json.dumps({"ok": {"files": [str(own), "/nonexistent/device"], "nics": nics}}).encode() + b"\n"
     path, asked = answering([files, b'{"ok": {"export": {"NCCL_IB_HCA": "=mlx5_0", "SLUICE_GPU_NUMA": "0"}}}\n'])
     done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", NCCL_IB_HCA="mine")
     assert done.stdout == "export SLUICE_GPU_NUMA=0\n"
-    assert asked[1] == {"do": "task", "open": [str(own)]}
+    assert asked[1] == {"do": "task", "open": [str(own)], "nics": ["mlx5_0"]}
 
 
 def test_the_epilog_waits_while_memory_is_cleared(tmp_path: Path) -> None:

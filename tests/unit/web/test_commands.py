@@ -75,6 +75,8 @@ NOT_SHOWN = {
     "probe": _NODE,
     "controllerd status": _SITE,
     "doctor": _SITE,
+    "fabric check": _SITE,
+    "fabric discover": _SITE,
     "plugin status": _SITE,
     "token list": _SITE,
     "failover drill": _CHANGES,
