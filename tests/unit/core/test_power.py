@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sluice.core.backfill import CONSERVATIVE, EASY, Backfill, PendingJob, RunningJob
@@ -19,11 +21,13 @@ def nodes(count: int) -> Cluster:
     return cluster
 
 
-def job(gpus: int, watts: int, limit_s: int = 60, **more: int) -> PendingJob:
+def job(gpus: int, watts: int, limit_s: int = 60, **more: Any) -> PendingJob:
     return PendingJob(Request(gpus=gpus, cpus_milli=1000), limit_s, watts=watts, **more)
 
 
-def planned(cluster: Cluster, power: Power | None, *jobs: PendingJob, running: tuple[RunningJob, ...] = ()) -> list:
+def planned(
+    cluster: Cluster, power: Power | None, *jobs: PendingJob, running: tuple[RunningJob, ...] = ()
+) -> list[Any]:
     backfill = Backfill(8)
     backfill.set_power(power)
     return [start and (start.start_s - NOW, start.watts) for start in backfill.plan(cluster, NOW, running, jobs)]
