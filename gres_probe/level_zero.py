@@ -196,6 +196,7 @@ _RESULTS = {
     UNINITIALIZED: "no driver",
     0x78000002: "unsupported version",
     UNSUPPORTED_FEATURE: "unsupported feature",
+    0x78000004: "invalid argument",
     0x78000020: "device is in survivability mode, its firmware must be updated",
 }
 _SUSTAINED, _MILLIWATTS = 1, 2  # ZES_POWER_LEVEL_SUSTAINED, ZES_LIMIT_UNIT_POWER
