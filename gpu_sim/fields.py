@@ -486,7 +486,9 @@ FIELDS: dict[str, Field] = {
     ),
     "power": Field("draw, W; at most its limit", lambda _s, gpu: f"{gpu.power_mw / 1000:g}", _set_power),
     "power_drawn": Field("W, under its limit", lambda _s, gpu: f"{drawn_mw(gpu) / 1000:g}", _refuse),
-    "power_limit": Field("W, or default: as after a reboot", lambda _s, gpu: str(gpu.power_limit_mw // 1000), _set_power_limit),
+    "power_limit": Field(
+        "W, or default: as after a reboot", lambda _s, gpu: str(gpu.power_limit_mw // 1000), _set_power_limit
+    ),
     "fan": _number("percent", "fan_percent", 100, low=1, unit="%", needs=_no_fan),
     "utilisation": _activity("percent, in addition to what processes take", "utilisation"),
     "utilisation_memory": _activity("of the memory's bandwidth, percent", "utilisation_memory"),

@@ -360,6 +360,4 @@ class LevelZero:
 
 
 def _sustained(limits: Any) -> Any:
-    return next(
-        (limit for limit in limits if limit.level == _SUSTAINED and limit.limitUnit == _MILLIWATTS), None
-    )
+    return next((limit for limit in limits if limit.level == _SUSTAINED and limit.limitUnit == _MILLIWATTS), None)

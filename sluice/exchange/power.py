@@ -95,8 +95,8 @@ class PowerOrder:
 
 def _number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST_NUMBER:
-        raise ValueError(f"{value!r}: not an order's number")
-    return value
+        raise ValueError(f"{value!r}: not a whole number")
+    return int(value)
 
 
 def _text(value: Any, most: int) -> str:
@@ -143,9 +143,7 @@ class Latest:
 class NodePowers:
     """The controllers' side: the latest report of each node, and the order that it is to follow. Thread-safe."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._wall = wall
         self._lock = threading.Lock()
