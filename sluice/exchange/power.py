@@ -53,7 +53,8 @@ class PowerReport:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"node": self.node, "order": self.order, "gpus": [asdict(gpu) for gpu in self.gpus]}
+        gpus = [{**asdict(gpu), "jobs": list(gpu.jobs)} for gpu in self.gpus]
+        return {"node": self.node, "order": self.order, "gpus": gpus}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> PowerReport:
