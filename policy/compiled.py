@@ -38,6 +38,7 @@ Positive = Annotated[int, Field(ge=1, le=_MOST_S)]
 Gpus = Annotated[int, Field(ge=0, le=_MOST_GPUS)]
 Mib = Annotated[int, Field(ge=0, le=_MOST_MIB)]
 Weight = Annotated[int, Field(ge=0, le=1000000)]
+Watts = Annotated[int, Field(ge=0, le=100000)]
 
 Placement = Literal[
     "first-fit",
@@ -130,6 +131,9 @@ class GpuClass(_Section):
     reserved_permille: Annotated[int, Field(ge=0, le=1000)] = 0
     cpus_per_gpu_milli: Annotated[int, Field(ge=0, le=1000000)] = 0
     memory_mib_per_gpu: Mib = 0
+    power_least_w: Watts = 0
+    """What the limit of a GPU's power can be set to; 0: not known."""
+    power_most_w: Watts = 0
 
     @model_validator(mode="after")
     def _once(self) -> Self:
@@ -145,6 +149,10 @@ class ClassRule(_Section):
     gpus_limit: Gpus | None = None
     """Running at once."""
     gpus_guaranteed: Gpus = 0
+    power_w: Watts = 0
+    """Power cap of each GPU of a job; 0: none."""
+    power_most_w: Watts = 0
+    """What a job may ask for with --gpu-power; 0: `power_w`."""
 
 
 class Tenant(_Section):

@@ -18,6 +18,7 @@ from policy.checkpoint import NodeCheckpoint, compile_checkpoint
 from policy.health import NodeHealth, compile_health
 from policy.monitoring import NodeMetrics, compile_metrics
 from policy.node_limits import NodeLimits, compile_limits
+from policy.node_power import NodePower
 from policy.traces import NodeTraces, compile_traces
 from sluice.base.errors import SluiceError
 
@@ -45,6 +46,7 @@ class NodePolicy(BaseModel):
     checkpoint: NodeCheckpoint = NodeCheckpoint()
     alerts: NodeAlerts = NodeAlerts()
     traces: NodeTraces = NodeTraces()
+    power: NodePower = NodePower()
 
     def render(self) -> str:
         """The file's text."""

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rules/policy.h"
 
+#include "rules/options.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -315,6 +317,8 @@ static const struct key class_keys[] = {
     {"reserved-permille", KEY_U32, offsetof(struct sluice_class, reserved_permille), 0, 1000},
     {"cpus-per-gpu-milli", KEY_U32, offsetof(struct sluice_class, cpus_per_gpu_milli), 0, 1000000},
     {"memory-mib-per-gpu", KEY_U64, offsetof(struct sluice_class, memory_mib_per_gpu), 0, MOST_MIB},
+    {"power-least-w", KEY_U32, offsetof(struct sluice_class, power_least_w), 0, SLUICE_GPU_POWER_MAX_W},
+    {"power-most-w", KEY_U32, offsetof(struct sluice_class, power_most_w), 0, SLUICE_GPU_POWER_MAX_W},
 };
 
 static const struct key tenant_keys[] = {
@@ -342,6 +346,8 @@ static const struct key rule_keys[] = {
     {"run-time-s", KEY_U32, offsetof(struct sluice_class_rule, run_time_s), 0, MOST_S},
     {"gpus-limit", KEY_U32, offsetof(struct sluice_class_rule, gpus_limit), 0, MOST_GPUS},
     {"gpus-guaranteed", KEY_U32, offsetof(struct sluice_class_rule, gpus_guaranteed), 0, MOST_GPUS},
+    {"power-w", KEY_U32, offsetof(struct sluice_class_rule, power_w), 0, SLUICE_GPU_POWER_MAX_W},
+    {"power-most-w", KEY_U32, offsetof(struct sluice_class_rule, power_most_w), 0, SLUICE_GPU_POWER_MAX_W},
 };
 
 #define COUNT(TABLE) (sizeof(TABLE) / sizeof(*(TABLE)))

@@ -52,6 +52,8 @@ struct sluice_class {
     uint32_t reserved_permille;  /* of the class, kept free for guarantees: 0 to 1000 */
     uint32_t cpus_per_gpu_milli; /* default of a job that names none, in thousandths; 0: the global one */
     uint64_t memory_mib_per_gpu; /* likewise; 0: the global one */
+    uint32_t power_least_w;      /* what the limit of a GPU's power can be set to; 0: not known */
+    uint32_t power_most_w;
 };
 
 /* A tenant's limits in one class. */
@@ -61,6 +63,8 @@ struct sluice_class_rule {
     uint32_t run_time_s;      /* SLUICE_NO_LIMIT: any */
     uint32_t gpus_limit;      /* running at once; SLUICE_NO_LIMIT: any */
     uint32_t gpus_guaranteed; /* 0: none */
+    uint32_t power_w;         /* power cap of each GPU of a job; 0: none */
+    uint32_t power_most_w;    /* that a job may ask for; 0: power_w */
 };
 
 /* A tenant: one Slurm account. */

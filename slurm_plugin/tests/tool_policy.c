@@ -70,6 +70,7 @@ static void put_class(FILE *to, const struct sluice_class *class)
     fprintf(to, "gpu-memory-mib = %" PRIu64 "\n", class->gpu_memory_mib);
     fprintf(to, "cpus-per-gpu-milli = %" PRIu32 "\nmemory-mib-per-gpu = %" PRIu64 "\n", class->cpus_per_gpu_milli,
             class->memory_mib_per_gpu);
+    fprintf(to, "power-least-w = %" PRIu32 "\npower-most-w = %" PRIu32 "\n", class->power_least_w, class->power_most_w);
 }
 
 static void put_tenant(FILE *to, const struct sluice_rules *rules, const struct sluice_tenant *tenant)
@@ -108,6 +109,8 @@ static void put_tenant(FILE *to, const struct sluice_rules *rules, const struct 
         put_number(to, "class.", name, ".run-time-s", rule->run_time_s, SLUICE_NO_LIMIT);
         put_number(to, "class.", name, ".gpus-limit", rule->gpus_limit, SLUICE_NO_LIMIT);
         put_number(to, "class.", name, ".gpus-guaranteed", rule->gpus_guaranteed, 0);
+        put_number(to, "class.", name, ".power-w", rule->power_w, 0);
+        put_number(to, "class.", name, ".power-most-w", rule->power_most_w, 0);
     }
 }
 

@@ -89,6 +89,8 @@ def policies(draw: st.DrawFn) -> CompiledPolicy:
         run_time_s=limits(315360000),
         gpus_limit=limits(10**7),
         gpus_guaranteed=st.integers(0, 10**7),
+        power_w=st.integers(0, 100_000),
+        power_most_w=st.integers(0, 100_000),
     )
     chosen = st.sampled_from(class_names or ["none"])
     most = len(class_names)
@@ -144,6 +146,8 @@ def policies(draw: st.DrawFn) -> CompiledPolicy:
                 strategy=draw(st.sampled_from(["static", "dynamic", "hybrid"])),
                 gpu_memory_mib=draw(st.integers(0, 1 << 40)),
                 reserved_permille=draw(st.integers(0, 1000)),
+                power_least_w=draw(st.integers(0, 100_000)),
+                power_most_w=draw(st.integers(0, 100_000)),
             )
             for name in class_names
         ],

@@ -1,0 +1,121 @@
+"""Which power cap a job and a GPU have: pure functions over the policy, what jobs ask for, and what hardware can do.
+
+A cap is of the whole GPU. Where several jobs are on one, the greatest of their caps counts, and a job without one has
+the site's own setting: no job is slowed down by what another asked for. Controllers and heat only lower that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from policy.node_power import MOST_WATTS, NodeCap, NodePower, NodeThermal
+from prolog_epilog.power.vendors import PowerLimit
+from prolog_epilog.refusals import Refusal
+from prolog_epilog.state import RefusalError
+
+_WATTS = re.compile(r"([1-9][0-9]{0,5})W?")  # as job_submit/sluice writes it (slurm_plugin/rules/options.c)
+_COOL_TIMES = 6  # as long without heat for a step back, as with it for a step down
+_LONGEST_S = 5.0  # between two samples that are taken as one time
+
+
+def read_watts(text: str, option: str = "--gpu-power") -> int:
+    """Watts of an option as job_submit/sluice writes it. Raises RefusalError for what it would never write.
+
+    Where that plugin is not loaded the text is the user's own.
+    """
+    match = _WATTS.fullmatch(text)
+    if match is None or int(match[1]) > MOST_WATTS:
+        raise RefusalError(
+            f"{option}={text[:32]!r} is not a number of watts",
+            Refusal.POWER_UNREADABLE,
+            remedy="use whole watts, e.g. --gpu-power=300W",
+        )
+    return int(match[1])
+
+
+def cap_for(policy: NodePower, gpu_type: str, account: str) -> NodeCap | None:
+    """The first of the policy's caps that fits."""
+    return next(
+        (
+            cap
+            for cap in policy.caps
+            if (not cap.gpu_types or gpu_type in cap.gpu_types) and (not cap.accounts or account in cap.accounts)
+        ),
+        None,
+    )
+
+
+def job_cap(cap: NodeCap | None, asked: int | None, planned: int | None, limit: PowerLimit) -> int | None:
+    """A job's cap of a GPU in mW; None: as the site has set it. Raises RefusalError for what it may not ask for.
+
+    `asked`: with --gpu-power; `planned`: by slurmctld, to start within a budget; watts.
+    """
+    if asked is None:
+        bounds = [watts for watts in (cap.watts if cap else None, planned) if watts is not None]
+        return max(limit.least_mw, min(min(bounds) * 1000, limit.most_mw)) if bounds else None
+    most = (cap.at_most or cap.watts) if cap else limit.most_mw // 1000
+    if asked > most:
+        raise RefusalError(
+            f"--gpu-power={asked}W: at most {most} W on this GPU",
+            Refusal.POWER_OVER_POLICY,
+            remedy="ask for less, or leave the option out",
+        )
+    if not limit.least_mw <= asked * 1000 <= limit.most_mw:
+        raise RefusalError(
+            f"--gpu-power={asked}W: this GPU takes {-(-limit.least_mw // 1000)} to {limit.most_mw // 1000} W",
+            Refusal.POWER_OUT_OF_RANGE,
+            remedy="ask for a value of this range, or name another type of GPU",
+        )
+    return asked * 1000 if planned is None else max(limit.least_mw, min(asked, planned) * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The cap that a GPU is to have, and what it comes from: "job", "order", "thermal"; empty: the site's setting."""
+
+    mw: int
+    why: str = ""
+
+
+def wanted(
+    limit: PowerLimit, site_mw: int, jobs: Iterable[int | None], order_mw: int | None, heat_mw: int | None
+) -> Wanted:
+    """What a GPU is to have. `site_mw`: what it had before anything of ours; `jobs`: the caps of those on it, mW."""
+    caps = [site_mw if cap is None else cap for cap in jobs]
+    found = Wanted(max(caps), "job") if caps else Wanted(site_mw)
+    for bound, why in ((order_mw, "order"), (heat_mw, "thermal")):
+        if bound is not None and bound < found.mw:
+            found = Wanted(bound, why)
+    mw = max(limit.least_mw, min(found.mw, limit.most_mw)) if found.mw != site_mw else site_mw
+    return Wanted(mw, found.why if mw != site_mw else "")
+
+
+@dataclass
+class Heat:
+    """A GPU that slows down by heat: how many steps its cap is lowered. Times by the samples' clock."""
+
+    steps: int = 0
+    hot_s: float = 0.0
+    cool_s: float = 0.0
+    at: float | None = None
+
+    def look(self, hot: bool, now: float, policy: NodeThermal) -> bool:
+        """A sample; whether the steps have changed."""
+        passed = 0.0 if self.at is None else max(0.0, min(now - self.at, _LONGEST_S))
+        self.at = now
+        self.hot_s = self.hot_s + passed if hot else max(0.0, self.hot_s - passed)
+        self.cool_s = 0.0 if hot else self.cool_s + passed
+        if self.hot_s >= policy.after_s and self.percent(policy) > policy.least_percent:
+            self.steps += 1
+        elif self.steps and self.cool_s >= _COOL_TIMES * policy.after_s:
+            self.steps -= 1
+        else:
+            return False
+        self.hot_s = self.cool_s = 0.0
+        return True
+
+    def percent(self, policy: NodeThermal) -> int:
+        """Of the default limit, now."""
+        return max(policy.least_percent, 100 - self.steps * policy.lower_percent)
