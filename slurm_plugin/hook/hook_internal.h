@@ -9,6 +9,7 @@
  *   preempt.c  RUN_NOW where others may be preempted
  *   core.c     asking the core and the plan
  *   stock.c    asking stock
+ *   power.c    whether power budgets allow a start
  *   record.c   decisions as they are recorded
  */
 #ifndef SLUICE_HOOK_HOOK_INTERNAL_H
@@ -21,6 +22,7 @@
 #include "decisions/decisions.h"
 #include "mirror/mirror.h"
 #include "planner/planner.h"
+#include "planner/watts_slurm.h"
 #include "runtime/runtime.h"
 
 #include <stdatomic.h>
@@ -55,6 +57,10 @@ struct sluice_hook_state {
     uint32_t chosen_job;
     uint32_t chosen_count;
     struct sluice_part *chosen;
+
+    /* what the job draws that is about to start */
+    uint32_t powered_job;
+    struct sluice_job_watts power;
 
     uint32_t cross_permille; /* also ask stock about refusals and remembered answers; for tests */
     uint32_t check_every;    /* decisions between checks of the whole mirror; 0: never; for tests */
@@ -198,6 +204,12 @@ int sluice_hook_ask_stock(struct decision *decision, struct xlist *preemptees);
 int sluice_hook_ask_stock_narrowed(struct decision *decision);
 /* If stock gave out a GPU a second time: another GPU, or other nodes, or no start. */
 int sluice_hook_part_overlaps(struct decision *decision);
+
+/* ---- power.c ---- */
+
+/* Does a job that stock would start now break a power budget of the policy? Its start is refused then, else it starts
+ * with the cap that the budgets allow. `decision->rc` has stock's answer. */
+int sluice_hook_power(struct decision *decision);
 
 /* ---- record.c ---- */
 
