@@ -282,7 +282,7 @@ class CompiledPolicy(_Section):
                 lines += _lines(rule, f"class.{name}.", ClassRule())
         for budget in self.budgets:
             lines += ["", f"[budget {budget.name}]", *_lines(budget, skip=("name",), default=Budget(name="-"))]
-        return _with_checksum("\n".join(lines) + "\n")
+        return checksummed("\n".join(lines) + "\n")
 
     def write(self, path: Path) -> None:
         """Replace a file by this policy, in one step. Raises OSError."""
@@ -291,10 +291,11 @@ class CompiledPolicy(_Section):
 
 def complete(sections: str) -> str:
     """Sections written by hand as a whole file's text, with first line and checksum; their content is not checked."""
-    return _with_checksum(f"sluice-policy {MAJOR}.{MINOR}\n{sections.rstrip()}\n")
+    return checksummed(f"sluice-policy {MAJOR}.{MINOR}\n{sections.rstrip()}\n")
 
 
-def _with_checksum(body: str) -> str:
+def checksummed(body: str) -> str:
+    """A file's text with its last line: of a policy, or of another file for the plugins."""
     return f"{body}checksum = crc32:{zlib.crc32(body.encode()):08x}\n"
 
 

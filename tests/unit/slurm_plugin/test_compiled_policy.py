@@ -85,7 +85,9 @@ def budgets(draw: st.DrawFn) -> Budget:
         f"{start}-{end}:{draw(st.integers(0, 10**9))}" for start, end in zip(times[::2], times[1::2], strict=False)
     ]
     nodes = draw(st.none() | st.sampled_from(["n1", "n[1-16,20],gpu-x[001-128]"]))
-    return Budget(name=draw(names), nodes=nodes, tenant=draw(st.none() | names), watts=draw(st.integers(0, 10**9)), hours=hours)
+    return Budget(
+        name=draw(names), nodes=nodes, tenant=draw(st.none() | names), watts=draw(st.integers(0, 10**9)), hours=hours
+    )
 
 
 @st.composite
