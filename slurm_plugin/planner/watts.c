@@ -42,10 +42,11 @@ static int32_t of_class(const struct sluice_rules *rules, const struct sluice_dr
     if (watts)
         return watts;
     uint32_t cap = job->cap_w ? job->cap_w : tenant ? tenant->classes[index].power_w : 0;
+    cap = cap && cap < class->power_least_w ? class->power_least_w : cap; /* no GPU has a cap that low */
     watts = sluice_draws_estimate(draws, job->user, class->name);
     if (!watts)
         watts = (int32_t)sluice_watts_default(class);
-    return cap && (int32_t)cap < watts ? (int32_t)cap : watts;
+    return cap && (int64_t)cap < watts ? (int32_t)cap : watts;
 }
 
 /* The part of a GPU that a share is, rounded up. */
