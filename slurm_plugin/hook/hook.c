@@ -52,6 +52,7 @@ static int decide(struct decision *decision)
     const struct sluice_hook_call *call = decision->call;
     sluice_job_request_make(sluice_hook.mirror, call->job, call->min_nodes, call->max_nodes, call->req_nodes,
                             &decision->request, &decision->shape);
+    sluice_hook_read_power(decision);
     enum sluice_job_stock reason = stock_alone(decision);
     if (!reason && decision->request.fit == SLUICE_JOB_STOCK)
         reason = decision->request.reason;

@@ -86,6 +86,8 @@ struct decision {
     struct sluice_placement placement;
     struct sluice_plan *plan;
     struct sluice_plan_question question;
+    bool budgets; /* the policy has power budgets */
+    struct sluice_job_watts power;
     bool by_plan; /* the plan kept some nodes for others */
     bool planned; /* the answer is the plan's, not the core's to `used` */
     uint64_t core_ns, stock_ns;
@@ -207,6 +209,10 @@ int sluice_hook_part_overlaps(struct decision *decision);
 
 /* ---- power.c ---- */
 
+/* What the job draws, if the policy has budgets: decision->power. */
+void sluice_hook_read_power(struct decision *decision);
+/* Clear, in `words`, the nodes whose power budgets have too few watts for it now. */
+void sluice_hook_keep_out_power(const struct decision *decision, uint64_t *words);
 /* Does a job that stock would start now break a power budget of the policy? Its start is refused then, else it starts
  * with the cap that the budgets allow. `decision->rc` has stock's answer. */
 int sluice_hook_power(struct decision *decision);

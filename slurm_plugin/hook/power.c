@@ -29,27 +29,45 @@ static uint32_t parts_of(const struct decision *decision, const struct sluice_pa
     return count;
 }
 
+void sluice_hook_read_power(struct decision *decision)
+{
+    if (decision->level != SLUICE_LEVEL_PLACE || decision->call->mode == SELECT_MODE_TEST_ONLY)
+        return;
+    const struct sluice_settings *settings = sluice_settings_acquire();
+    if (settings->rules->budget_count) {
+        const struct sluice_draws *draws = sluice_draws_acquire();
+        struct sluice_watts_basis basis;
+        sluice_watts_begin(&basis, settings->rules, draws, sluice_hook.mirror);
+        decision->power = sluice_watts_of_pending(&basis, decision->call->job, &decision->request.wanted);
+        decision->budgets = true;
+        sluice_draws_release(draws);
+    }
+    sluice_settings_release(settings);
+}
+
+/* GPUs that the job takes on a node at the least. */
+static int64_t gpus_of(const struct decision *decision)
+{
+    const struct sluice_request *request = &decision->request.wanted;
+    return request->flags & SLUICE_GPUS_TOTAL && request->gpus ? 1 : request->gpus;
+}
+
+void sluice_hook_keep_out_power(const struct decision *decision, uint64_t *words)
+{
+    sluice_plan_keep_out_watts(decision->plan, &decision->question, &decision->power, gpus_of(decision), words,
+                               sluice_hook.words);
+}
+
 int sluice_hook_power(struct decision *decision)
 {
     job_record_t *job = decision->call->job;
-    sluice_hook.powered_job = 0;
-    if (decision->rc || decision->call->mode != SELECT_MODE_RUN_NOW || decision->level != SLUICE_LEVEL_PLACE ||
-        !job->job_resrcs)
-        return decision->rc;
-    const struct sluice_settings *settings = sluice_settings_acquire();
-    if (!settings->rules->budget_count) {
-        sluice_settings_release(settings);
-        return decision->rc;
-    }
-    const struct sluice_draws *draws = sluice_draws_acquire();
-    struct sluice_watts_basis basis;
     const struct sluice_part *parts;
-    sluice_watts_begin(&basis, settings->rules, draws, sluice_hook.mirror);
-    struct sluice_job_watts power = sluice_watts_of_pending(&basis, job, &decision->request.wanted);
+    sluice_hook.powered_job = 0;
+    if (decision->rc || !decision->budgets || decision->call->mode != SELECT_MODE_RUN_NOW || !job->job_resrcs)
+        return decision->rc;
+    struct sluice_job_watts power = decision->power;
     const uint32_t part_count = parts_of(decision, &parts);
     const int32_t watts = sluice_plan_allows_watts(decision->plan, &decision->question, &power, parts, part_count);
-    sluice_draws_release(draws);
-    sluice_settings_release(settings);
     if (watts < 0) {
         count(sluice_hook.kept_waiting);
         return refuse(job);

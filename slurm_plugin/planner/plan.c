@@ -243,18 +243,18 @@ bool sluice_plan_allows_start(const struct sluice_plan *plan, const struct sluic
     return true;
 }
 
-/* Has the plan counted the job's watts already, on all of these nodes? */
-static bool is_powered(const struct sluice_plan_answer *answer, const struct sluice_part *parts, uint32_t count)
+/* What the plan has counted for a job that it starts now. */
+static struct sluice_watts_own own_of(const struct sluice_plan *plan, uint32_t job_id)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        bool here = false;
-        for (uint32_t p = 0; p < answer->part_count; p++)
-            here |= answer->parts[p].node == parts[i].node &&
-                    __builtin_popcount(answer->parts[p].gpus) >= __builtin_popcount(parts[i].gpus);
-        if (!here)
-            return false;
-    }
-    return answer->state == SLUICE_PLAN_NOW;
+    const struct sluice_plan_answer answer = sluice_plan_ask(plan, job_id);
+    if (answer.state != SLUICE_PLAN_NOW)
+        return (struct sluice_watts_own){.count = 0};
+    return (struct sluice_watts_own){.parts = answer.parts, .count = answer.part_count, .watts = answer.watts};
+}
+
+static int64_t end_of(const struct sluice_plan_question *question)
+{
+    return question->limit_s > 0 ? question->now_s + question->limit_s : INT64_MAX;
 }
 
 int32_t sluice_plan_allows_watts(const struct sluice_plan *plan, const struct sluice_plan_question *question,
@@ -264,11 +264,17 @@ int32_t sluice_plan_allows_watts(const struct sluice_plan *plan, const struct sl
         return job->watts;
     if (!plan || !plan->left)
         return -1;
-    struct sluice_plan_answer answer = sluice_plan_ask(plan, question->job_id);
-    if (is_powered(&answer, parts, count))
-        return answer.watts;
-    return sluice_watts_allowed(plan->left, job, parts, count, question->now_s,
-                                question->limit_s > 0 ? question->now_s + question->limit_s : INT64_MAX);
+    const struct sluice_watts_own own = own_of(plan, question->job_id);
+    return sluice_watts_allowed(plan->left, job, &own, parts, count, question->now_s, end_of(question));
+}
+
+void sluice_plan_keep_out_watts(const struct sluice_plan *plan, const struct sluice_plan_question *question,
+                                const struct sluice_job_watts *job, int64_t gpus, uint64_t *words, size_t count)
+{
+    if (!plan || !plan->left || !job->watts)
+        return;
+    const struct sluice_watts_own own = own_of(plan, question->job_id);
+    sluice_watts_keep_out(plan->left, job, &own, gpus, question->now_s, end_of(question), words, count);
 }
 
 static bool leaves_nothing(const struct claim *claim)
@@ -335,9 +341,12 @@ static void note_start(struct sluice_plan *plan, const struct started *started, 
                 take_off(&plan->claims[c], part);
         }
     }
-    if (plan->left && !is_powered(&answer, parts, count))
-        sluice_watts_take(plan->left, started->power.budgets, started->power.watts, parts, count,
-                          started->end_s ? started->end_s : INT64_MAX);
+    if (plan->left) {
+        const struct sluice_watts_own own = own_of(plan, started->job_id);
+        const int64_t end_s = started->end_s ? started->end_s : INT64_MAX;
+        sluice_watts_take(plan->left, started->power.budgets, -own.watts, own.parts, own.count, end_s);
+        sluice_watts_take(plan->left, started->power.budgets, started->power.watts, parts, count, end_s);
+    }
     if (known)
         known->started++;
 }

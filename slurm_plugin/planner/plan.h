@@ -90,6 +90,10 @@ bool sluice_plan_allows_start(const struct sluice_plan *plan, const struct sluic
 int32_t sluice_plan_allows_watts(const struct sluice_plan *plan, const struct sluice_plan_question *question,
                                  const struct sluice_job_watts *job, const struct sluice_part *parts, uint32_t count);
 
+/* Clear, in `words`, the nodes of budgets that have no watts now for `gpus` GPUs of the job. O(nodes + segments). */
+void sluice_plan_keep_out_watts(const struct sluice_plan *plan, const struct sluice_plan_question *question,
+                                const struct sluice_job_watts *job, int64_t gpus, uint64_t *words, size_t count);
+
 /*
  * A job started and holds these parts until end_s at the latest (0: no end); called by the hook (select_p_job_begin),
  * with the slurmctld write locks. `array_id` 0: no array. Its reservation no longer counts, what it takes next to

@@ -163,18 +163,51 @@ static bool overlaps(const struct profile *profile, uint32_t i, int64_t from_s, 
     return profile->starts_s[i] < to_s && (i + 1 == profile->count || profile->starts_s[i + 1] > from_s);
 }
 
+/* The most watts, up to job->watts, that each of so many GPUs may draw of a budget. */
+static int64_t allowed_of(const struct sluice_watts_left *left, uint32_t budget, const struct sluice_job_watts *job,
+                          const struct sluice_watts_own *own, int64_t gpus, int64_t from_s, int64_t to_s)
+{
+    const struct profile *profile = &left->profiles[budget];
+    const int64_t own_watts = counted(left, budget, own->parts, own->count) * own->watts;
+    int64_t allowed = job->watts;
+    for (uint32_t i = 0; i < profile->count; i++) {
+        const int64_t watts = profile->watts[i] + own_watts;
+        if (overlaps(profile, i, from_s, to_s) && watts < allowed * gpus)
+            allowed = watts < 0 ? -1 : watts / gpus;
+    }
+    return allowed;
+}
+
+static bool may_start_with(const struct sluice_job_watts *job, int64_t watts)
+{
+    return watts >= (job->least ? job->least : job->watts);
+}
+
 int32_t sluice_watts_allowed(const struct sluice_watts_left *left, const struct sluice_job_watts *job,
-                             const struct sluice_part *parts, uint32_t count, int64_t from_s, int64_t to_s)
+                             const struct sluice_watts_own *own, const struct sluice_part *parts, uint32_t count,
+                             int64_t from_s, int64_t to_s)
 {
     int64_t allowed = job->watts;
     for (uint32_t budget = 0; budget < left->budgets && job->watts; budget++) {
         const int64_t gpus = job->budgets >> budget & 1 ? counted(left, budget, parts, count) : 0;
-        const struct profile *profile = &left->profiles[budget];
-        for (uint32_t i = 0; gpus && i < profile->count; i++)
-            if (overlaps(profile, i, from_s, to_s) && profile->watts[i] < allowed * gpus)
-                allowed = profile->watts[i] < 0 ? -1 : profile->watts[i] / gpus;
+        const int64_t most = gpus ? allowed_of(left, budget, job, own, gpus, from_s, to_s) : allowed;
+        allowed = most < allowed ? most : allowed;
     }
-    return allowed >= (job->least ? job->least : job->watts) ? (int32_t)allowed : -1;
+    return may_start_with(job, allowed) ? (int32_t)allowed : -1;
+}
+
+void sluice_watts_keep_out(const struct sluice_watts_left *left, const struct sluice_job_watts *job,
+                           const struct sluice_watts_own *own, int64_t gpus, int64_t from_s, int64_t to_s,
+                           uint64_t *words, size_t count)
+{
+    uint64_t lacking = 0;
+    for (uint32_t budget = 0; budget < left->budgets && job->watts && gpus > 0; budget++)
+        if ((job->budgets >> budget & 1) &&
+            !may_start_with(job, allowed_of(left, budget, job, own, gpus, from_s, to_s)))
+            lacking |= UINT64_C(1) << budget;
+    for (uint32_t node = 0; lacking && node < left->nodes && node / 64 < count; node++)
+        if (left->counting[node] & lacking)
+            words[node / 64] &= ~(UINT64_C(1) << node % 64);
 }
 
 void sluice_watts_take(struct sluice_watts_left *left, uint64_t budgets, int32_t watts, const struct sluice_part *parts,

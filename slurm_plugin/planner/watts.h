@@ -46,10 +46,23 @@ struct sluice_watts_left *sluice_watts_left_new(const struct sluice_power *power
                                                 const uint64_t *counting, uint32_t nodes);
 void sluice_watts_left_free(struct sluice_watts_left *left);
 
+/* What a plan has counted already of the job that is asked about. */
+struct sluice_watts_own {
+    const struct sluice_part *parts;
+    uint32_t count;
+    int32_t watts;
+};
+
 /* The most watts that each GPU of a job may draw from `from_s` to `to_s` on these parts: `job->watts`, fewer where it may
  * start with them, or -1: not now. O(parts + segments). */
 int32_t sluice_watts_allowed(const struct sluice_watts_left *left, const struct sluice_job_watts *job,
-                             const struct sluice_part *parts, uint32_t count, int64_t from_s, int64_t to_s);
+                             const struct sluice_watts_own *own, const struct sluice_part *parts, uint32_t count,
+                             int64_t from_s, int64_t to_s);
+
+/* Clear, in `words`, the nodes on which no `gpus` GPUs may start now. O(nodes + segments). */
+void sluice_watts_keep_out(const struct sluice_watts_left *left, const struct sluice_job_watts *job,
+                           const struct sluice_watts_own *own, int64_t gpus, int64_t from_s, int64_t to_s,
+                           uint64_t *words, size_t count);
 
 /* A job draws so much from now on. */
 void sluice_watts_take(struct sluice_watts_left *left, uint64_t budgets, int32_t watts, const struct sluice_part *parts,
