@@ -722,8 +722,8 @@ static enum sluice_error demand_of_several(struct sluice_backfill *backfill, con
     return SLUICE_OK;
 }
 
-/* The budget that is shortest for jobs that could start now but for watts, 1 + its index; 0 where it is something else
- * that they lack. */
+/* The budget that is shortest for jobs that could start now but for watts, 1 + its index, those of all nodes first; 0
+ * where it is something else that they lack. */
 static enum sluice_error find_short(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
                                     uint32_t first, uint32_t count, uint32_t *budget, struct sluice_error_text *text)
 {
@@ -743,8 +743,10 @@ static enum sluice_error find_short(struct sluice_backfill *backfill, const stru
         const uint32_t index = (uint32_t)__builtin_ctzll(left);
         const int64_t missing = demand.watts[index] - power_left(backfill->power, index, jobs[first].power_guaranteed,
                                                                  0, (int32_t)jobs[first].limit_s);
-        if (missing > most) {
-            most = missing;
+        const bool passable = !(backfill->power->everywhere >> index & 1); /* another node might do */
+        const int64_t weight = missing + (passable ? 0 : SLUICE_POWER_MAX_WATTS);
+        if (missing > 0 && weight > most) {
+            most = weight;
             *budget = index + 1;
         }
     }
