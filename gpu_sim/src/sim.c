@@ -322,8 +322,8 @@ enum sim_status sim_enter(uint32_t since, struct sim_state *head)
 bool sim_limits_power(void)
 {
     pthread_mutex_lock(&session.lock);
-    bool limits = session.opened > 0 &&
-                  session.now->head.drivers[session.vendor].power_limits != SIM_POWERLIMITS_UNSUPPORTED;
+    bool limits =
+        session.opened > 0 && session.now->head.drivers[session.vendor].power_limits != SIM_POWERLIMITS_UNSUPPORTED;
     pthread_mutex_unlock(&session.lock);
     return limits;
 }

@@ -16,7 +16,7 @@ from policy.node_power import NodePower
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.power.journal import Journal
 from prolog_epilog.power.rules import Heat, Wanted, cap_for, job_cap, read_watts, wanted
-from prolog_epilog.power.vendors import PowerLimit
+from prolog_epilog.power_limits import PowerLimit
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError, State
 from prolog_epilog.watching import Watch, Watcher

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from policy.node_power import MOST_WATTS, NodeCap, NodePower, NodeThermal
-from prolog_epilog.power.vendors import PowerLimit
+from prolog_epilog.power_limits import PowerLimit
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError
 

@@ -98,11 +98,11 @@ static bool check_options(struct sluice_check *check)
             "its memory with --gpu-mem=SIZE",
             options->gpu_share);
     if (options->gpu_power_w && !uses_gpus(check))
-        return sluice_refuse(
-            check->admission, SLUICE_REFUSED_REQUEST,
-            "--gpu-power=%" PRIu32 "W is about GPUs, and the job asks for none; add --gpus=N or --gpu-mem=SIZE, or "
-            "leave it out",
-            options->gpu_power_w);
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                             "--gpu-power=%" PRIu32
+                             "W is about GPUs, and the job asks for none; add --gpus=N or --gpu-mem=SIZE, or "
+                             "leave it out",
+                             options->gpu_power_w);
     bool shaped = options->gpu_affinity != SLUICE_AFFINITY_UNSET || options->gpu_spread;
     if (shaped && !uses_gpus(check))
         return sluice_refuse(

@@ -94,7 +94,8 @@ int sluice_refuse_options(const job_desc_msg_t *job, char **message)
         if (!options.gpu_mem_mib && !options.gpu_share && !options.gpu_power_w && !options.gang_count)
             return SLURM_SUCCESS;
         snprintf(why, sizeof why,
-                 "--gpu-mem, --gpu-share, --gpu-power and --gang have no effect now, as Sluice is off on this cluster; ask for GPU "
+                 "--gpu-mem, --gpu-share, --gpu-power and --gang have no effect now, as Sluice is off on this cluster; "
+                 "ask for GPU "
                  "memory with --gres=shard:MIB (one shard is one MiB)");
     }
     log_refusal("job", job->user_id, "-", why);

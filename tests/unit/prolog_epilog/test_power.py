@@ -23,7 +23,7 @@ from prolog_epilog.power.journal import Journal
 from prolog_epilog.power.keeper import PowerKeeper
 from prolog_epilog.power.reports import PowerReports
 from prolog_epilog.power.rules import Heat, Wanted, cap_for, job_cap, read_watts, wanted
-from prolog_epilog.power.vendors import PowerLimit
+from prolog_epilog.power_limits import PowerLimit
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError, Settings, State
 from prolog_epilog.watching import Watch, Watcher
