@@ -10,14 +10,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from policy.node_power import MOST_WATTS, NodeCap, NodePower, NodeThermal
+from policy.node_power import MOST_WATTS, NodeCap, NodePower
 from prolog_epilog.power_limits import PowerLimit
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError
 
 _WATTS = re.compile(r"([1-9][0-9]{0,5})W?")  # as job_submit/sluice writes it (slurm_plugin/rules/options.c)
-_COOL_TIMES = 6  # as long without heat for a step back, as with it for a step down
-_LONGEST_S = 5.0  # between two samples that are taken as one time
 
 
 def read_watts(text: str, option: str = "--gpu-power") -> int:
@@ -90,32 +88,3 @@ def wanted(
             found = Wanted(bound, why)
     mw = max(limit.least_mw, min(found.mw, limit.most_mw)) if found.mw != site_mw else site_mw
     return Wanted(mw, found.why if mw != site_mw else "")
-
-
-@dataclass
-class Heat:
-    """A GPU that slows down by heat: how many steps its cap is lowered. Times by the samples' clock."""
-
-    steps: int = 0
-    hot_s: float = 0.0
-    cool_s: float = 0.0
-    at: float | None = None
-
-    def look(self, hot: bool, now: float, policy: NodeThermal) -> bool:
-        """A sample; whether the steps have changed."""
-        passed = 0.0 if self.at is None else max(0.0, min(now - self.at, _LONGEST_S))
-        self.at = now
-        self.hot_s = self.hot_s + passed if hot else max(0.0, self.hot_s - passed)
-        self.cool_s = 0.0 if hot else self.cool_s + passed
-        if self.hot_s >= policy.after_s and self.percent(policy) > policy.least_percent:
-            self.steps += 1
-        elif self.steps and self.cool_s >= _COOL_TIMES * policy.after_s:
-            self.steps -= 1
-        else:
-            return False
-        self.hot_s = self.cool_s = 0.0
-        return True
-
-    def percent(self, policy: NodeThermal) -> int:
-        """Of the default limit, now."""
-        return max(policy.least_percent, 100 - self.steps * policy.lower_percent)

@@ -19,10 +19,11 @@ from gpu_sim import library_dir, load_platform, write_node_state
 from gpu_sim.fields import get_values, set_values
 from policy.node_power import NodeCap, NodePower, NodeThermal
 from prolog_epilog.devices import NodeDevice
+from prolog_epilog.power.heat import Heat
 from prolog_epilog.power.journal import Journal
 from prolog_epilog.power.keeper import PowerKeeper
 from prolog_epilog.power.reports import PowerReports
-from prolog_epilog.power.rules import Heat, Wanted, cap_for, job_cap, read_watts, wanted
+from prolog_epilog.power.rules import Wanted, cap_for, job_cap, read_watts, wanted
 from prolog_epilog.power_limits import PowerLimit
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError, Settings, State
