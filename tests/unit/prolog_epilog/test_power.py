@@ -437,6 +437,8 @@ watcher = Watcher(state, None)
 watcher.watches["nvidia"] = Watch(Worker("nvidia", timeout=20.0))
 keeper = PowerKeeper(state, watcher, NodePower)
 keeper.load()
+keeper._unsure_until = 0.0  # what is restored is forgotten at once: calls of a simulated driver end with their process
+keeper.look()  # the driver's process has started
 print("ready", flush=True)
 if rounds == 0:  # the last agent: all jobs have ended, and the order is withdrawn
     for record in list(state.records.values()):
@@ -446,9 +448,8 @@ if rounds == 0:  # the last agent: all jobs have ended, and the order is withdra
     keeper.obey(PowerOrder())
     keeper.run()
 for number in range(rounds):
-    job, gpu = choose.randrange(6), choose.randrange(len(state.devices))
-    kind = choose.choice(["begin", "end", "order"])
-    if kind == "order":
+    job, gpu = choose.randrange(3), choose.randrange(len(state.devices))
+    if choose.random() < 0.1:
         keeper.obey(PowerOrder(keeper.order.number + 1, {state.devices[gpu].uuid: choose.randrange(200, 700)}))
     elif job in state.records:
         record = state.records.pop(job)
@@ -489,7 +490,7 @@ def test_limits_are_restored_exactly_whenever_the_agent_is_killed(
     for number in range(kills):
         with start(number, 10_000) as agent:
             assert agent.stdout is not None and agent.stdout.readline() == "ready\n"
-            time.sleep(choose.uniform(0.0, 0.5))
+            time.sleep(choose.uniform(0.0, 0.2))
             os.kill(agent.pid, signal.SIGKILL)  # not its driver's process, which ends with the pipe
         changed += [site.limit(gpu) for gpu in range(len(before))] != before
     assert changed > kills // 8  # caps were in force when it was killed
