@@ -70,6 +70,7 @@ class PowerKeeper:
         self._journal = Journal(state.settings.run / "agent/power.json")
         self._applied: dict[str, Wanted] = {}
         self._problems: dict[str, str] = {}
+        self._logged: dict[str, str] = {}  # for the duty alone
         self._unsure_until = 0.0
         self.on_due: Callable[[], None] = lambda: None  # called when a cap is to change
 
@@ -172,7 +173,9 @@ class PowerKeeper:
         concerned |= {uuid for uuid, caps in busy.items() if any(cap is not None for cap in caps)}
         problems = self.settle(concerned)
         for uuid, why in problems.items():
-            log("problem", gpu=uuid, what=f"power cap: {why}")
+            if self._logged.get(uuid) != why:
+                log("problem", gpu=uuid, what=f"power cap: {why}")
+        self._logged = problems
         return 1.0 if problems or self._clock() < self._unsure_until else CHECK_S
 
     def _jobs_of(self) -> dict[str, list[int | None]]:
@@ -229,6 +232,8 @@ class PowerKeeper:
             self._journal.keep(uuid, site)
         if limit.cap_mw != goal.mw:
             answer = self._ask(vendor, do="set_power_limit", uuid=uuid, mw=goal.mw)
+            if "failed" in answer:
+                raise SluiceError(f"the {vendor} driver sets no power limit: {answer['failed']}", remedy="see dmesg")
             if abs(answer["cap_mw"] - goal.mw) >= 1000:  # drivers round to what their hardware has
                 raise SluiceError(
                     f"{goal.mw / 1000:g} W were set, and {answer['cap_mw'] / 1000:g} W are in force", remedy="see dmesg"

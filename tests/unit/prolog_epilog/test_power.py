@@ -272,6 +272,8 @@ def test_drivers_that_refuse_or_have_no_limits(make_site: Callable[[str], Site])
     with pytest.raises(RefusalError) as told:
         site.job(3, 2)
     assert told.value.refusal is Refusal.POWER_NOT_SET and "Unknown Error" in str(told.value)
+    process = site.watcher.watches["nvidia"].worker._process
+    assert process is not None and process.poll() is None  # samples go on
     record = site.state.records.pop(3)
     site.set(driver_power_limits=0)
     site.keeper.ended(record)
