@@ -152,7 +152,7 @@ def read_limits(library: Any, vendor: str, uuids: Iterable[str]) -> dict[str, An
 
 
 def set_limit(library: Any, vendor: str, uuid: str, mw: int) -> dict[str, Any]:
-    """``cap_mw``: the limit that is then in force; ``failed``: why it was not set, which says nothing of other calls."""
+    """``cap_mw``: the limit that is then in force; ``failed``: why it was not set."""
     limits = LIMITS[vendor](library)
     try:
         limits.set(uuid, mw)
