@@ -37,7 +37,7 @@ class Heat:
         return True
 
     def percent(self, policy: NodeThermal) -> int:
-        """Of the default limit, now."""
+        """Of the cap that it would have, now."""
         return max(policy.least_percent, 100 - self.steps * policy.lower_percent)
 
 
@@ -54,7 +54,7 @@ class Heats:
             self._heats = {uuid: Heat(count) for uuid, count in steps.items()}
 
     def look(self, hot: Mapping[str, bool], now: float, policy: NodeThermal) -> dict[str, int]:
-        """A sample; where the steps have changed, the percent of the default limit."""
+        """A sample; where the steps have changed, the percent of the cap that is left."""
         changed = {}
         with self._lock:
             for uuid, is_hot in hot.items():
@@ -74,6 +74,6 @@ class Heats:
             return {uuid: heat.steps for uuid, heat in self._heats.items() if heat.steps}
 
     def percent(self, policy: NodeThermal) -> dict[str, int]:
-        """The same, of the default limit."""
+        """The same, of the cap that each would have."""
         with self._lock:
             return {uuid: heat.percent(policy) for uuid, heat in self._heats.items() if heat.steps}

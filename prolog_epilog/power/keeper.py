@@ -152,10 +152,13 @@ class PowerKeeper:
             return
         parents = {device.uuid: device.gpu_uuid for device in self._state.devices}
         hot: dict[str, bool] = {}
-        for uuid, sample in answer.get("devices", {}).items():
-            gpu = parents.get(uuid)
-            if gpu is not None:
-                hot[gpu] = hot.get(gpu, False) or bool(_HOT & set(sample.get("throttle") or ()))
+        try:
+            for uuid, sample in answer.get("devices", {}).items():
+                gpu = parents.get(uuid)
+                if gpu is not None:
+                    hot[gpu] = hot.get(gpu, False) or bool(_HOT & set(sample.get("throttle") or ()))
+        except (AttributeError, TypeError) as error:  # it runs in the watchdog's thread
+            log("problem", what=f"a sample that cannot be read: {error!r}")
         changed = self._heats.look(hot, self._clock(), thermal)
         for gpu, percent in changed.items():
             log("power-heat", gpu=gpu, percent=percent)
@@ -201,14 +204,9 @@ class PowerKeeper:
                 try:
                     self._journal.keep_steps(steps)
                     site = self._journal.before.get(uuid, limit.cap_mw)
-                    order, percent = self._journal.order.caps.get(uuid), percents.get(uuid)
-                    goal = wanted(
-                        limit,
-                        site,
-                        busy.get(uuid, ()),
-                        None if order is None else int(order) * 1000,
-                        None if percent is None else limit.default_mw * percent // 100_000 * 1000,
-                    )
+                    order = self._journal.order.caps.get(uuid)
+                    order_mw = None if order is None else int(order) * 1000
+                    goal = wanted(limit, site, busy.get(uuid, ()), order_mw, percents.get(uuid))
                     self._bring(known[uuid], uuid, limit, goal, site)
                     self._applied[uuid] = goal
                 except (SluiceError, OSError) as error:

@@ -78,13 +78,15 @@ class Wanted:
 
 
 def wanted(
-    limit: PowerLimit, site_mw: int, jobs: Iterable[int | None], order_mw: int | None, heat_mw: int | None
+    limit: PowerLimit, site_mw: int, jobs: Iterable[int | None], order_mw: int | None, heat_percent: int | None
 ) -> Wanted:
-    """What a GPU is to have. `site_mw`: what it had before anything of ours; `jobs`: the caps of those on it, mW."""
+    """What a GPU is to have. `site_mw`: what it had before anything of ours; `jobs`: the caps of those on it, mW;
+    `heat_percent`: how much of the cap heat leaves."""
     caps = [site_mw if cap is None else cap for cap in jobs]
     found = Wanted(max(caps), "job") if caps else Wanted(site_mw)
-    for bound, why in ((order_mw, "order"), (heat_mw, "thermal")):
-        if bound is not None and bound < found.mw:
-            found = Wanted(bound, why)
+    if order_mw is not None and order_mw < found.mw:
+        found = Wanted(order_mw, "order")
+    if heat_percent is not None:
+        found = Wanted(found.mw * heat_percent // 100_000 * 1000, "thermal")
     mw = max(limit.least_mw, min(found.mw, limit.most_mw)) if found.mw != site_mw else site_mw
     return Wanted(mw, found.why if mw != site_mw else "")

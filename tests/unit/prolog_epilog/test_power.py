@@ -56,7 +56,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may set pow
         (700, [300], 400, None, Wanted(300_000, "job")),
         (700, [500], 400, None, Wanted(400_000, "order")),
         (700, [], 400, None, Wanted(400_000, "order")),
-        (700, [500], 400, 350, Wanted(350_000, "thermal")),
+        (700, [500], 400, 75, Wanted(300_000, "thermal")),
+        (700, [], None, 90, Wanted(630_000, "thermal")),
+        (431, [None], None, 90, Wanted(387_000, "thermal")),  # whole watts
         (700, [], 50, None, Wanted(200_000, "order")),  # as low as the hardware goes
         (700, [], 900, None, Wanted(700_000)),
     ],
@@ -67,7 +69,7 @@ def test_the_cap_of_a_gpu(
     def mw(watts: int | None) -> int | None:
         return None if watts is None else watts * 1000
 
-    assert wanted(H100, site * 1000, [mw(job) for job in jobs], mw(order), mw(heat)) == expected
+    assert wanted(H100, site * 1000, [mw(job) for job in jobs], mw(order), heat) == expected
 
 
 def test_the_first_cap_of_the_policy_that_fits_counts() -> None:
@@ -403,6 +405,7 @@ def test_heat_lowers_the_cap_of_a_busy_gpu(make_site: Callable[[str], Site]) -> 
     for second in range(12):
         now[0] = float(second)
         site.keeper.on_sample(watch, {"devices": {uuid: {"throttle": ["thermal"]}}})
+    site.keeper.on_sample(watch, {"devices": {uuid: 5}})  # no sample: nobody's watch ends
     assert woken == [10.0]
     site.keeper.run()
     assert site.limit() == 560
