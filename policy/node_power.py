@@ -32,9 +32,9 @@ class NodeThermal(BaseModel):
     after_s: Annotated[int, Field(ge=1, le=3600)] = 10
     """How long it has been slowed down before each step; it goes back a step after six times that without."""
     lower_percent: Annotated[int, Field(ge=1, le=50)] = 10
-    """Of the default limit, each step."""
+    """Of the cap that it would have, each step."""
     least_percent: Annotated[int, Field(ge=1, le=100)] = 60
-    """Of the default limit: no step goes below."""
+    """Of the cap that it would have: no step goes below."""
 
 
 class NodePower(BaseModel):

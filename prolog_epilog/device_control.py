@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from prolog_epilog.power.vendors import read_limits, set_limit
+from prolog_epilog.power_limits import read_limits, set_limit
 
 
 def _handle(api: Any, uuid: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from prolog_epilog.cgroups import uid_of
 from prolog_epilog.device_control import drive
 from prolog_epilog.nvml_lists import ProcessLists
-from prolog_epilog.power.vendors import read_limits
+from prolog_epilog.power_limits import read_limits
 from sluice.base.run import PYTHON
 from sluice.exchange.readings import Activity, Reading
 

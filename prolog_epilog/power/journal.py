@@ -60,6 +60,12 @@ class Journal:
             del self.before[uuid]
             raise
 
+    def keep_steps(self, steps: dict[str, int]) -> None:
+        """Remember how far heat lowers caps. Raises OSError."""
+        if self.steps != steps:
+            self.steps = steps
+            self.save()
+
     def forget(self, uuid: str) -> None:
         """It is restored. Raises OSError; a later agent then restores it again."""
         if self.before.pop(uuid, None) is not None:

@@ -14,9 +14,10 @@ from typing import Any
 
 from policy.node_power import NodePower
 from prolog_epilog.devices import NodeDevice
+from prolog_epilog.power.heat import Heats
 from prolog_epilog.power.journal import Journal
-from prolog_epilog.power.rules import Heat, Wanted, cap_for, job_cap, read_watts, wanted
-from prolog_epilog.power.vendors import PowerLimit
+from prolog_epilog.power.rules import Wanted, cap_for, job_cap, read_watts, wanted
+from prolog_epilog.power_limits import PowerLimit
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError, State
 from prolog_epilog.watching import Watch, Watcher
@@ -64,11 +65,12 @@ class PowerKeeper:
         self._watcher = watcher
         self._policy = policy
         self._clock = clock
+        self._heats = Heats()
         self._lock = threading.Lock()  # one change at a time; guards all below
         self._journal = Journal(state.settings.run / "agent/power.json")
-        self._heat: dict[str, Heat] = {}
         self._applied: dict[str, Wanted] = {}
         self._problems: dict[str, str] = {}
+        self._logged: dict[str, str] = {}  # for the duty alone
         self._unsure_until = 0.0
         self.on_due: Callable[[], None] = lambda: None  # called when a cap is to change
 
@@ -78,7 +80,7 @@ class PowerKeeper:
             self._journal.load()
         except SluiceError as error:
             log("problem", what=error.what, remedy=error.remedy)
-        self._heat = {uuid: Heat(steps) for uuid, steps in self._journal.steps.items()}
+        self._heats.load(self._journal.steps)
         if self._journal.before:
             self._unsure_until = self._clock() + _UNSURE_S
 
@@ -150,39 +152,33 @@ class PowerKeeper:
             return
         parents = {device.uuid: device.gpu_uuid for device in self._state.devices}
         hot: dict[str, bool] = {}
-        for uuid, sample in answer.get("devices", {}).items():
-            gpu = parents.get(uuid)
-            if gpu is not None:
-                hot[gpu] = hot.get(gpu, False) or bool(_HOT & set(sample.get("throttle") or ()))
-        now, changed = self._clock(), False
-        for gpu, is_hot in hot.items():
-            heat = self._heat.setdefault(gpu, Heat())
-            if heat.look(is_hot, now, thermal):
-                changed = True
-                log("power-heat", gpu=gpu, percent=heat.percent(thermal))
+        try:
+            for uuid, sample in answer.get("devices", {}).items():
+                gpu = parents.get(uuid)
+                if gpu is not None:
+                    hot[gpu] = hot.get(gpu, False) or bool(_HOT & set(sample.get("throttle") or ()))
+        except (AttributeError, TypeError) as error:  # it runs in the watchdog's thread
+            log("problem", what=f"a sample that cannot be read: {error!r}")
+        changed = self._heats.look(hot, self._clock(), thermal)
+        for gpu, percent in changed.items():
+            log("power-heat", gpu=gpu, percent=percent)
         if changed:
             self.on_due()
-
-    def _heat_mw(self, uuid: str, limit: PowerLimit) -> int | None:
-        heat, thermal = self._heat.get(uuid), self._policy().thermal
-        if heat is None or thermal is None or heat.steps == 0:
-            return None
-        return limit.default_mw * heat.percent(thermal) // 100_000 * 1000
 
     # ---- what is in force ----
 
     def run(self) -> float:
         """A duty: check all that may have a cap, as drivers and people change limits, too. Seconds until the next."""
         busy = self._jobs_of()
-        for uuid in self._heat.keys() - busy.keys():
-            del self._heat[uuid]  # without a job there is no heat of ours
+        self._heats.keep(busy)
         with self._lock:
-            concerned = {*self._journal.before, *self._journal.order.caps}
+            concerned = {*self._journal.before, *self._journal.order.caps, *self._heats.steps()}
         concerned |= {uuid for uuid, caps in busy.items() if any(cap is not None for cap in caps)}
-        concerned |= {uuid for uuid, heat in self._heat.items() if heat.steps}
         problems = self.settle(concerned)
         for uuid, why in problems.items():
-            log("problem", gpu=uuid, what=f"power cap: {why}")
+            if self._logged.get(uuid) != why:
+                log("problem", gpu=uuid, what=f"power cap: {why}")
+        self._logged = problems
         return 1.0 if problems or self._clock() < self._unsure_until else CHECK_S
 
     def _jobs_of(self) -> dict[str, list[int | None]]:
@@ -197,26 +193,25 @@ class PowerKeeper:
     def settle(self, uuids: Iterable[str]) -> dict[str, str]:
         """Bring GPUs to the caps that they are to have; by GPU, why that failed."""
         known = {device.gpu_uuid: device.vendor for device in self._state.devices}
+        thermal = self._policy().thermal
         with self._lock:
-            busy, order = self._jobs_of(), self._journal.order
-            steps = {uuid: heat.steps for uuid, heat in self._heat.items() if heat.steps}
+            busy, steps = self._jobs_of(), self._heats.steps()
+            percents = {} if thermal is None else self._heats.percent(thermal)
             mine = {uuid for uuid in uuids if uuid in known and self._is_ours(uuid, busy, steps)}
             read = self._read(mine)
             problems = dict(read.failed)
             for uuid, limit in read.limits.items():
                 try:
-                    if self._journal.steps != steps:
-                        self._journal.steps = steps
-                        self._journal.save()
+                    self._journal.keep_steps(steps)
                     site = self._journal.before.get(uuid, limit.cap_mw)
-                    bound = order.caps.get(uuid)
-                    order_mw = None if bound is None else int(bound) * 1000
-                    goal = wanted(limit, site, busy.get(uuid, ()), order_mw, self._heat_mw(uuid, limit))
+                    order = self._journal.order.caps.get(uuid)
+                    order_mw = None if order is None else int(order) * 1000
+                    goal = wanted(limit, site, busy.get(uuid, ()), order_mw, percents.get(uuid))
                     self._bring(known[uuid], uuid, limit, goal, site)
                     self._applied[uuid] = goal
                 except (SluiceError, OSError) as error:
                     problems[uuid] = str(error)
-            for uuid in mine | set(read.unsupported):
+            for uuid in mine:
                 self._problems.pop(uuid, None)
             self._problems |= problems
         return problems
@@ -235,6 +230,8 @@ class PowerKeeper:
             self._journal.keep(uuid, site)
         if limit.cap_mw != goal.mw:
             answer = self._ask(vendor, do="set_power_limit", uuid=uuid, mw=goal.mw)
+            if "failed" in answer:
+                raise SluiceError(f"the {vendor} driver sets no power limit: {answer['failed']}", remedy="see dmesg")
             if abs(answer["cap_mw"] - goal.mw) >= 1000:  # drivers round to what their hardware has
                 raise SluiceError(
                     f"{goal.mw / 1000:g} W were set, and {answer['cap_mw'] / 1000:g} W are in force", remedy="see dmesg"
@@ -262,21 +259,25 @@ class PowerKeeper:
         return found
 
     def look(self) -> dict[str, InForce]:
-        """Every GPU now. Raises SluiceError where a driver does not answer."""
+        """Every GPU now."""
         vendors: dict[str, list[str]] = {}
         for device in self._state.devices:
             vendors.setdefault(device.vendor, []).append(device.gpu_uuid)
         found: dict[str, InForce] = {}
         for vendor, listed in vendors.items():
-            uuids = list(dict.fromkeys(listed))
-            answer = self._ask(vendor, do="power", uuids=uuids)
-            read = _Read()
-            read.add(answer)
+            uuids, read, energy = list(dict.fromkeys(listed)), _Read(), {}
+            try:
+                answer = self._ask(vendor, do="power", uuids=uuids)
+            except SluiceError as error:
+                read.failed = dict.fromkeys(uuids, str(error))
+            else:
+                read.add(answer)
+                energy = answer["energy"]
             with self._lock:
                 for uuid in uuids:
                     found[uuid] = InForce(
                         read.limits.get(uuid),
-                        answer["energy"].get(uuid),
+                        energy.get(uuid),
                         self._journal.before.get(uuid),
                         self._applied.get(uuid, Wanted(0)).why,
                         self._problems.get(uuid, "") or read.failed.get(uuid, ""),

@@ -38,7 +38,7 @@ class PowerReports:
         self._energy: dict[str, tuple[float, int]] = {}  # when, and the counter in mJ
 
     def run(self) -> float | None:
-        """A duty. Raises SluiceError when a driver or the controllers do not answer, OSError."""
+        """A duty. Raises SluiceError when the controllers do not answer, OSError."""
         if not self._policy().report:
             if self._keeper.order.number:
                 self._keeper.obey(PowerOrder())  # the site has no budgets any more
@@ -52,7 +52,7 @@ class PowerReports:
         return max(0.0, began + PERIOD_S - self._clock())
 
     def report(self) -> PowerReport:
-        """Of all GPUs now. Raises SluiceError."""
+        """Of all GPUs now."""
         jobs: dict[str, set[int]] = {}
         with self._state.lock:
             for record in self._state.records.values():

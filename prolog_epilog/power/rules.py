@@ -10,14 +10,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from policy.node_power import MOST_WATTS, NodeCap, NodePower, NodeThermal
-from prolog_epilog.power.vendors import PowerLimit
+from policy.node_power import MOST_WATTS, NodeCap, NodePower
+from prolog_epilog.power_limits import PowerLimit
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError
 
 _WATTS = re.compile(r"([1-9][0-9]{0,5})W?")  # as job_submit/sluice writes it (slurm_plugin/rules/options.c)
-_COOL_TIMES = 6  # as long without heat for a step back, as with it for a step down
-_LONGEST_S = 5.0  # between two samples that are taken as one time
 
 
 def read_watts(text: str, option: str = "--gpu-power") -> int:
@@ -80,42 +78,15 @@ class Wanted:
 
 
 def wanted(
-    limit: PowerLimit, site_mw: int, jobs: Iterable[int | None], order_mw: int | None, heat_mw: int | None
+    limit: PowerLimit, site_mw: int, jobs: Iterable[int | None], order_mw: int | None, heat_percent: int | None
 ) -> Wanted:
-    """What a GPU is to have. `site_mw`: what it had before anything of ours; `jobs`: the caps of those on it, mW."""
+    """What a GPU is to have. `site_mw`: what it had before anything of ours; `jobs`: the caps of those on it, mW;
+    `heat_percent`: how much of the cap heat leaves."""
     caps = [site_mw if cap is None else cap for cap in jobs]
     found = Wanted(max(caps), "job") if caps else Wanted(site_mw)
-    for bound, why in ((order_mw, "order"), (heat_mw, "thermal")):
-        if bound is not None and bound < found.mw:
-            found = Wanted(bound, why)
+    if order_mw is not None and order_mw < found.mw:
+        found = Wanted(order_mw, "order")
+    if heat_percent is not None:
+        found = Wanted(found.mw * heat_percent // 100_000 * 1000, "thermal")
     mw = max(limit.least_mw, min(found.mw, limit.most_mw)) if found.mw != site_mw else site_mw
     return Wanted(mw, found.why if mw != site_mw else "")
-
-
-@dataclass
-class Heat:
-    """A GPU that slows down by heat: how many steps its cap is lowered. Times by the samples' clock."""
-
-    steps: int = 0
-    hot_s: float = 0.0
-    cool_s: float = 0.0
-    at: float | None = None
-
-    def look(self, hot: bool, now: float, policy: NodeThermal) -> bool:
-        """A sample; whether the steps have changed."""
-        passed = 0.0 if self.at is None else max(0.0, min(now - self.at, _LONGEST_S))
-        self.at = now
-        self.hot_s = self.hot_s + passed if hot else max(0.0, self.hot_s - passed)
-        self.cool_s = 0.0 if hot else self.cool_s + passed
-        if self.hot_s >= policy.after_s and self.percent(policy) > policy.least_percent:
-            self.steps += 1
-        elif self.steps and self.cool_s >= _COOL_TIMES * policy.after_s:
-            self.steps -= 1
-        else:
-            return False
-        self.hot_s = self.cool_s = 0.0
-        return True
-
-    def percent(self, policy: NodeThermal) -> int:
-        """Of the default limit, now."""
-        return max(policy.least_percent, 100 - self.steps * policy.lower_percent)

@@ -1311,6 +1311,7 @@ class JobRequest(Body):
     gpus_per_task: str | None = Field(None, pattern=_GRES)
     gpu_mem: str | None = Field(None, pattern=_SIZE, description="A part of a GPU's memory, as 10G.")
     gpu_share: str | None = Field(None, pattern=r"^[0-9]{1,3}%?$")
+    gpu_power: str | None = Field(None, pattern=r"^[0-9]{1,6}[Ww]?$", description="Watts of each GPU, as 300W.")
     gpu_affinity: Name | None = None
     gpu_spread: bool = False
     gang: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:-]{1,128}$")

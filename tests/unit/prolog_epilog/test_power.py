@@ -19,11 +19,12 @@ from gpu_sim import library_dir, load_platform, write_node_state
 from gpu_sim.fields import get_values, set_values
 from policy.node_power import NodeCap, NodePower, NodeThermal
 from prolog_epilog.devices import NodeDevice
+from prolog_epilog.power.heat import Heat
 from prolog_epilog.power.journal import Journal
 from prolog_epilog.power.keeper import PowerKeeper
 from prolog_epilog.power.reports import PowerReports
-from prolog_epilog.power.rules import Heat, Wanted, cap_for, job_cap, read_watts, wanted
-from prolog_epilog.power.vendors import PowerLimit
+from prolog_epilog.power.rules import Wanted, cap_for, job_cap, read_watts, wanted
+from prolog_epilog.power_limits import PowerLimit
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError, Settings, State
 from prolog_epilog.watching import Watch, Watcher
@@ -55,7 +56,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may set pow
         (700, [300], 400, None, Wanted(300_000, "job")),
         (700, [500], 400, None, Wanted(400_000, "order")),
         (700, [], 400, None, Wanted(400_000, "order")),
-        (700, [500], 400, 350, Wanted(350_000, "thermal")),
+        (700, [500], 400, 75, Wanted(300_000, "thermal")),
+        (700, [], None, 90, Wanted(630_000, "thermal")),
+        (431, [None], None, 90, Wanted(387_000, "thermal")),  # whole watts
         (700, [], 50, None, Wanted(200_000, "order")),  # as low as the hardware goes
         (700, [], 900, None, Wanted(700_000)),
     ],
@@ -66,7 +69,7 @@ def test_the_cap_of_a_gpu(
     def mw(watts: int | None) -> int | None:
         return None if watts is None else watts * 1000
 
-    assert wanted(H100, site * 1000, [mw(job) for job in jobs], mw(order), mw(heat)) == expected
+    assert wanted(H100, site * 1000, [mw(job) for job in jobs], mw(order), heat) == expected
 
 
 def test_the_first_cap_of_the_policy_that_fits_counts() -> None:
@@ -271,6 +274,8 @@ def test_drivers_that_refuse_or_have_no_limits(make_site: Callable[[str], Site])
     with pytest.raises(RefusalError) as told:
         site.job(3, 2)
     assert told.value.refusal is Refusal.POWER_NOT_SET and "Unknown Error" in str(told.value)
+    process = site.watcher.watches["nvidia"].worker._process
+    assert process is not None and process.poll() is None  # samples go on
     record = site.state.records.pop(3)
     site.set(driver_power_limits=0)
     site.keeper.ended(record)
@@ -400,6 +405,7 @@ def test_heat_lowers_the_cap_of_a_busy_gpu(make_site: Callable[[str], Site]) -> 
     for second in range(12):
         now[0] = float(second)
         site.keeper.on_sample(watch, {"devices": {uuid: {"throttle": ["thermal"]}}})
+    site.keeper.on_sample(watch, {"devices": {uuid: 5}})  # no sample: nobody's watch ends
     assert woken == [10.0]
     site.keeper.run()
     assert site.limit() == 560
@@ -436,6 +442,8 @@ watcher = Watcher(state, None)
 watcher.watches["nvidia"] = Watch(Worker("nvidia", timeout=20.0))
 keeper = PowerKeeper(state, watcher, NodePower)
 keeper.load()
+keeper._unsure_until = 0.0  # what is restored is forgotten at once: calls of a simulated driver end with their process
+keeper.look()  # the driver's process has started
 print("ready", flush=True)
 if rounds == 0:  # the last agent: all jobs have ended, and the order is withdrawn
     for record in list(state.records.values()):
@@ -445,9 +453,8 @@ if rounds == 0:  # the last agent: all jobs have ended, and the order is withdra
     keeper.obey(PowerOrder())
     keeper.run()
 for number in range(rounds):
-    job, gpu = choose.randrange(6), choose.randrange(len(state.devices))
-    kind = choose.choice(["begin", "end", "order"])
-    if kind == "order":
+    job, gpu = choose.randrange(3), choose.randrange(len(state.devices))
+    if choose.random() < 0.1:
         keeper.obey(PowerOrder(keeper.order.number + 1, {state.devices[gpu].uuid: choose.randrange(200, 700)}))
     elif job in state.records:
         record = state.records.pop(job)
@@ -488,7 +495,7 @@ def test_limits_are_restored_exactly_whenever_the_agent_is_killed(
     for number in range(kills):
         with start(number, 10_000) as agent:
             assert agent.stdout is not None and agent.stdout.readline() == "ready\n"
-            time.sleep(choose.uniform(0.0, 0.5))
+            time.sleep(choose.uniform(0.0, 0.2))
             os.kill(agent.pid, signal.SIGKILL)  # not its driver's process, which ends with the pipe
         changed += [site.limit(gpu) for gpu in range(len(before))] != before
     assert changed > kills // 8  # caps were in force when it was killed

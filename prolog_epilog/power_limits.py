@@ -152,7 +152,10 @@ def read_limits(library: Any, vendor: str, uuids: Iterable[str]) -> dict[str, An
 
 
 def set_limit(library: Any, vendor: str, uuid: str, mw: int) -> dict[str, Any]:
-    """``cap_mw``: the limit that is then in force. Raises what `PowerLimits` raises."""
+    """``cap_mw``: the limit that is then in force; ``failed``: why it was not set."""
     limits = LIMITS[vendor](library)
-    limits.set(uuid, mw)
-    return {"cap_mw": limits.read(uuid).cap_mw}
+    try:
+        limits.set(uuid, mw)
+        return {"cap_mw": limits.read(uuid).cap_mw}
+    except Exception as error:  # of one GPU
+        return {"failed": str(error) or type(error).__name__}
