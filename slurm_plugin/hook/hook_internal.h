@@ -21,8 +21,7 @@
 
 #include "decisions/decisions.h"
 #include "mirror/mirror.h"
-#include "planner/planner.h"
-#include "planner/watts_slurm.h"
+#include "planner/planner_slurm.h"
 #include "runtime/runtime.h"
 
 #include <stdatomic.h>

@@ -7,7 +7,7 @@
 #define SLUICE_PLANNER_WATTS_H
 
 #include "rules/rules.h"
-#include "runtime/draws.h"
+#include "runtime/runtime.h"
 
 /* One job's. */
 struct sluice_job_watts {
