@@ -71,6 +71,7 @@ from sluice.slurm.answers import Job, Node
 from sluice.slurm.control import Control
 from sluice.slurm.job_changes import FOLLOWED_S, JobChanges
 from sluice.slurm.refused import reason_in
+from sluice.slurm.topology import switch_rows
 from sluice.slurm.user import slurm_user
 
 WEB_USER = "sluice-web"
@@ -738,22 +739,6 @@ def class_rows(classes: Iterable[dict[str, Any]]) -> Iterable[tuple[str, dict[st
             of_node[gpu["node"]].append(gpu)
         for node, gpus in of_node.items():
             yield f"{one['name']}/{node}", {"name": one["name"], "feature": one["feature"], "node": node, "gpus": gpus}
-
-
-def switch_rows(said: str) -> Iterable[dict[str, Any]]:
-    """The switches and blocks in `scontrol show topology`; none where it says that there is no topology."""
-    for line in said.splitlines():
-        fields = dict(word.partition("=")[::2] for word in line.split())
-        name = fields.get("SwitchName") or fields.get("BlockName")
-        if name:
-            level = fields.get("Level", "0")
-            yield {
-                "name": name[:_MOST_TEXT],
-                "kind": "switch" if "SwitchName" in fields else "block",
-                "level": int(level) if level.isdecimal() else 0,
-                "nodes": fields.get("Nodes", ""),
-                "switches": fields.get("Switches", ""),
-            }
 
 
 # ---- duties ----
