@@ -475,6 +475,10 @@ class Client(BaseClient):
         """What health did. `GET /health/history`."""
         return self.call(Call(models.HealthHistory, "GET", "/health/history", query={"node": node}))
 
+    def power(self) -> models.PowerShown:
+        """Budgets of watts, and what is drawn. `GET /power`."""
+        return self.call(Call(models.PowerShown, "GET", "/power"))
+
     def alerts(self) -> models.AlertList:
         """Alerts and silences. `GET /alerts`."""
         return self.call(Call(models.AlertList, "GET", "/alerts"))
@@ -818,6 +822,20 @@ class Client(BaseClient):
         return self.call(
             Call(
                 models.Returned, "POST", "/health/return", body={"node": node, "gpus": gpus, "reason": reason}, key=key
+            )
+        )
+
+    def power_budget(
+        self, *, name: str, watts: int | None = None, seconds: int = 7200, key: str = ""
+    ) -> models.BudgetLowered:
+        """Lower a budget of watts for a while. `POST /power/budget`."""
+        return self.call(
+            Call(
+                models.BudgetLowered,
+                "POST",
+                "/power/budget",
+                body={"name": name, "watts": watts, "seconds": seconds},
+                key=key,
             )
         )
 
@@ -1331,6 +1349,10 @@ class AsyncClient(BaseAsyncClient):
         """What health did. `GET /health/history`."""
         return await self.call(Call(models.HealthHistory, "GET", "/health/history", query={"node": node}))
 
+    async def power(self) -> models.PowerShown:
+        """Budgets of watts, and what is drawn. `GET /power`."""
+        return await self.call(Call(models.PowerShown, "GET", "/power"))
+
     async def alerts(self) -> models.AlertList:
         """Alerts and silences. `GET /alerts`."""
         return await self.call(Call(models.AlertList, "GET", "/alerts"))
@@ -1674,6 +1696,20 @@ class AsyncClient(BaseAsyncClient):
         return await self.call(
             Call(
                 models.Returned, "POST", "/health/return", body={"node": node, "gpus": gpus, "reason": reason}, key=key
+            )
+        )
+
+    async def power_budget(
+        self, *, name: str, watts: int | None = None, seconds: int = 7200, key: str = ""
+    ) -> models.BudgetLowered:
+        """Lower a budget of watts for a while. `POST /power/budget`."""
+        return await self.call(
+            Call(
+                models.BudgetLowered,
+                "POST",
+                "/power/budget",
+                body={"name": name, "watts": watts, "seconds": seconds},
+                key=key,
             )
         )
 

@@ -40,6 +40,7 @@ from sluice.controllerd.alerts.duty import alerts_folder
 from sluice.controllerd.alerts.listing import alerts_document
 from sluice.controllerd.daemon import Duty, Site
 from sluice.controllerd.health.controller import controller_of
+from sluice.controllerd.power.duty import power_of
 from sluice.controllerd.published_reports import BusyError, Reports
 from sluice.controllerd.readings import readings_of
 from sluice.controllerd.serving import Serving
@@ -179,6 +180,7 @@ class Publisher:
                 _Part("events", 1.0, self._read_events),
                 _Part("health", 2.0, self._read_health),
                 _Part("alerts", 2.0, self._read_alerts),
+                _Part("power", 1.0, self._read_power),
                 _Part("policy", 30.0, self._read_policy),
                 _Part("inventory", 60.0, self._read_inventory),
                 _Part("failover", 30.0, self._read_failover),
@@ -491,6 +493,9 @@ class Publisher:
         rows = found.pop("rows")
         self.snapshot.put("health", {f"{row['node']}/{row['gpu']}/{row['state']}/{row['check']}": row for row in rows})
         self.snapshot.put_one("cluster-health", "health", found)
+
+    def _read_power(self) -> None:
+        self.snapshot.put_one("power", "power", power_of(self.site).show())
 
     def _read_alerts(self) -> None:
         folder = alerts_folder(self.site.state_save)
