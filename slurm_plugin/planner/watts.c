@@ -157,10 +157,10 @@ static int64_t counted(const struct sluice_watts_left *left, uint32_t budget, co
     return gpus;
 }
 
-/* Does segment i lie, at least in part, between two times? */
-static bool overlaps(const struct profile *profile, uint32_t i, int64_t from_s, int64_t to_s)
+/* Does segment i end after a time? */
+static bool lasts(const struct profile *profile, uint32_t i, int64_t from_s)
 {
-    return profile->starts_s[i] < to_s && (i + 1 == profile->count || profile->starts_s[i + 1] > from_s);
+    return i + 1 == profile->count || profile->starts_s[i + 1] > from_s;
 }
 
 /* The most watts, up to job->watts, that each of so many GPUs may draw of a budget. */
@@ -170,9 +170,9 @@ static int64_t allowed_of(const struct sluice_watts_left *left, uint32_t budget,
     const struct profile *profile = &left->profiles[budget];
     const int64_t own_watts = counted(left, budget, own->parts, own->count) * own->watts;
     int64_t allowed = job->watts;
-    for (uint32_t i = 0; i < profile->count; i++) {
+    for (uint32_t i = 0; i < profile->count && profile->starts_s[i] < to_s; i++) {
         const int64_t watts = profile->watts[i] + own_watts;
-        if (overlaps(profile, i, from_s, to_s) && watts < allowed * gpus)
+        if (watts < allowed * gpus && lasts(profile, i, from_s))
             allowed = watts < 0 ? -1 : watts / gpus;
     }
     return allowed;
@@ -216,8 +216,7 @@ void sluice_watts_take(struct sluice_watts_left *left, uint64_t budgets, int32_t
     for (uint32_t budget = 0; budget < left->budgets; budget++) {
         const int64_t gpus = budgets >> budget & 1 ? counted(left, budget, parts, count) : 0;
         struct profile *profile = &left->profiles[budget];
-        for (uint32_t i = 0; gpus && i < profile->count; i++)
-            if (overlaps(profile, i, INT64_MIN, to_s))
-                profile->watts[i] -= watts * gpus;
+        for (uint32_t i = 0; gpus && i < profile->count && profile->starts_s[i] < to_s; i++)
+            profile->watts[i] -= watts * gpus;
     }
 }
