@@ -55,6 +55,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     ),
     "policy-apply": ("benchmarks.policy_apply", "plan and apply of 1,000 tenants with 10,000 users"),
     "report": ("benchmarks.report", "the tenant report of a month, with many jobs in slurmdbd"),
+    "power": ("benchmarks.power", "budgets of watts on public histories: kept, met when lowered, throughput"),
     "elastic-trace": ("benchmarks.elastic_trace", "cost and waits of elastic pools on a public history"),
     "web": ("benchmarks.web", "the REST API and its page with 100,000 jobs in slurmctld"),
     "serve": ("benchmarks.serve", "the gateway of model services, its limits, and what survives kills"),

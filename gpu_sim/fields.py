@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpu_sim import layout
 from gpu_sim.partitions import set_partitions
+from gpu_sim.power_curve import drawn_mw
 from gpu_sim.state import Holding, NodeState, changing, clear_mig, holdings, read_state, set_mig_layout
 from sluice.base.errors import UsageError
 from sluice.base.sizes import parse_mib
@@ -246,10 +247,15 @@ def _set_power(change: Change, field: str, text: str) -> None:
     top = gpu.power_limit_max_mw / 1000 * 1.25  # short peaks above the limit are seen on real ones
     if not 0 <= watts <= top:
         raise change.refuse(field, text, f"out of its range 0 to {top:.0f} W")
-    now = time.time_ns()
-    gpu.energy_mj += gpu.power_mw * max(0, now - gpu.energy_since_ns) // _NS
-    gpu.energy_since_ns = now
+    _count_energy(gpu)
     gpu.power_mw = round(watts * 1000)
+
+
+def _count_energy(gpu: layout.Gpu) -> None:
+    """What was drawn until now, before that changes."""
+    now = time.time_ns()
+    gpu.energy_mj += drawn_mw(gpu) * max(0, now - gpu.energy_since_ns) // _NS
+    gpu.energy_since_ns = now
 
 
 def _activity(help_text: str, attribute: str) -> Field:
@@ -271,7 +277,9 @@ def _activity(help_text: str, attribute: str) -> Field:
 def _set_power_limit(change: Change, field: str, text: str) -> None:
     gpu = change.gpu
     low, high = gpu.power_limit_min_mw // 1000, gpu.power_limit_max_mw // 1000
-    gpu.power_limit_mw = _whole(change, field, text, low, high, "W") * 1000
+    limit = gpu.power_limit_default_mw if text == "default" else _whole(change, field, text, low, high, "W") * 1000
+    _count_energy(gpu)
+    gpu.power_limit_mw = limit
 
 
 def _set_throttle(change: Change, field: str, text: str) -> None:
@@ -457,11 +465,12 @@ def _check_memory(change: Change) -> None:
             )
 
 
-def _text(help_text: str, attribute: str) -> Field:
-    def refuse(change: Change, field: str, text: str) -> None:
-        raise change.refuse(field, text, "it is what the hardware is, and cannot be changed")
+def _refuse(change: Change, field: str, text: str) -> None:
+    raise change.refuse(field, text, "it is what the hardware is, and cannot be changed")
 
-    return Field(help_text, lambda _s, gpu: str(getattr(gpu, attribute).decode()), refuse)
+
+def _text(help_text: str, attribute: str) -> Field:
+    return Field(help_text, lambda _s, gpu: str(getattr(gpu, attribute).decode()), _refuse)
 
 
 FIELDS: dict[str, Field] = {
@@ -475,8 +484,11 @@ FIELDS: dict[str, Field] = {
         unit="C",
         needs=_no_memory_sensor,
     ),
-    "power": Field("draw, W", lambda _s, gpu: f"{gpu.power_mw / 1000:g}", _set_power),
-    "power_limit": Field("W", lambda _s, gpu: str(gpu.power_limit_mw // 1000), _set_power_limit),
+    "power": Field("draw, W; at most its limit", lambda _s, gpu: f"{gpu.power_mw / 1000:g}", _set_power),
+    "power_drawn": Field("W, under its limit", lambda _s, gpu: f"{drawn_mw(gpu) / 1000:g}", _refuse),
+    "power_limit": Field(
+        "W, or default: as after a reboot", lambda _s, gpu: str(gpu.power_limit_mw // 1000), _set_power_limit
+    ),
     "fan": _number("percent", "fan_percent", 100, low=1, unit="%", needs=_no_fan),
     "utilisation": _activity("percent, in addition to what processes take", "utilisation"),
     "utilisation_memory": _activity("of the memory's bandwidth, percent", "utilisation_memory"),
@@ -529,5 +541,6 @@ FIELDS: dict[str, Field] = {
     "driver_loaded": _driver_flag("of the GPU's vendor on this node", "loaded"),
     "driver_hang": _driver_flag("its calls do not return until set to no", "hang"),
     "driver_delay": _driver_number("added to each of its calls, ms", "delay_ms", 600_000, "ms"),
+    "driver_power_limits": _driver_number("0 can be set, 1 setters fail, 2 not supported", "power_limits", 2),
     "driver_generation": _driver_number("its branch, e.g. 470: newer functions are missing", "generation", 99_999),
 }

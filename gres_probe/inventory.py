@@ -120,6 +120,8 @@ class Gpu:
     partitions: list[Partition] = field(default_factory=list)
     power_limit_w: int | None = None
     power_limit_max_w: int | None = None
+    power_limit_min_w: int | None = None
+    power_limit_default_w: int | None = None
     temperature_c: int | None = None
     temperature_slowdown_c: int | None = None
     temperature_shutdown_c: int | None = None

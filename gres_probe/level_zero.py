@@ -68,6 +68,11 @@ typedef struct {
   ze_bool_t canControl, isEnergyThresholdSupported; int32_t defaultLimit, minLimit, maxLimit;
 } zes_power_properties_t;
 typedef struct { ze_bool_t enabled; int32_t power, interval; } zes_power_sustained_limit_t;
+typedef struct {
+  uint32_t stype; const void *pNext; uint32_t level, source, limitUnit;
+  ze_bool_t enabledStateLocked, enabled, intervalValueLocked; int32_t interval;
+  ze_bool_t limitValueLocked; int32_t limit;
+} zes_power_limit_ext_desc_t;
 typedef struct { uint64_t energy, timestamp; } zes_power_energy_counter_t;
 typedef struct {
   uint32_t stype; void *pNext; uint32_t type; ze_bool_t onSubdevice; uint32_t subdeviceId;
@@ -132,6 +137,10 @@ uint32_t zesDeviceEnumPowerDomains(zes_device_handle_t device, uint32_t *count, 
 uint32_t zesPowerGetProperties(zes_component_handle_t power, zes_power_properties_t *properties);
 uint32_t zesPowerGetLimits(
   zes_component_handle_t power, zes_power_sustained_limit_t *sustained, void *burst, void *peak);
+uint32_t zesPowerSetLimits(
+  zes_component_handle_t power, const zes_power_sustained_limit_t *sustained, const void *burst, const void *peak);
+uint32_t zesPowerGetLimitsExt(zes_component_handle_t power, uint32_t *count, zes_power_limit_ext_desc_t *limits);
+uint32_t zesPowerSetLimitsExt(zes_component_handle_t power, uint32_t *count, zes_power_limit_ext_desc_t *limits);
 uint32_t zesPowerGetEnergyCounter(zes_component_handle_t power, zes_power_energy_counter_t *energy);
 uint32_t zesDeviceEnumFrequencyDomains(zes_device_handle_t device, uint32_t *count, zes_component_handle_t *handles);
 uint32_t zesFrequencyGetProperties(zes_component_handle_t frequency, zes_freq_properties_t *properties);
@@ -171,6 +180,7 @@ _STRUCTURE_TYPES = {
     "zes_mem_state_t": 0x1E,
     "zes_ras_state_t": 0x22,
     "zes_device_ecc_properties_t": 0x26,
+    "zes_power_limit_ext_desc_t": 0x27,
     "zes_fabric_port_error_counters_t": 0x2A,
 }
 
@@ -186,8 +196,10 @@ _RESULTS = {
     UNINITIALIZED: "no driver",
     0x78000002: "unsupported version",
     UNSUPPORTED_FEATURE: "unsupported feature",
+    0x78000004: "invalid argument",
     0x78000020: "device is in survivability mode, its firmware must be updated",
 }
+_SUSTAINED, _MILLIWATTS = 1, 2  # ZES_POWER_LEVEL_SUSTAINED, ZES_LIMIT_UNIT_POWER
 _MOST_HANDLES = 4096  # more than any node has of anything; keeps a broken count from filling the memory
 
 
@@ -262,9 +274,47 @@ class LevelZero:
 
     def sustained_power_mw(self, power: Any) -> int | None:
         """The sustained power limit of a power domain; None where none is set."""
+        limits = self._limits(power)
+        if limits is not None:
+            sustained = _sustained(limits)
+            return int(sustained.limit) if sustained is not None and sustained.limit > 0 else None
         limit = self._ffi.new("zes_power_sustained_limit_t *")
         self.call("zesPowerGetLimits", power, limit, self._ffi.NULL, self._ffi.NULL)
         return int(limit.power) if limit.enabled and limit.power > 0 else None
+
+    def set_sustained_power_mw(self, power: Any, mw: int) -> None:
+        """Set it; the domain's other limits stay."""
+        limits = self._limits(power)
+        if limits is not None:
+            sustained = _sustained(limits)
+            if sustained is None or sustained.limitValueLocked:
+                raise LevelZeroError("zesPowerSetLimitsExt", UNSUPPORTED_FEATURE)
+            sustained.limit = mw
+            if not sustained.enabledStateLocked:
+                sustained.enabled = 1
+            count = self._ffi.new("uint32_t *", len(limits))
+            self.call("zesPowerSetLimitsExt", power, count, limits)
+            return
+        limit = self._ffi.new("zes_power_sustained_limit_t *")
+        self.call("zesPowerGetLimits", power, limit, self._ffi.NULL, self._ffi.NULL)
+        limit.enabled, limit.power = 1, mw
+        self.call("zesPowerSetLimits", power, limit, self._ffi.NULL, self._ffi.NULL)
+
+    def _limits(self, power: Any) -> Any:
+        """All limits of a domain; None with drivers that only have the calls of before Level Zero 1.4."""
+        count = self._ffi.new("uint32_t *")
+        try:
+            self.call("zesPowerGetLimitsExt", power, count, self._ffi.NULL)
+            limits = self._ffi.new("zes_power_limit_ext_desc_t[]", min(count[0], _MOST_HANDLES))
+            for limit in limits:
+                limit.stype = _STRUCTURE_TYPES["zes_power_limit_ext_desc_t"]
+            count[0] = len(limits)
+            self.call("zesPowerGetLimitsExt", power, count, limits)
+        except LevelZeroError as error:
+            if error.result == UNSUPPORTED_FEATURE:
+                return None
+            raise
+        return limits
 
     def processes(self, device: Any) -> list[Any]:
         """The processes that use a device."""
@@ -307,3 +357,7 @@ class LevelZero:
         except LevelZeroError:
             pass
         return versions
+
+
+def _sustained(limits: Any) -> Any:
+    return next((limit for limit in limits if limit.level == _SUSTAINED and limit.limitUnit == _MILLIWATTS), None)

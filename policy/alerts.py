@@ -14,7 +14,7 @@ from policy.units import Date, Percent, Seconds, parse_seconds
 Kind = Literal[
     "temperature", "memory", "utilisation-high", "utilisation-low", "gpu-idle", "errors", "quota", "budget",
     "queue-wait", "node-drained", "agent-lost", "takeover", "journal-lag", "database-down",
-    "service-wait", "service-errors", "pool-capacity", "pool-cost",
+    "service-wait", "service-errors", "pool-capacity", "pool-cost", "power-budget",
 ]  # fmt: skip
 Severity = Literal["info", "warning", "critical"]
 
@@ -37,6 +37,7 @@ DEFAULTS: dict[str, tuple[float, int, str]] = {
     "service-errors": (5, 60, "percent of a service's requests in the last five minutes that failed, or more"),
     "pool-capacity": (900, 0, "time for which a pool has had no capacity for what Slurm wants, or more"),
     "pool-cost": (100, 300, "price of an hour of a pool's machines, or more"),
+    "power-budget": (100, 5, "percent of a budget of watts that are drawn, or more"),
 }
 """By kind: the default threshold, the default duration in seconds, and what the threshold means."""
 DURATIONS = ("queue-wait", "journal-lag", "service-wait", "pool-capacity")

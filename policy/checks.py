@@ -32,6 +32,7 @@ def mistakes(policy: Policy) -> list[Mistake]:
         *_services(policy),
         *_serving(policy),
         *_pools(policy),
+        *_power(policy),
     ]
 
 
@@ -328,3 +329,37 @@ def _pools(policy: Policy) -> Iterator[Mistake]:
         for tenant in pool.tenants or ():
             if tenant not in policy.tenants:
                 yield Mistake(("pools", name, "tenants"), f"{tenant!r} is not a tenant", "name a tenant of this file")
+
+
+def _power(policy: Policy) -> Iterator[Mistake]:
+    power = policy.power
+    if power is None:
+        return
+    for name in power.gpus:
+        if name not in policy.classes:
+            yield _no_class(policy, ("power", "gpus", name), name)
+    for number, cap in enumerate(power.caps):
+        place: Place = ("power", "caps", number)
+        if cap.gpu is not None and cap.gpu not in policy.classes:
+            yield _no_class(policy, (*place, "gpu"), cap.gpu)
+        if cap.tenant is not None and cap.tenant not in policy.tenants:
+            yield _no_tenant(policy, (*place, "tenant"), cap.tenant)
+        for name, gpu in power.gpus.items():
+            if cap.gpu not in (None, name):
+                continue
+            for field, watts in (("watts", cap.watts), ("at_most", cap.at_most)):
+                if watts is not None and not gpu.least <= watts <= gpu.most:
+                    yield Mistake(
+                        (*place, field),
+                        f"{watts} W is outside of what GPUs of class {name!r} take, {gpu.least} to {gpu.most} W",
+                        f"choose a cap in that range, or correct power.gpus.{name}",
+                    )
+    for number, budget in enumerate(power.budgets):
+        if budget.tenant is not None and budget.tenant not in policy.tenants:
+            yield _no_tenant(policy, ("power", "budgets", number, "tenant"), budget.tenant)
+        if not power.gpus:
+            yield Mistake(
+                ("power", "budgets", number),
+                f"budget {budget.name!r}: it is not known what GPUs draw",
+                "give power.gpus for the classes that it counts",
+            )

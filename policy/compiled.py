@@ -38,6 +38,10 @@ Positive = Annotated[int, Field(ge=1, le=_MOST_S)]
 Gpus = Annotated[int, Field(ge=0, le=_MOST_GPUS)]
 Mib = Annotated[int, Field(ge=0, le=_MOST_MIB)]
 Weight = Annotated[int, Field(ge=0, le=1000000)]
+Watts = Annotated[int, Field(ge=0, le=100000)]
+MAX_BUDGET_WATTS = 1000000000
+MINUTES_OF_WEEK = 10080
+BudgetWatts = Annotated[int, Field(ge=0, le=MAX_BUDGET_WATTS)]
 
 Placement = Literal[
     "first-fit",
@@ -130,6 +134,15 @@ class GpuClass(_Section):
     reserved_permille: Annotated[int, Field(ge=0, le=1000)] = 0
     cpus_per_gpu_milli: Annotated[int, Field(ge=0, le=1000000)] = 0
     memory_mib_per_gpu: Mib = 0
+    power_least_w: Watts = 0
+    """What the limit of a GPU's power can be set to; 0: not known."""
+    power_most_w: Watts = 0
+    power_default_w: Watts = 0
+    """Of one GPU without a cap; 0: `power_most_w`."""
+    power_idle_w: Watts = 0
+    """Of one GPU that does nothing."""
+    power_start_least_w: Watts = 0
+    """A job that budgets are short for may start with a cap down to this; 0: it waits."""
 
     @model_validator(mode="after")
     def _once(self) -> Self:
@@ -145,6 +158,10 @@ class ClassRule(_Section):
     gpus_limit: Gpus | None = None
     """Running at once."""
     gpus_guaranteed: Gpus = 0
+    power_w: Watts = 0
+    """Power cap of each GPU of a job; 0: none."""
+    power_most_w: Watts = 0
+    """What a job may ask for with --gpu-power; 0: `power_w`."""
 
 
 class Tenant(_Section):
@@ -179,6 +196,32 @@ class Tenant(_Section):
         return self
 
 
+class Budget(_Section):
+    """A power budget: of nodes, or of a tenant's jobs."""
+
+    name: Name
+    nodes: Annotated[str, Field(pattern=r"^[!-~]{1,4096}$")] | None = None
+    """A hostlist expression; None: all."""
+    tenant: Name | None = None
+    """Account: jobs of it and of those below it; None: all jobs."""
+    watts: BudgetWatts = 0
+    """Outside `hours`."""
+    hours: Annotated[
+        list[Annotated[str, Field(pattern=r"^[0-9]{1,5}-[0-9]{1,5}:[0-9]{1,10}$")]], Field(max_length=256)
+    ] = []
+    """FROM-TO:WATTS, in minutes of the week, Monday 00:00 being 0."""
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        before = 0
+        for hours in self.hours:
+            start, end, watts = (int(number) for number in re.split("[-:]", hours))
+            if not before <= start < end <= MINUTES_OF_WEEK or watts > MAX_BUDGET_WATTS:
+                raise ValueError(f"hours: {hours}: times must ascend, without overlap, within a week")
+            before = end
+        return self
+
+
 class CompiledPolicy(_Section):
     """A whole compiled policy."""
 
@@ -189,6 +232,7 @@ class CompiledPolicy(_Section):
     settings: Global = Global()
     classes: Annotated[list[GpuClass], Field(max_length=64)] = []
     tenants: Annotated[list[Tenant], Field(max_length=65536)] = []
+    budgets: Annotated[list[Budget], Field(max_length=64)] = []
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -205,6 +249,11 @@ class CompiledPolicy(_Section):
                 types[gpu_type] = gpu_class.name
         if len(types) > MAX_TYPES:
             raise ValueError(f"{len(types)} GPU types, at most {MAX_TYPES}")
+        names = set()
+        for budget in self.budgets:
+            if budget.name in names:
+                raise ValueError(f"budget {budget.name!r} is given twice")
+            names.add(budget.name)
         accounts = set()
         for tenant in self.tenants:
             if tenant.account in accounts:
@@ -231,7 +280,9 @@ class CompiledPolicy(_Section):
             lines += _lines(tenant, skip=("account", "class_rules"), default=Tenant(account="-"))
             for name, rule in tenant.class_rules.items():
                 lines += _lines(rule, f"class.{name}.", ClassRule())
-        return _with_checksum("\n".join(lines) + "\n")
+        for budget in self.budgets:
+            lines += ["", f"[budget {budget.name}]", *_lines(budget, skip=("name",), default=Budget(name="-"))]
+        return checksummed("\n".join(lines) + "\n")
 
     def write(self, path: Path) -> None:
         """Replace a file by this policy, in one step. Raises OSError."""
@@ -240,10 +291,11 @@ class CompiledPolicy(_Section):
 
 def complete(sections: str) -> str:
     """Sections written by hand as a whole file's text, with first line and checksum; their content is not checked."""
-    return _with_checksum(f"sluice-policy {MAJOR}.{MINOR}\n{sections.rstrip()}\n")
+    return checksummed(f"sluice-policy {MAJOR}.{MINOR}\n{sections.rstrip()}\n")
 
 
-def _with_checksum(body: str) -> str:
+def checksummed(body: str) -> str:
+    """A file's text with its last line: of a policy, or of another file for the plugins."""
     return f"{body}checksum = crc32:{zlib.crc32(body.encode()):08x}\n"
 
 
@@ -279,6 +331,7 @@ class _Reader:
         self.settings: dict[str, Any] = {}
         self.classes: list[dict[str, Any]] = []
         self.tenants: list[dict[str, Any]] = []
+        self.budgets: list[dict[str, Any]] = []
         self.section: dict[str, Any] | None = self.head
         self.model: type[BaseModel] | None = CompiledPolicy
         self.warnings: list[str] = []
@@ -298,7 +351,7 @@ class _Reader:
             if self.section is not self.head:
                 raise self.fail("[global] must come before all other sections")
             self.section, self.model = self.settings, Global
-        elif kind in ("class", "tenant"):
+        elif kind in ("class", "tenant", "budget"):
             if name is None or not re.match(_NAME, name):
                 raise self.fail(f"[{kind} {name or ''}]: not a name")
             if kind == "class":
@@ -306,6 +359,9 @@ class _Reader:
                     raise self.fail(f"[class {name}]: classes must come before the tenants")
                 self.section, self.model = {"name": name}, GpuClass
                 self.classes.append(self.section)
+            elif kind == "budget":
+                self.section, self.model = {"name": name}, Budget
+                self.budgets.append(self.section)
             else:
                 self.section, self.model = {"account": name, "class_rules": {}}, Tenant
                 self.tenants.append(self.section)
@@ -331,7 +387,7 @@ class _Reader:
             section, model, key = weights, Weights, key.removeprefix("weight.")
         name = key.replace("-", "_")
         field = model.model_fields.get(name)
-        hidden = {"name", "account", "class_rules", "settings", "weight", "tenants"}
+        hidden = {"name", "account", "class_rules", "settings", "weight", "tenants", "budgets"}
         if field is None or "_" in key or name in hidden or (model is CompiledPolicy and name == "classes"):
             self.warn(key)
             return
@@ -382,6 +438,7 @@ def parse(data: bytes, *, source: str = "policy") -> tuple[CompiledPolicy, list[
             settings=Global(**reader.settings),
             classes=[GpuClass(**one) for one in reader.classes],
             tenants=[Tenant(**one) for one in reader.tenants],
+            budgets=[Budget(**one) for one in reader.budgets],
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]

@@ -18,6 +18,7 @@ from sluice.slurm.accounting import Account, Accounting, Association
 from sluice.slurm.answers import Node, Partition, Reservation
 from sluice.slurm.commands import Commands
 from sluice.slurm.control import Control
+from sluice.slurm.topology import switch_rows
 
 _LASTING_S = 30 * 86400  # a reservation that ends sooner is renewed
 
@@ -50,6 +51,7 @@ class Live:
     nodes: list[Node]
     partitions: list[Partition]
     odd_users: list[Association] = field(default_factory=list)  # with a partition: not governed
+    switches: dict[str, str] = field(default_factory=dict)  # of the topology: their nodes
 
     def level(self) -> Level:
         """The level that slurmctld is asked for; off where there is none, or none that it knows."""
@@ -71,18 +73,20 @@ def read_live(cluster: Cluster) -> Live:
             f"cluster {name!r} keeps no accounts: AccountingStorageType is not accounting_storage/slurmdbd",
             remedy="set up slurmdbd first; tenants are its accounts",
         )
-    with ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(7) as pool:
         associations = pool.submit(accounting.associations, name)
         accounts = pool.submit(accounting.accounts)
         qos = pool.submit(accounting.qos)
         tres = pool.submit(accounting.tres)
         nodes = pool.submit(client.nodes)
+        topology = pool.submit(cluster.commands.run, "scontrol", "show", "topology", check=False)
         reservations = pool.submit(client.reservations)
         partitions = client.partitions()
         state, odd = _state(associations.result(), accounts.result(), reservations.result())
         state.qos = qos.result()
         folder = Path(config.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
-        return Live(name, folder, config, state, tres.result(), nodes.result(), partitions, odd)
+        switches = {row["name"]: row["nodes"] for row in switch_rows(topology.result().stdout)}
+        return Live(name, folder, config, state, tres.result(), nodes.result(), partitions, odd, switches)
 
 
 def _state(

@@ -19,6 +19,7 @@ from policy.health import Health
 from policy.monitoring import Monitoring
 from policy.names import Name, TenantName, UserName, Words
 from policy.pools import Fleet, Pool
+from policy.power import Power
 from policy.services import MOST_SERVICES, Service, ServiceName, Serving
 from policy.state import Level
 from policy.traces import Traces
@@ -560,6 +561,8 @@ class Policy(Section):
     """Nodes that are launched when Slurm needs them; docs/elastic.md."""
     fleet: Fleet = Fleet()
     """What all pools share; docs/elastic.md."""
+    power: Power | None = None
+    """Power of GPUs: caps, budgets, price; docs/power.md."""
 
     @field_validator("level", mode="before")
     @classmethod

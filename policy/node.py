@@ -8,6 +8,7 @@ last good one in force.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
@@ -15,9 +16,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from policy.alerts import NodeAlerts, compile_alerts
 from policy.checkpoint import NodeCheckpoint, compile_checkpoint
+from policy.control_power import ControlPower
 from policy.health import NodeHealth, compile_health
 from policy.monitoring import NodeMetrics, compile_metrics
 from policy.node_limits import NodeLimits, compile_limits
+from policy.node_power import NodePower
+from policy.power_compile import compile_control, compile_power
 from policy.traces import NodeTraces, compile_traces
 from sluice.base.errors import SluiceError
 
@@ -45,14 +49,16 @@ class NodePolicy(BaseModel):
     checkpoint: NodeCheckpoint = NodeCheckpoint()
     alerts: NodeAlerts = NodeAlerts()
     traces: NodeTraces = NodeTraces()
+    power_control: ControlPower = ControlPower()
+    power: NodePower = NodePower()
 
     def render(self) -> str:
         """The file's text."""
         return self.model_dump_json(indent=1) + "\n"
 
 
-def compile_node(policy: Policy) -> NodePolicy:
-    """What nodes read of a policy."""
+def compile_node(policy: Policy, switches: Mapping[str, str] | None = None) -> NodePolicy:
+    """What nodes and controllers read of a policy. `switches`: nodes of the topology's switches. Raises SluiceError."""
     return NodePolicy(
         limits=compile_limits(policy.enforcement),
         health=compile_health(policy.health),
@@ -60,6 +66,8 @@ def compile_node(policy: Policy) -> NodePolicy:
         checkpoint=compile_checkpoint(policy.checkpoint),
         alerts=compile_alerts(policy.alerts),
         traces=compile_traces(policy.traces),
+        power=compile_power(policy),
+        power_control=compile_control(policy, switches or {}),
     )
 
 

@@ -23,6 +23,7 @@ from policy.model import Guarantee, Limit, Policy, Tenant
 from policy.names import OVER_QOS, OWN_PREFIX
 from policy.node import FILE_NAME as NODE_FILE
 from policy.node import compile_node
+from policy.power_compile import check_cluster, class_watts, compiled_budgets, rule_watts
 from policy.service_jobs import CALLERS_FILE, compile_services
 from policy.service_jobs import FILE_NAME as SERVICES_FILE
 from policy.state import LEVEL_FILE, SNIPPET, AccountState, ReservationState, State, UserState
@@ -443,12 +444,16 @@ class _Maker:
                 gpu_memory_mib=self.class_nodes[name][2],
                 cpus_per_gpu_milli=round(one.cpus_per_gpu * 1000),
                 memory_mib_per_gpu=one.memory_per_gpu,
+                **class_watts(policy, name),
             )
             for name, one in policy.classes.items()
         ]
         tenants = [self.compile_tenant(name) for name in policy.in_order()]
         source = digest(policy.model_dump_json(exclude={"level", "unlisted", "accept_unenforced"}))
-        return compiled.CompiledPolicy(source=source, settings=settings, classes=classes, tenants=tenants)
+        budgets = compiled_budgets(policy, self.live.switches)
+        return compiled.CompiledPolicy(
+            source=source, settings=settings, classes=classes, tenants=tenants, budgets=budgets
+        )
 
     def compile_tenant(self, name: str) -> compiled.Tenant:
         """One tenant of the compiled policy."""
@@ -464,6 +469,8 @@ class _Maker:
                 rules.setdefault(class_name, {})["gpus_per_job"] = job.gpus
             if job.time is not None:
                 rules.setdefault(class_name, {})["run_time_s"] = job.time
+        for class_name, watts in rule_watts(policy, name):
+            rules.setdefault(class_name, {}).update(watts)
         expires = 0
         if tenant.expires is not None:
             expires = int(datetime.datetime.combine(tenant.expires, datetime.time()).timestamp())
@@ -503,7 +510,7 @@ class _Maker:
         self.state.files = {
             self.live.folder / SNIPPET: self.snippet(),
             path: policy.render(),
-            self.live.folder / NODE_FILE: compile_node(self.policy).render(),
+            self.live.folder / NODE_FILE: compile_node(self.policy, self.live.switches).render(),
         }
         services = self.live.folder / SERVICES_FILE
         if self.policy.services or services.exists():
@@ -563,6 +570,7 @@ def make(policy: Policy, live: Live, *, use: list[Use] | None = None, now: float
         )
     maker = _Maker(policy, live, budget_use(policy, use or []), time.time() if now is None else now)
     maker.count_classes()
+    check_cluster(policy, live, {node.name: gpus_of(node)[0] for node in live.nodes})
     maker.tenants()
     maker.qos()
     maker.reservations()

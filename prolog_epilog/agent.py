@@ -22,9 +22,12 @@ from prolog_epilog.guarding import MEMORY
 from prolog_epilog.health.monitor import Monitor
 from prolog_epilog.holds import Holds
 from prolog_epilog.jobs import Jobs
-from prolog_epilog.live_reports import PERIOD_S, LiveReports
+from prolog_epilog.live_reports import PERIOD_S as LIVE_REPORTS_S
+from prolog_epilog.live_reports import LiveReports
 from prolog_epilog.outages import PERIOD_S as OUTAGES_S
 from prolog_epilog.outages import Outages
+from prolog_epilog.power.keeper import CHECK_S, PowerKeeper
+from prolog_epilog.power.reports import PowerReports
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.regions import Regions
 from prolog_epilog.rungs.base import Rung
@@ -43,6 +46,7 @@ from prolog_epilog.vigil import Vigil
 from sluice.base.duties import Duties
 from sluice.base.log import log
 from sluice.exchange.courier import VERSION, Courier, slurmd_spool
+from sluice.exchange.power import PERIOD_S
 from sluice.exchange.uplink import Uplink
 
 _DAY_S = 86400.0
@@ -60,7 +64,9 @@ class Agent:
         self.server = Server(settings.run / "agent.sock", self.state.stopping, self.state.users)
         self.duties = Duties(self.state.stopping)
         self.regions = Regions(self.state, self.contexts)
-        self.jobs = Jobs(self.state, self.watcher, self.contexts, self.regions, *self._limits())
+        file = NodePolicyFile(settings.policy.with_name(FILE_NAME))
+        self.power = PowerKeeper(self.state, self.watcher, lambda: file.current().power)
+        self.jobs = Jobs(self.state, self.watcher, self.contexts, self.regions, *self._limits(), self.power)
         self.jobs.answer_to(self.server)
         self.server.add("restart", self.restart)
         self.server.add("pause", self.pause)
@@ -80,13 +86,17 @@ class Agent:
         self.jobs.on_refused = self.holds.put
         self.jobs.on_skipped = self.holds.put_back
         self.uplink = Uplink()
+        self.watcher.on_sample.append(self.power.on_sample)
+        self.power.on_due = self.duties.add("power", CHECK_S, self.power.run, retry=1.0).wake
+        reports = PowerReports(self.state, self.power, lambda: file.current().power, self.uplink.send)
+        self.duties.add("power-reports", PERIOD_S, reports.run)
         self._watch_outages()
         self._watch_health()
         policy = settings.policy.with_name(FILE_NAME)
         live_reports = LiveReports(self.state, self.watcher, policy, self.accounting.of_job, self.uplink.send)
         self.watcher.on_sample.append(live_reports.on_sample)
         self.accounting.on_tick.append(live_reports.on_tick)
-        self.duties.add("live-reports", PERIOD_S, live_reports.run)
+        self.duties.add("live-reports", LIVE_REPORTS_S, live_reports.run)
         self.jobs.on_unwritten = self.duties.add("records", _IDLE_S, self.jobs.write_records, retry=1.0).wake
         self.duties.add("retention", _DAY_S, self.forget_old)
         self.end_notices = EndNotices(settings.records.parent / "ended", lambda: self.state.node)
@@ -157,6 +167,7 @@ class Agent:
         self.outages.judge()
         self.health.start(self._vigil.inventory)
         self.accounting.load()
+        self.power.load()
         self.jobs.take_over()
         cut_off = self.accounting.cut_off()
         self.jobs.write_also(cut_off)

@@ -1,4 +1,4 @@
-"""What the vendor's process changes for the agent: limits of cgroups; modes and clocks, which it resets.
+"""What the vendor's process changes for the agent: limits of cgroups and of power; modes and clocks, which it resets.
 
 Requests name devices by UUID. Called in `prolog_epilog.sampling`'s process, which holds the library open.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+from prolog_epilog.power_limits import read_limits, set_limit
 
 
 def _handle(api: Any, uuid: str) -> Any:
@@ -78,6 +80,10 @@ NVIDIA: dict[str, Callable[..., dict[str, Any]]] = {
 
 def drive(library: Any, vendor: str, request: dict[str, Any]) -> dict[str, Any] | None:
     """Do a request; None when it is none of these. Raises what the vendor's wrapper raises."""
+    if request["do"] == "power_limits":
+        return read_limits(library, vendor, request["uuids"])
+    if request["do"] == "set_power_limit":
+        return set_limit(library, vendor, request["uuid"], request["mw"])
     if (vendor, request["do"]) == ("amd", "compute_units"):
         return compute_units(library, request["uuid"])
     function = NVIDIA.get(request["do"]) if vendor == "nvidia" else None

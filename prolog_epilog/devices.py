@@ -29,6 +29,13 @@ class NodeDevice:
     partition: str = ""  # its profile, e.g. "1g.10gb" or "cpx-nps4"; empty: a whole GPU
     ordinal: int = 0  # among the vendor's devices, in the order of their PCI addresses: that of its libraries
     siblings: int = 1  # how many devices its GPU is divided into, itself among them
+    type: str = ""  # GRES type
+    parent: str = ""  # UUID of the GPU that a partition is of; empty: it is the GPU
+
+    @property
+    def gpu_uuid(self) -> str:
+        """UUID of the physical GPU."""
+        return self.parent or self.uuid
 
     @property
     def kind(self) -> str:
@@ -67,6 +74,8 @@ def devices_of(inventory: Inventory) -> list[NodeDevice]:
                 profile,
                 ordinals[device.gpu, device.partition],
                 max(1, len(gpu.partitions)),
+                device.type,
+                gpu.uuid if profile else "",
             )
         )
     return found

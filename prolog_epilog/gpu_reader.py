@@ -57,6 +57,20 @@ class GpuReader(Generic[G]):
             found.append(reading)
         return found
 
+    def energy(self, wanted: Iterable[str]) -> dict[str, int | None]:
+        """The energy counters of GPUs, in mJ; None where it is not counted, or the GPU does not answer."""
+        found: dict[str, int | None] = {}
+        for gpu in self.named(wanted):
+            try:
+                found[gpu.uuid] = self.energy_mj(gpu)
+            except self.failures:
+                found[gpu.uuid] = None
+        return found
+
+    def energy_mj(self, gpu: G) -> int | None:
+        """One GPU's energy counter. Raises one of `failures`."""
+        raise NotImplementedError
+
     def read(self, gpu: G, reading: Reading) -> None:
         """Fill in what the library reports. Raises one of `failures`."""
         raise NotImplementedError

@@ -13,6 +13,7 @@ from prolog_epilog.contexts import Contexts
 from prolog_epilog.devices import NodeDevice, select
 from prolog_epilog.gpu_reset import GpuReset
 from prolog_epilog.hints import hints
+from prolog_epilog.power.keeper import Plan, PowerKeeper
 from prolog_epilog.reclaim import Reclaim
 from prolog_epilog.refusals import Blame, Refusal
 from prolog_epilog.regions import Regions
@@ -65,6 +66,7 @@ class Jobs:
         regions: Regions,
         ladder: Ladder,
         gpu_reset: GpuReset,
+        power: PowerKeeper,
     ) -> None:
         self._state = state
         self._watcher = watcher
@@ -72,6 +74,7 @@ class Jobs:
         self._regions = regions
         self._ladder = ladder
         self._gpu_reset = gpu_reset
+        self._power = power
         self._reclaim = Reclaim(state, watcher)
         self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
         self.on_end: list[Callable[[JobRecord], None]] = []  # gets a job's record before it is written, locked
@@ -142,6 +145,8 @@ class Jobs:
         gpus: list[int],
         split: Sequence[Sequence[int]] = (),
         share: str | None = None,
+        power: str | None = None,
+        planned_power: str | None = None,
         sluid: str = "",
         restarts: int | None = None,
         begun: int | None = None,
@@ -151,7 +156,8 @@ class Jobs:
         A job that cannot run because of its user's request is remembered as refused, so that none of its tasks starts.
 
         `split`: GPUs and how many shards the job has of each, where slurmd passes it. `share`: percent of its GPUs'
-        compute time, as the option came to the node. `sluid`: the name of its cgroup, from Slurm 26.05 on. `restarts`,
+        compute time, as the option came to the node; `power` likewise, and `planned_power` as slurmctld set it: watts
+        that each of its GPUs may draw. `sluid`: the name of its cgroup, from Slurm 26.05 on. `restarts`,
         `begun`: which run of the job this is, where slurmd passes it.
         """
         del peer
@@ -164,6 +170,7 @@ class Jobs:
                 raise RefusalError(problem.what, Refusal.DRIVER_SILENT, remedy=problem.remedy)
         for function in self.on_prolog:
             function(chosen)
+        plan = self._power.plan(account, chosen, power, planned_power)
         with self._state.lock:
             known = self._state.records.get(job)
             if known is not None and known.uid == uid and job in cgroups.jobs_here():
@@ -174,7 +181,7 @@ class Jobs:
             record.restarts, record.begun, record.started_uptime = restarts, begun, uptime()
             self._ladder.remove(record)
             try:
-                self._grant(record, chosen, split, share)
+                self._grant(record, chosen, split, share, plan)
             except RefusalError as error:
                 if error.blame is Blame.JOB:
                     self._turn_away(record, error)
@@ -186,6 +193,7 @@ class Jobs:
                 self._watcher.watches[device.vendor].some |= {device.uuid}  # errors from here on are the job's
             for name in {device.vendor for device in chosen}:
                 self._watcher.watches[name].look()
+        self._power.began(record)
         return {}
 
     def _grant(
@@ -194,8 +202,9 @@ class Jobs:
         chosen: list[NodeDevice],
         split: Sequence[Sequence[int]],
         share: str | None,
+        plan: Plan,
     ) -> None:
-        """Give a job its devices, and its part of their compute time."""
+        """Give a job its devices, its part of their compute time, and the caps of their power."""
         for device in chosen:
             cap = self._state.caps.of(record.account)
             record.grants.append(Grant(device.index, device.uuid, device.vendor, device.model, device.memory_mib * MIB))
@@ -205,6 +214,7 @@ class Jobs:
         if share is not None:
             record.share_percent = read_share(share)
             self._ladder.choose_share(record)
+        self._power.give(record, plan)
         record.note("grant", uuids=[device.uuid for device in chosen])
 
     def _turn_away(self, record: JobRecord, error: RefusalError) -> None:
@@ -380,6 +390,7 @@ class Jobs:
         unclean = self._reclaim.free(record)
         unclean |= self._gpu_reset.reset(record, unclean)
         self._take_back(record, unclean)
+        self._power.ended(record)
         return {"unclean": list(unclean.values())}
 
     def _take_back(self, record: JobRecord, unclean: dict[str, str]) -> None:

@@ -55,7 +55,7 @@ class AmdReader(GpuReader[_Gpu]):
         found: dict[str, Activity] = {}
         processes: dict[str, dict[int, int]] = {}
         for gpu in self.named(wanted):
-            percent, energy, throttle = self._percent(gpu), self._energy(gpu), self._throttle(gpu)
+            percent, energy, throttle = self._percent(gpu), self.energy_mj(gpu), self._throttle(gpu)
             for uuid, handle in gpu.devices:
                 if uuid not in wanted:
                     continue
@@ -85,7 +85,8 @@ class AmdReader(GpuReader[_Gpu]):
         gpu.part_ns[uuid] = gpu.part_ns.get(uuid, 0) + grown
         return gpu.part_ns[uuid] if gpu.by_process or not gpu.percent else None
 
-    def _energy(self, gpu: _Gpu) -> int | None:
+    def energy_mj(self, gpu: _Gpu) -> int | None:
+        """See `GpuReader`."""
         answer = self._ask("amdsmi_get_energy_count", gpu.handle)
         if not answer:
             return None
@@ -120,7 +121,7 @@ class AmdReader(GpuReader[_Gpu]):
         caps = self._ask("amdsmi_get_power_cap_info", handle) or {}
         cap = _known(caps.get("power_cap"))
         reading.power_limit_mw = None if cap is None else int(cap / 1000 if cap > 100_000 else cap * 1000)  # uW, or W
-        reading.energy_mj = self._energy(gpu)
+        reading.energy_mj = self.energy_mj(gpu)
         self._read_temperatures(handle, reading)
         clocks = api.AmdSmiClkType
         for name, clock in (("graphics", clocks.GFX), ("memory", clocks.MEM), ("video", clocks.VCLK0)):

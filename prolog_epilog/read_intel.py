@@ -61,7 +61,7 @@ class IntelReader(GpuReader[_Gpu]):
         found = {}
         for gpu in self.named(wanted):
             try:
-                found[gpu.uuid] = Activity(*self._busy(gpu), self._energy_mj(gpu), self._throttle(gpu))
+                found[gpu.uuid] = Activity(*self._busy(gpu), self.energy_mj(gpu), self._throttle(gpu))
             except LevelZeroError as error:
                 if not self.is_lost(error):  # of a lost one nothing is known; the others are still there
                     raise
@@ -90,7 +90,8 @@ class IntelReader(GpuReader[_Gpu]):
         counter = self._ask("zesPowerGetEnergyCounter", "zes_power_energy_counter_t", gpu.power)
         return None if counter is None else int(counter.energy)
 
-    def _energy_mj(self, gpu: _Gpu) -> int | None:
+    def energy_mj(self, gpu: _Gpu) -> int | None:
+        """See `GpuReader`."""
         energy = self._energy_uj(gpu)
         return None if energy is None else energy // 1000
 

@@ -108,6 +108,16 @@ class NvidiaReader:
                     self._activity_of(gpu, wanted, found, processes)
         return found, processes
 
+    def energy(self, wanted: Iterable[str]) -> dict[str, int | None]:
+        """See `sampling.Reader`."""
+        names = set(wanted)
+        found: dict[str, int | None] = {}
+        for gpu in (gpu for gpu in self.gpus if gpu.uuid in names):
+            found[gpu.uuid] = None
+            with suppress(self.api.NVMLError_GpuIsLost):
+                found[gpu.uuid] = self._get(self.api.nvmlDeviceGetTotalEnergyConsumption, gpu.handle)
+        return found
+
     def _activity_of(
         self, gpu: _Gpu, wanted: set[str], found: dict[str, Activity], processes: dict[str, dict[int, int]]
     ) -> None:

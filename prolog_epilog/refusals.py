@@ -28,6 +28,11 @@ class Refusal(Enum):
     SHARE_IMPOSSIBLE = Blame.JOB, "nothing can hold the job to its share on this GPU"
     SHARE_OF_UNLIKE_GPUS = Blame.JOB, "its GPUs would be held to the share by different means"
     SHARE_TAKEN = Blame.JOB, "other jobs have the part of the GPU's compute time that it asks for"
+    POWER_UNREADABLE = Blame.JOB, "--gpu-power came to the node as job_submit/sluice would not have sent it"
+    POWER_OVER_POLICY = Blame.JOB, "--gpu-power asks for more than the policy lets the job have"
+    POWER_OUT_OF_RANGE = Blame.JOB, "the GPU cannot be set to what --gpu-power asks for"
+    POWER_UNSUPPORTED = Blame.JOB, "the power of the GPU cannot be limited"
+    POWER_NOT_SET = Blame.NODE, "the driver does not set the power cap"
     # of tasks
     JOB_REFUSED = Blame.JOB, "the job's prolog was refused"
     SUSPECT = Blame.JOB, "agents died while they read the job's data"

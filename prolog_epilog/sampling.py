@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from prolog_epilog.cgroups import uid_of
 from prolog_epilog.device_control import drive
 from prolog_epilog.nvml_lists import ProcessLists
+from prolog_epilog.power_limits import read_limits
 from sluice.base.run import PYTHON
 from sluice.exchange.readings import Activity, Reading
 
@@ -46,6 +47,9 @@ class Reader(Protocol):
 
     def activity(self, wanted: Iterable[str]) -> tuple[dict[str, Activity], dict[str, dict[int, int]]]:
         """Of the named devices, what grew; by device the busy time of each process in ns, where it is reported."""
+
+    def energy(self, wanted: Iterable[str]) -> dict[str, int | None]:
+        """The energy counters of physical GPUs, in mJ; None where it is not counted, or the GPU does not answer."""
 
     def readings(self, wanted: Iterable[str] | None = None) -> list[Reading]:
         """Of every physical GPU, or of those that are named, also by one of their instances.
@@ -291,6 +295,10 @@ class Sampler:
             answer["full"] = {reading.uuid: reading.to_dict() for reading in self.reader.readings()}
         return answer
 
+    def power(self, uuids: list[str]) -> dict[str, Any]:
+        """Of physical GPUs: their limits, as `read_limits`, and ``energy``."""
+        return {**read_limits(self.library, self.vendor, uuids), "energy": self.reader.energy(uuids)}
+
 
 def main() -> None:
     """Answer requests until the agent closes the pipe."""
@@ -305,6 +313,8 @@ def main() -> None:
             sampler = sampler or Sampler(vendor)
             if request["do"] == "context":
                 answer["ok"] = measure_context(sampler.library, vendor, request["uuid"], request["place"])
+            elif request["do"] == "power":
+                answer["ok"] = sampler.power(request["uuids"])
             elif (driven := drive(sampler.library, vendor, request)) is not None:
                 answer["ok"] = driven
             else:

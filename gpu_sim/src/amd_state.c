@@ -30,8 +30,8 @@ AMD_READ(amdsmi_get_gpu_activity, amdsmi_engine_usage_t, true,
 AMD_READ(amdsmi_get_gpu_vram_usage, amdsmi_vram_usage_t, true,
          (amdsmi_vram_usage_t){.vram_total = t.gpu.memory_total_mib, .vram_used = (uint32_t)(amd_used(&t) / SIM_MIB)})
 AMD_READ(amdsmi_get_power_info, amdsmi_power_info_t, true,
-         (amdsmi_power_info_t){.socket_power = t.gpu.power_mw / 1000,
-                               .current_socket_power = t.gpu.power_mw / 1000,
+         (amdsmi_power_info_t){.socket_power = sim_power(&t.gpu) / 1000,
+                               .current_socket_power = sim_power(&t.gpu) / 1000,
                                .average_socket_power = 0xFFFF,
                                .gfx_voltage = 0xFFFF,
                                .soc_voltage = 0xFFFF,
@@ -93,12 +93,28 @@ SIM_API amdsmi_status_t amdsmi_get_power_cap_info(amdsmi_processor_handle handle
 {
     struct amd_target t;
     amdsmi_status_t result = out != NULL && sensor == 0 ? amd_enter(handle, &t) : AMDSMI_STATUS_INVAL;
+    if (result == AMDSMI_STATUS_SUCCESS && !sim_limits_power()) {
+        result = AMDSMI_STATUS_NOT_SUPPORTED;
+    }
     if (result == AMDSMI_STATUS_SUCCESS) {
         *out = (amdsmi_power_cap_info_t){.power_cap = t.gpu.power_limit_mw * 1000ull,
                                          .default_power_cap = t.gpu.power_limit_default_mw * 1000ull,
                                          .dpm_cap = t.gpu.clock_graphics_max,
                                          .min_power_cap = t.gpu.power_limit_min_mw * 1000ull,
                                          .max_power_cap = t.gpu.power_limit_max_mw * 1000ull};
+    }
+    return result;
+}
+
+/* In uW. Whole watts, as the kernel's driver cuts them. */
+SIM_API amdsmi_status_t amdsmi_set_power_cap(amdsmi_processor_handle handle, uint32_t sensor, uint64_t uw)
+{
+    struct amd_target t;
+    amdsmi_status_t result = sensor == 0 ? amd_enter(handle, &t) : AMDSMI_STATUS_INVAL;
+    if (result == AMDSMI_STATUS_SUCCESS) {
+        uint64_t watts = uw / 1000000u;
+        enum sim_status status = sim_limit_power(t.index, watts <= UINT32_MAX / 1000u ? (uint32_t)watts * 1000u : 0);
+        result = status == SIM_REFUSED ? AMDSMI_STATUS_INVAL : amd_failure(status);
     }
     return result;
 }
@@ -122,7 +138,7 @@ SIM_API amdsmi_status_t amdsmi_get_energy_count(amdsmi_processor_handle handle, 
 /* Clock domains: 0 graphics, 4 memory, 6 to 9 video. */
 static bool clock_of(const struct sim_gpu *gpu, uint32_t domain, uint32_t *now, uint32_t *most)
 {
-    *now = domain == 0 ? gpu->clock_graphics : domain == 4 ? gpu->clock_memory : gpu->clock_video;
+    *now = domain == 0 ? sim_clock(gpu) : domain == 4 ? gpu->clock_memory : gpu->clock_video;
     *most = domain == 0 ? gpu->clock_graphics_max : domain == 4 ? gpu->clock_memory_max : gpu->clock_video_max;
     return domain == 0 || domain == 4 || (domain >= 6 && domain <= 9);
 }
@@ -186,7 +202,7 @@ SIM_API amdsmi_status_t amdsmi_get_violation_status(amdsmi_processor_handle hand
     struct amd_target t;
     amdsmi_status_t result = out != NULL ? amd_enter(handle, &t) : AMDSMI_STATUS_INVAL;
     if (result == AMDSMI_STATUS_SUCCESS) {
-        uint64_t why = t.gpu.throttle_reasons;
+        uint64_t why = sim_throttle(&t.gpu);
         memset(out, 0xFF, sizeof *out); /* whatever is not reported */
         out->reference_timestamp = out->violation_timestamp = t.gpu.energy_since_ns / 1000;
         out->active_prochot_thrm = (why & HARDWARE) != 0;

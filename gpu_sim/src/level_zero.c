@@ -16,6 +16,7 @@ typedef enum {
     ZE_DEPENDENCY_UNAVAILABLE = 0x70020000,
     ZE_UNINITIALIZED = 0x78000001,
     ZE_UNSUPPORTED_FEATURE = 0x78000003,
+    ZE_INVALID_ARGUMENT = 0x78000004,
     ZE_INVALID_NULL_HANDLE = 0x78000005,
     ZE_INVALID_NULL_POINTER = 0x78000007,
     ZE_UNKNOWN = 0x7ffffffe
@@ -151,6 +152,15 @@ typedef struct {
 typedef struct {
     int32_t powerAC, powerDC;
 } zes_power_peak_limit_t;
+
+typedef struct {
+    HEAD;
+    uint32_t level, source, limitUnit; /* 1 sustained, 3 peak; 0 any; 2 mW */
+    ze_bool enabledStateLocked, enabled, intervalValueLocked;
+    int32_t interval;
+    ze_bool limitValueLocked;
+    int32_t limit;
+} zes_power_limit_ext_desc_t;
 
 typedef struct {
     HEAD;
@@ -646,7 +656,7 @@ DEFINE(zesDeviceGetCardPowerDomain, handle_t device, handle_t *out)
 OF_PART(zesPowerGetProperties, POWER, zes_power_properties_t, {
     out->onSubdevice = 0;
     out->subdeviceId = 0;
-    out->canControl = 1;
+    out->canControl = sim_limits_power();
     out->isEnergyThresholdSupported = 0;
     out->defaultLimit = (int32_t)t.gpu.power_limit_default_mw;
     out->minLimit = (int32_t)t.gpu.power_limit_min_mw;
@@ -663,6 +673,9 @@ DEFINE(zesPowerGetLimits, handle_t handle, zes_power_sustained_limit_t *sustaine
 {
     struct target t;
     ze_result_t result = enter_part(handle, POWER, &t);
+    if (result == ZE_SUCCESS && !sim_limits_power()) {
+        result = ZE_UNSUPPORTED_FEATURE;
+    }
     if (result != ZE_SUCCESS) {
         return result;
     }
@@ -679,6 +692,64 @@ DEFINE(zesPowerGetLimits, handle_t handle, zes_power_sustained_limit_t *sustaine
     return ZE_SUCCESS;
 }
 
+static ze_result_t set_sustained(const struct target *t, int32_t mw)
+{
+    if (!sim_limits_power()) {
+        return ZE_UNSUPPORTED_FEATURE;
+    }
+    enum sim_status status = sim_limit_power(t->index, mw > 0 ? (uint32_t)mw : 0);
+    return status == SIM_REFUSED ? ZE_INVALID_ARGUMENT : failure(status);
+}
+
+DEFINE(zesPowerSetLimits, handle_t handle, const zes_power_sustained_limit_t *sustained,
+       const zes_power_burst_limit_t *burst, const zes_power_peak_limit_t *peak)
+{
+    struct target t;
+    ze_result_t result = enter_part(handle, POWER, &t);
+    if (result == ZE_SUCCESS && (burst != NULL || peak != NULL)) {
+        result = ZE_UNSUPPORTED_FEATURE;
+    }
+    return result == ZE_SUCCESS && sustained != NULL ? set_sustained(&t, sustained->power) : result;
+}
+
+/* The sustained limit, and the peak that cannot be changed. */
+DEFINE(zesPowerGetLimitsExt, handle_t handle, uint32_t *count, zes_power_limit_ext_desc_t *limits)
+{
+    struct target t;
+    ze_result_t result = count != NULL ? enter_part(handle, POWER, &t) : ZE_INVALID_NULL_POINTER;
+    if (result == ZE_SUCCESS && !sim_limits_power()) {
+        result = ZE_UNSUPPORTED_FEATURE;
+    }
+    if (result != ZE_SUCCESS) {
+        return result;
+    }
+    const zes_power_limit_ext_desc_t found[] = {
+        {.level = 1, .limitUnit = 2, .enabled = 1, .interval = 1000, .limit = (int32_t)t.gpu.power_limit_mw},
+        {.level = 3, .limitUnit = 2, .enabled = 1, .limitValueLocked = 1, .limit = (int32_t)t.gpu.power_limit_max_mw},
+    };
+    const uint32_t there = sizeof found / sizeof *found;
+    *count = limits == NULL || *count > there ? there : *count;
+    for (uint32_t i = 0; limits != NULL && i < *count; i++) {
+        zes_power_limit_ext_desc_t head = limits[i];
+        limits[i] = found[i];
+        limits[i].stype = head.stype;
+        limits[i].pNext = head.pNext;
+    }
+    return ZE_SUCCESS;
+}
+
+DEFINE(zesPowerSetLimitsExt, handle_t handle, uint32_t *count, zes_power_limit_ext_desc_t *limits)
+{
+    struct target t;
+    ze_result_t result = count != NULL && limits != NULL ? enter_part(handle, POWER, &t) : ZE_INVALID_NULL_POINTER;
+    for (uint32_t i = 0; result == ZE_SUCCESS && i < *count; i++) {
+        if (limits[i].level == 1 && limits[i].limitUnit == 2) {
+            result = set_sustained(&t, limits[i].limit);
+        }
+    }
+    return result;
+}
+
 ENUMERATE(zesDeviceEnumFrequencyDomains, FREQUENCY)
 
 OF_PART(zesFrequencyGetProperties, FREQUENCY, zes_freq_properties_t, {
@@ -693,12 +764,12 @@ OF_PART(zesFrequencyGetProperties, FREQUENCY, zes_freq_properties_t, {
 
 OF_PART(zesFrequencyGetState, FREQUENCY, zes_freq_state_t, {
     /* NVML's throttle bits as Level Zero's: power cap, thermal (hardware or software), hardware. */
-    uint64_t why = t.gpu.throttle_reasons;
+    uint64_t why = sim_throttle(&t.gpu);
     out->currentVoltage = -1;
     out->request = t.gpu.clock_graphics_max;
     out->tdp = t.gpu.clock_graphics_max;
     out->efficient = t.gpu.clock_graphics_max / 2;
-    out->actual = t.gpu.clock_graphics;
+    out->actual = sim_clock(&t.gpu);
     out->throttleReasons = (why & 0x4 ? 1u : 0u) | (why & 0x8 ? 1u << 4 : 0u) | (why & 0x60 ? 1u << 3 : 0u);
 })
 

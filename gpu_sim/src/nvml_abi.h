@@ -209,6 +209,12 @@ typedef struct {
 } nvmlTemperature_t;
 
 typedef struct {
+    unsigned int version;
+    unsigned char powerScope; /* 0 the GPU */
+    unsigned int powerValueMw;
+} nvmlPowerValue_v2_t;
+
+typedef struct {
     unsigned char clusterUuid[16];
     unsigned int status, cliqueId;
     unsigned char state;

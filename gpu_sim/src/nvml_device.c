@@ -23,11 +23,11 @@ NVML_READ(nvmlDeviceGetBusType, R470, unsigned int, WHOLE, 2) /* PCI Express */
 NVML_READ(nvmlDeviceGetPowerSource, R470, unsigned int, WHOLE, 0)
 NVML_READ(nvmlDeviceGetIrqNum, R470, unsigned int, WHOLE, 64 + t.index)
 
-NVML_READ(nvmlDeviceGetPowerUsage, 0, unsigned int, WHOLE, t.gpu.power_mw)
+NVML_READ(nvmlDeviceGetPowerUsage, 0, unsigned int, WHOLE, sim_power(&t.gpu))
 NVML_READ(nvmlDeviceGetPowerManagementMode, 0, unsigned int, WHOLE, 1)
-NVML_READ(nvmlDeviceGetPowerManagementLimit, 0, unsigned int, WHOLE, t.gpu.power_limit_mw)
+NVML_READ(nvmlDeviceGetPowerManagementLimit, 0, unsigned int, sim_limits_power(), t.gpu.power_limit_mw)
 NVML_READ(nvmlDeviceGetEnforcedPowerLimit, 0, unsigned int, WHOLE, t.gpu.power_limit_mw)
-NVML_READ(nvmlDeviceGetPowerManagementDefaultLimit, 0, unsigned int, WHOLE, t.gpu.power_limit_default_mw)
+NVML_READ(nvmlDeviceGetPowerManagementDefaultLimit, 0, unsigned int, sim_limits_power(), t.gpu.power_limit_default_mw)
 NVML_READ(nvmlDeviceGetTotalEnergyConsumption, 0, unsigned long long, WHOLE, sim_energy(&t.gpu))
 NVML_READ(nvmlDeviceGetPerformanceState, 0, unsigned int, WHOLE, t.gpu.performance_state)
 NVML_READ(nvmlDeviceGetPowerState, 0, unsigned int, WHOLE, t.gpu.performance_state)
@@ -50,8 +50,8 @@ NVML_READ(nvmlDeviceGetPcieReplayCounter, 0, unsigned int, WHOLE, t.gpu.pcie_rep
 NVML_READ(nvmlDeviceGetPcieLinkMaxSpeed, R470, unsigned int, WHOLE, t.gpu.pcie_generation_max)
 NVML_READ(nvmlDeviceGetPcieSpeed, R470, unsigned int, WHOLE, 1250u << t.gpu.pcie_generation) /* Mb/s a lane */
 
-NVML_READ(nvmlDeviceGetCurrentClocksThrottleReasons, 0, unsigned long long, WHOLE, t.gpu.throttle_reasons)
-NVML_READ(nvmlDeviceGetCurrentClocksEventReasons, R535, unsigned long long, WHOLE, t.gpu.throttle_reasons)
+NVML_READ(nvmlDeviceGetCurrentClocksThrottleReasons, 0, unsigned long long, WHOLE, sim_throttle(&t.gpu))
+NVML_READ(nvmlDeviceGetCurrentClocksEventReasons, R535, unsigned long long, WHOLE, sim_throttle(&t.gpu))
 NVML_READ(nvmlDeviceGetSupportedClocksThrottleReasons, 0, unsigned long long, WHOLE, 0x1FF)
 NVML_READ(nvmlDeviceGetSupportedClocksEventReasons, R535, unsigned long long, WHOLE, 0x1FF)
 NVML_READ(nvmlDeviceGetRetiredPagesPendingStatus, 0, unsigned int, t.gpu.ecc_supported && !t.gpu.remap_supported,
@@ -305,6 +305,9 @@ SIM_API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t d
 {
     struct target t;
     nvmlReturn_t result = least != NULL && most != NULL ? nvml_enter_whole(device, 0, &t) : NVML_ERROR_INVALID_ARGUMENT;
+    if (result == NVML_SUCCESS && !sim_limits_power()) {
+        result = NVML_ERROR_NOT_SUPPORTED;
+    }
     if (result == NVML_SUCCESS) {
         *least = t.gpu.power_limit_min_mw;
         *most = t.gpu.power_limit_max_mw;
@@ -319,7 +322,7 @@ static nvmlReturn_t clock_of(nvmlDevice_t device, unsigned int kind, bool most, 
     nvmlReturn_t result = mhz != NULL && kind < 4 ? nvml_enter_whole(device, 0, &t) : NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS) {
         const struct sim_gpu *g = &t.gpu;
-        unsigned now[] = {g->clock_graphics, g->clock_graphics, g->clock_memory, g->clock_video};
+        unsigned clock = sim_clock(g), now[] = {clock, clock, g->clock_memory, g->clock_video};
         unsigned top[] = {g->clock_graphics_max, g->clock_graphics_max, g->clock_memory_max, g->clock_video_max};
         *mhz = most ? top[kind] : now[kind];
     }
@@ -550,8 +553,8 @@ static bool field(const struct target *t, unsigned int id, unsigned int scope, u
         {164, link, link ? g->links[scope].speed_mbit / 8 : 0},
         {165, link, link ? g->links[scope].up : 0},
         {166, link, link ? g->links[scope].version : 0},
-        {185, true, g->power_mw},
-        {186, true, g->power_mw},
+        {185, true, sim_power(g)},
+        {186, true, sim_power(g)},
         {187, true, g->power_limit_min_mw},
         {188, true, g->power_limit_max_mw},
         {189, true, g->power_limit_default_mw},

@@ -1,4 +1,4 @@
-/* Simulated NVML: what root changes by it - MIG mode and instances, compute mode, clocks, limits of cgroups. */
+/* Simulated NVML: what root changes by it - MIG mode and instances, compute mode, clocks, power, limits of cgroups. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -319,6 +319,27 @@ SIM_API nvmlReturn_t nvmlDeviceResetGpuLockedClocks(nvmlDevice_t device)
         return geteuid() == 0 ? NVML_SUCCESS : NVML_ERROR_NO_PERMISSION;
     }
     return result == NVML_SUCCESS ? nvml_error(sim_change(t.index, lock_clocks, &none)) : result;
+}
+
+/* ---- power ---- */
+
+SIM_API nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned int mw)
+{
+    struct target t;
+    nvmlReturn_t result = nvml_enter_whole(device, 0, &t);
+    if (result == NVML_SUCCESS && !sim_limits_power()) {
+        result = NVML_ERROR_NOT_SUPPORTED;
+    }
+    return result == NVML_SUCCESS ? nvml_error(sim_limit_power(t.index, mw)) : result;
+}
+
+SIM_API nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, nvmlPowerValue_v2_t *value)
+{
+    if (value == NULL || value->version != NVML_VERSION(nvmlPowerValue_v2_t, 2)) {
+        return value == NULL ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    }
+    bool whole = value->powerScope == 0; /* the GPU, not its module or memory */
+    return whole ? nvmlDeviceSetPowerManagementLimit(device, value->powerValueMw) : NVML_ERROR_NOT_SUPPORTED;
 }
 
 /* ---- limits on the memory of cgroups ---- */

@@ -319,6 +319,15 @@ enum sim_status sim_enter(uint32_t since, struct sim_state *head)
     return status;
 }
 
+bool sim_limits_power(void)
+{
+    pthread_mutex_lock(&session.lock);
+    bool limits =
+        session.opened > 0 && session.now->head.drivers[session.vendor].power_limits != SIM_POWERLIMITS_UNSUPPORTED;
+    pthread_mutex_unlock(&session.lock);
+    return limits;
+}
+
 unsigned sim_visible(uint8_t *indices)
 {
     unsigned count = 0;
@@ -409,13 +418,6 @@ uint64_t sim_now_ns(void)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-uint64_t sim_energy(const struct sim_gpu *gpu)
-{
-    uint64_t ns = sim_now_ns();
-    uint64_t elapsed_ms = ns > gpu->energy_since_ns ? (ns - gpu->energy_since_ns) / 1000000u : 0;
-    return gpu->energy_mj + gpu->power_mw * elapsed_ms / 1000u;
 }
 
 void sim_pci_text(const struct sim_pci *pci, char *text, size_t size)

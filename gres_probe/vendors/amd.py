@@ -146,6 +146,8 @@ def _read_gpu(smi: AmdSmi, handle: Any, index: int, machine: Machine) -> Gpu:
         ),
         power_limit_w=_watts(caps.get("power_cap")),
         power_limit_max_w=_watts(caps.get("max_power_cap")),
+        power_limit_min_w=_watts(caps.get("min_power_cap")),
+        power_limit_default_w=_watts(caps.get("default_power_cap")),
     )
     sensor, metric = api.AmdSmiTemperatureType, api.AmdSmiTemperatureMetric
     hottest = sensor.HOTSPOT

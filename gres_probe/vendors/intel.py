@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from gres_probe.inventory import Ecc, Gpu, Health, Link, LinkType, Problem, Vendor
@@ -142,7 +143,6 @@ def _read_gpu(device: _Device, index: int, capabilities: dict[bytes, int], machi
         raise ValueError(f"{pci} has no render node; is it in use by another driver?")
     total, usable, used = _memory(device)
     temperature, most_temperature = _temperature(device)
-    limit, most = _power(device)
     gpu = Gpu(
         vendor=Vendor.INTEL,
         index=index,
@@ -159,11 +159,10 @@ def _read_gpu(device: _Device, index: int, capabilities: dict[bytes, int], machi
         driver_version=one_line(sysman.text(properties.driverVersion)),
         firmware_version=_firmware(device),
         ecc=_ecc(device),
-        power_limit_w=limit,
-        power_limit_max_w=most,
         temperature_c=temperature,
         temperature_shutdown_c=most_temperature,
     )
+    _read_power(device, gpu)
     _judge(device, gpu)
     return gpu
 
@@ -223,18 +222,22 @@ def _temperature(device: _Device) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _power(device: _Device) -> tuple[int | None, int | None]:
-    """The sustained limit and the highest that can be set, in W, of the whole GPU."""
+def _read_power(device: _Device, gpu: Gpu) -> None:
+    """The sustained limit and what it can be set to, of the whole GPU."""
     domains = device.parts("PowerDomains", "zesPowerGetProperties", "zes_power_properties_t")
     for domain, properties in domains:
         if not properties.onSubdevice:
-            try:
-                limit = device.sysman.sustained_power_mw(domain)
-            except LevelZeroError:
-                limit = None
-            most = properties.maxLimit
-            return None if limit is None else round(limit / 1000), round(most / 1000) if most > 0 else None
-    return None, None
+            with suppress(LevelZeroError):
+                gpu.power_limit_w = _watts(device.sysman.sustained_power_mw(domain))
+            gpu.power_limit_max_w = _watts(properties.maxLimit)
+            gpu.power_limit_min_w = _watts(properties.minLimit)
+            gpu.power_limit_default_w = _watts(properties.defaultLimit)
+            return
+
+
+def _watts(milliwatts: int | None) -> int | None:
+    """None for what sysman does not know, which is -1."""
+    return round(milliwatts / 1000) if milliwatts is not None and milliwatts > 0 else None
 
 
 def _firmware(device: _Device) -> str:

@@ -128,6 +128,8 @@ def _read_gpu(nvml: _Nvml, handle: Any, index: int, driver: str) -> Gpu:
         ),
         power_limit_w=_watts(ask("nvmlDeviceGetPowerManagementLimit", handle)),
         power_limit_max_w=None if limits is None else _watts(limits[1]),
+        power_limit_min_w=None if limits is None else _watts(limits[0]),
+        power_limit_default_w=_watts(ask("nvmlDeviceGetPowerManagementDefaultLimit", handle)),
         temperature_c=ask("nvmlDeviceGetTemperature", handle, api.NVML_TEMPERATURE_GPU),
         temperature_slowdown_c=ask(
             "nvmlDeviceGetTemperatureThreshold", handle, api.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN

@@ -25,6 +25,13 @@ struct member {
     int32_t units;
 };
 
+/* With how many watts a job is planned. */
+enum draw {
+    DRAW_WANTED,
+    DRAW_LEAST,
+    DRAW_NONE, /* as if there were no budgets */
+};
+
 struct sluice_backfill {
     uint32_t max_jobs, max_running, max_planned, max_nodes;
     struct timelines timelines;
@@ -42,6 +49,10 @@ struct sluice_backfill {
     struct booking *booking_scratch;      /* [max_nodes] */
     uint32_t planned_count;
     bool *held; /* [max_jobs] the job's earlier reservation is booked */
+
+    struct sluice_power *power;                   /* NULL: no budgets */
+    int64_t watts_left[SLUICE_POWER_MAX_BUDGETS]; /* while nodes are chosen */
+    enum draw draw;                               /* what jobs are read with */
 };
 
 /* ---- making and freeing ---- */
@@ -111,6 +122,81 @@ void sluice_backfill_free(struct sluice_backfill *backfill)
     free(backfill->booking_scratch);
     free(backfill->held);
     free(backfill);
+}
+
+void sluice_backfill_set_power(struct sluice_backfill *backfill, struct sluice_power *power)
+{
+    backfill->power = power;
+    backfill->first_starts.power = power;
+}
+
+/* ---- watts ---- */
+
+/* Those of a job's budgets that a node belongs to. */
+static uint64_t budgets_of(const struct sluice_backfill *backfill, uint64_t budgets, uint32_t node)
+{
+    return backfill->power ? backfill->power->counting[node] & budgets : 0;
+}
+
+/* What budgets have for a job in a window, before its first node is chosen. */
+static void begin_choice(struct sluice_backfill *backfill, const struct need *need, int32_t time, int32_t duration)
+{
+    for (uint64_t left = backfill->power && need->watts ? need->power_budgets : 0; left; left &= left - 1) {
+        const uint32_t budget = (uint32_t)__builtin_ctzll(left);
+        backfill->watts_left[budget] =
+            power_left(backfill->power, budget, need->power_guaranteed, time, timelines_end(time, duration));
+    }
+}
+
+/* As many GPUs of a node, up to `gpus`, as budgets still have watts for. */
+static int32_t powered_gpus(const struct sluice_backfill *backfill, const struct need *need, uint32_t node,
+                            int32_t gpus)
+{
+    for (uint64_t left = need->watts ? budgets_of(backfill, need->power_budgets, node) : 0; left; left &= left - 1) {
+        const int64_t most = backfill->watts_left[__builtin_ctzll(left)] / need->watts;
+        gpus = most < gpus ? (int32_t)(most < 0 ? 0 : most) : gpus;
+    }
+    return gpus;
+}
+
+/* So many GPUs of a node are chosen. */
+static void choose_watts(struct sluice_backfill *backfill, const struct need *need, uint32_t node, int32_t gpus)
+{
+    for (uint64_t left = budgets_of(backfill, need->power_budgets, node); left; left &= left - 1)
+        backfill->watts_left[__builtin_ctzll(left)] -= (int64_t)need->watts * gpus;
+}
+
+/* Use so many watts more of each GPU of a booking; below 0: fewer. */
+static void draw_more(struct sluice_backfill *backfill, const struct booking *booking, int32_t watts, int32_t from,
+                      int32_t to)
+{
+    if (backfill->power)
+        power_change(backfill->power, budgets_of(backfill, booking->power_budgets, booking->node),
+                     (int64_t)watts * sluice_count(booking->gpus), from, to);
+}
+
+/* Book a share of a node with its watts, or give it back. False when the room is used up. */
+static bool take(struct sluice_backfill *backfill, const struct booking *booking, int32_t from, int32_t to)
+{
+    draw_more(backfill, booking, booking->watts, from, to);
+    return timelines_take(&backfill->timelines, booking, from, to);
+}
+
+static bool give(struct sluice_backfill *backfill, const struct booking *booking, int32_t from, int32_t to)
+{
+    draw_more(backfill, booking, -booking->watts, from, to);
+    return timelines_give(&backfill->timelines, booking, from, to);
+}
+
+static bool fits(const struct sluice_backfill *backfill, const struct booking *booking, int32_t from, int32_t to)
+{
+    if (!timelines_fits(&backfill->timelines, booking, from, to))
+        return false;
+    if (!backfill->power)
+        return true;
+    const uint64_t budgets = budgets_of(backfill, booking->power_budgets, booking->node);
+    const int64_t watts = (int64_t)booking->watts * sluice_count(booking->gpus);
+    return power_earliest(backfill->power, budgets, watts, booking->power_guaranteed, to - from, from) == from;
 }
 
 /* ---- several nodes ---- */
@@ -207,6 +293,21 @@ static int32_t first_quorum(struct sluice_backfill *backfill, uint32_t count, ui
     return best;
 }
 
+/* Do budgets that count all nodes lack watts for all members at `time`? Then no member starts before they have them. */
+static bool wait_for_watts(struct sluice_backfill *backfill, const struct need *need, int32_t duration, int32_t time,
+                           uint32_t count)
+{
+    if (!backfill->power)
+        return false;
+    const int32_t powered =
+        power_earliest(backfill->power, backfill->power->everywhere & need->power_budgets,
+                       (int64_t)need->watts * need->gpus * need->nodes_min, need->power_guaranteed, duration, time);
+    for (uint32_t i = 0; powered > time && i < count; i++)
+        if (backfill->members[i].start < powered)
+            backfill->members[i].start = powered;
+    return powered > time;
+}
+
 /*
  * The first start from `from` on of a request for a fixed share of nodes_min nodes; the members that can start then
  * have it as their `start`. Each round's time is a lower bound of the answer: earlier, no site has enough nodes.
@@ -225,7 +326,7 @@ static int32_t find_several(struct sluice_backfill *backfill, const struct need 
         int32_t time = first_quorum(backfill, *count, need->nodes_min);
         if (time == TIMELINE_NEVER || time > latest)
             return TIMELINE_NEVER;
-        bool sure = true;
+        bool sure = !wait_for_watts(backfill, need, duration, time, *count);
         for (uint32_t i = 0; i < *count; i++) {
             struct member *member = &backfill->members[i];
             if (member->start > time || member->units == time)
@@ -233,7 +334,7 @@ static int32_t find_several(struct sluice_backfill *backfill, const struct need 
             const uint32_t node = backfill->first_starts.node_at[member->position];
             int32_t start = first_starts_ask(&backfill->first_starts, kind, member->position, time);
             if (start <= time) {
-                start = timelines_earliest(&backfill->timelines, node, need, duration, time);
+                start = first_starts_on_node(&backfill->first_starts, node, need, duration, time);
                 member->units = time;
             }
             member->start = start;
@@ -292,11 +393,17 @@ static uint32_t deal_units(struct sluice_backfill *backfill, const struct need *
     sluice_sort(members, backfill->member_scratch, count, sizeof *members, by_units);
     int32_t missing = need->gpus;
     uint32_t used = 0;
-    for (; used < count && used < need->nodes_max && missing > 0; used++) {
+    for (uint32_t i = 0; i < count && used < need->nodes_max && missing > 0; i++) {
+        const uint32_t node = backfill->first_starts.node_at[members[i].position];
         uint32_t others = used + 1 < need->nodes_min ? need->nodes_min - used - 1 : 0;
         int32_t most = missing - (int32_t)others;
-        members[used].units = members[used].units < most ? members[used].units : most;
-        missing -= members[used].units;
+        int32_t units = powered_gpus(backfill, need, node, members[i].units < most ? members[i].units : most);
+        if (units == 0)
+            continue;
+        choose_watts(backfill, need, node, units);
+        members[used] = members[i];
+        members[used++].units = units;
+        missing -= units;
     }
     return missing == 0 && used >= need->nodes_min ? used : 0;
 }
@@ -312,13 +419,16 @@ static uint32_t choose_members(struct sluice_backfill *backfill, const struct ne
     for (uint32_t first = 0, end; first < count; first = end) {
         end = end_of_site(backfill, first, count);
         uint32_t ready = 0, wanted = need->total ? UINT32_MAX : need->nodes_min;
+        begin_choice(backfill, need, time, duration);
         for (uint32_t i = first; i < end && ready < wanted; i++) {
-            if (members[i].start != time)
+            const uint32_t node = backfill->first_starts.node_at[members[i].position];
+            if (members[i].start != time ||
+                (!need->total && powered_gpus(backfill, need, node, need->gpus) < need->gpus))
                 continue;
             members[first + ready] = members[i];
-            members[first + ready].units = need->total ? most_units(backfill, need, duration, time,
-                                                                    backfill->first_starts.node_at[members[i].position])
-                                                       : need->gpus;
+            members[first + ready].units = need->total ? most_units(backfill, need, duration, time, node) : need->gpus;
+            if (!need->total)
+                choose_watts(backfill, need, node, need->gpus);
             ready++;
         }
         uint32_t chosen = need->total ? deal_units(backfill, need, first, ready) : ready == wanted ? wanted : 0;
@@ -386,15 +496,18 @@ static enum sluice_error book_members(struct sluice_backfill *backfill, const st
             .gpus = choose_gpus(sluice_shape_of(backfill->timelines.cluster, node), need, gpus, &window),
             .exclusive = need->exclusive,
             .compute = (uint8_t)need->compute,
+            .watts = need->watts,
+            .power_budgets = need->power_budgets,
+            .power_guaranteed = need->power_guaranteed,
         };
-        if (!timelines_take(&backfill->timelines, &bookings[i], time, timelines_end(time, duration)))
+        if (!take(backfill, &bookings[i], time, timelines_end(time, duration)))
             return fail_room(backfill, text);
         first_starts_taken(&backfill->first_starts, node);
     }
     if (count > 1)
         sluice_sort(bookings, backfill->booking_scratch, count, sizeof *bookings, by_node);
-    *start =
-        (struct sluice_backfill_start){.start_s = time, .first_part = backfill->planned_count, .part_count = count};
+    *start = (struct sluice_backfill_start){
+        .start_s = time, .first_part = backfill->planned_count, .part_count = count, .watts = need->watts};
     backfill->planned_count += count;
     return SLUICE_OK;
 }
@@ -404,8 +517,7 @@ static bool unbook(struct sluice_backfill *backfill, const struct sluice_backfil
 {
     int32_t time = (int32_t)start->start_s;
     for (uint32_t i = 0; i < start->part_count; i++)
-        if (!timelines_give(&backfill->timelines, &backfill->planned[start->first_part + i], time,
-                            timelines_end(time, duration)))
+        if (!give(backfill, &backfill->planned[start->first_part + i], time, timelines_end(time, duration)))
             return false;
     backfill->planned_count = start->first_part;
     return true;
@@ -414,6 +526,22 @@ static bool unbook(struct sluice_backfill *backfill, const struct sluice_backfil
 /* ---- jobs and groups ---- */
 
 static const struct sluice_backfill_start no_start = {.start_s = SLUICE_BACKFILL_NO_START};
+
+/* The watts that a job is planned with, and in which budgets. */
+static enum sluice_error read_watts(const struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
+                                    uint32_t job, struct need *need, struct sluice_error_text *text)
+{
+    const int32_t watts = jobs[job].watts, least = jobs[job].least_watts;
+    if (watts < 0 || watts > SLUICE_POWER_MAX_GPU_WATTS || least < 0 || least > watts)
+        return sluice_fail(text, SLUICE_ERROR_RANGE,
+                           "job %" PRIu32 ": %" PRId32 " W a GPU, at least %" PRId32 ": must be 0 to %d", job, watts,
+                           least, SLUICE_POWER_MAX_GPU_WATTS);
+    const uint32_t count = backfill->power->count;
+    need->watts = backfill->draw == DRAW_NONE ? 0 : backfill->draw == DRAW_LEAST && least ? least : watts;
+    need->power_budgets = count ? jobs[job].power_budgets & UINT64_MAX >> (64 - count) : 0;
+    need->power_guaranteed = jobs[job].power_guaranteed;
+    return SLUICE_OK;
+}
 
 /* A job's request for planning: only what is required. */
 static enum sluice_error read_job(const struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
@@ -435,13 +563,15 @@ static enum sluice_error read_job(const struct sluice_backfill *backfill, const 
     if (need->nodes_max == 1)
         need->one_switch = SLUICE_ANY;
     need->preferences = need->link || need->numa || need->nic;
-    return SLUICE_OK;
+    return backfill->power ? read_watts(backfill, jobs, job, need, text) : SLUICE_OK;
 }
 
 /* The next time after `time` at which anything changes. */
 static int32_t next_candidate(const struct sluice_backfill *backfill, int32_t time)
 {
-    int32_t next = TIMELINE_NEVER;
+    const struct sluice_power *power = backfill->power;
+    int32_t next =
+        power && power->count ? power_next_change(power, UINT64_MAX >> (64 - power->count), time) : TIMELINE_NEVER;
     for (uint32_t node = 0; node < backfill->first_starts.node_count; node++) {
         int32_t change = timelines_next_change(&backfill->timelines, node, time);
         next = change < next ? change : next;
@@ -516,7 +646,7 @@ static enum sluice_error plan_together(struct sluice_backfill *backfill, const s
     }
 }
 
-/* One job or one group, to start at `latest` at the latest. */
+/* One job or one group, to start at `latest` at the latest, with what `draw` says. */
 static enum sluice_error plan(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs, uint32_t first,
                               uint32_t count, int32_t latest, struct sluice_error_text *text)
 {
@@ -524,7 +654,7 @@ static enum sluice_error plan(struct sluice_backfill *backfill, const struct slu
     enum sluice_error error = read_job(backfill, jobs, first, &need, text);
     if (error)
         return error;
-    if (count > 1 || need.total)
+    if (count > 1 || need.total || (need.nodes_min > 1 && need.watts))
         return plan_together(backfill, jobs, first, count, latest, text);
     int32_t duration = (int32_t)jobs[first].limit_s, time;
     uint32_t nodes = 1;
@@ -543,6 +673,155 @@ static enum sluice_error plan(struct sluice_backfill *backfill, const struct slu
     return book_members(backfill, &need, duration, time, nodes, &backfill->starts[first], text);
 }
 
+/* ---- jobs that watts are short for ---- */
+
+/* What jobs that could start now but for watts would draw of each budget. */
+struct demand {
+    uint64_t budgets;
+    int64_t watts[SLUICE_POWER_MAX_BUDGETS];
+};
+
+static void add_demand(const struct sluice_backfill *backfill, struct demand *demand,
+                       const struct sluice_backfill_job *job, uint32_t node, int32_t gpus)
+{
+    for (uint64_t left = budgets_of(backfill, job->power_budgets, node); left; left &= left - 1) {
+        const int budget = __builtin_ctzll(left);
+        if (!(demand->budgets >> budget & 1))
+            demand->watts[budget] = 0;
+        demand->budgets |= UINT64_C(1) << budget;
+        demand->watts[budget] += (int64_t)job->watts * gpus;
+    }
+}
+
+/* Where a job of one node could start now, without booking it. */
+static void demand_of_one(struct sluice_backfill *backfill, const struct sluice_backfill_job *job,
+                          const struct need *need, struct demand *demand)
+{
+    uint32_t position;
+    if (first_starts_find(&backfill->first_starts, need, (int32_t)job->limit_s, 0, &position) == 0)
+        add_demand(backfill, demand, job, backfill->first_starts.node_at[position], need->gpus);
+}
+
+/* Of several nodes, or a group: planned as if there were no budgets, and given up again. */
+static enum sluice_error demand_of_several(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
+                                           uint32_t first, uint32_t count, struct demand *demand,
+                                           struct sluice_error_text *text)
+{
+    enum sluice_error error = plan(backfill, jobs, first, count, 0, text);
+    if (error || backfill->starts[first].start_s == SLUICE_BACKFILL_NO_START)
+        return error;
+    for (uint32_t job = first + count; job-- > first; backfill->starts[job] = no_start) {
+        const struct sluice_backfill_start *start = &backfill->starts[job];
+        for (uint32_t i = 0; i < start->part_count; i++) {
+            const struct booking *booking = &backfill->planned[start->first_part + i];
+            add_demand(backfill, demand, &jobs[job], booking->node, sluice_count(booking->gpus));
+        }
+        if (!unbook(backfill, start, (int32_t)jobs[job].limit_s))
+            return fail_room(backfill, text);
+    }
+    return SLUICE_OK;
+}
+
+/* The budget that is shortest for jobs that could start now but for watts, 1 + its index, those of all nodes first; 0
+ * where it is something else that they lack. */
+static enum sluice_error find_short(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
+                                    uint32_t first, uint32_t count, uint32_t *budget, struct sluice_error_text *text)
+{
+    struct demand demand;
+    struct need need;
+    demand.budgets = 0;
+    *budget = 0;
+    backfill->draw = DRAW_NONE;
+    enum sluice_error error = read_job(backfill, jobs, first, &need, text);
+    if (!error && count == 1 && need.nodes_min == 1 && !need.total)
+        demand_of_one(backfill, &jobs[first], &need, &demand);
+    else if (!error)
+        error = demand_of_several(backfill, jobs, first, count, &demand, text);
+    backfill->draw = DRAW_WANTED;
+    int64_t most = 0;
+    for (uint64_t left = demand.budgets; left; left &= left - 1) {
+        const uint32_t index = (uint32_t)__builtin_ctzll(left);
+        const int64_t missing = demand.watts[index] - power_left(backfill->power, index, jobs[first].power_guaranteed,
+                                                                 0, (int32_t)jobs[first].limit_s);
+        const bool passable = !(backfill->power->everywhere >> index & 1); /* another node might do */
+        const int64_t weight = missing + (passable ? 0 : SLUICE_POWER_MAX_WATTS);
+        if (missing > 0 && weight > most) {
+            most = weight;
+            *budget = index + 1;
+        }
+    }
+    return error;
+}
+
+/* A job was planned now with its least watts: give it what is left, up to what it wants. */
+static void raise_watts(struct sluice_backfill *backfill, const struct sluice_backfill_job *job,
+                        struct sluice_backfill_start *start)
+{
+    const int32_t end = (int32_t)job->limit_s;
+    struct demand demand; /* of one watt a GPU more */
+    struct sluice_backfill_job one = *job;
+    int64_t more = job->watts - start->watts;
+    demand.budgets = 0;
+    one.watts = 1;
+    for (uint32_t i = 0; i < start->part_count; i++) {
+        const struct booking *booking = &backfill->planned[start->first_part + i];
+        add_demand(backfill, &demand, &one, booking->node, sluice_count(booking->gpus));
+    }
+    for (uint64_t left = demand.budgets; left; left &= left - 1) {
+        const uint32_t budget = (uint32_t)__builtin_ctzll(left);
+        const int64_t watts = power_left(backfill->power, budget, job->power_guaranteed, 0, end) / demand.watts[budget];
+        more = watts < more ? watts : more;
+    }
+    for (uint32_t i = 0; i < start->part_count; i++) {
+        struct booking *booking = &backfill->planned[start->first_part + i];
+        draw_more(backfill, booking, (int32_t)more, 0, end);
+        booking->watts += (int32_t)more;
+    }
+    start->watts += (int32_t)more;
+}
+
+static bool may_draw_less(const struct sluice_backfill_job *jobs, uint32_t first, uint32_t count)
+{
+    bool may = false;
+    for (uint32_t i = first; i < first + count; i++)
+        may |= jobs[i].least_watts && jobs[i].least_watts < jobs[i].watts;
+    return may;
+}
+
+/* As plan(), with budgets: now, with fewer watts now where a budget is short, or later. */
+static enum sluice_error plan_powered(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
+                                      uint32_t first, uint32_t count, int32_t latest, struct sluice_error_text *text)
+{
+    const struct sluice_backfill_start *start = &backfill->starts[first];
+    uint32_t budget = 0;
+    enum sluice_error error = plan(backfill, jobs, first, count, 0, text);
+    if (error || start->start_s == 0)
+        return error;
+    error = find_short(backfill, jobs, first, count, &budget, text);
+    if (!error && budget && may_draw_less(jobs, first, count)) {
+        backfill->draw = DRAW_LEAST;
+        error = plan(backfill, jobs, first, count, 0, text);
+        backfill->draw = DRAW_WANTED;
+        if (!error && start->start_s == 0 && count == 1)
+            raise_watts(backfill, &jobs[first], &backfill->starts[first]);
+    }
+    if (error || start->start_s == 0)
+        return error;
+    if (latest)
+        error = plan(backfill, jobs, first, count, latest, text);
+    for (uint32_t i = first; i < first + count; i++)
+        backfill->starts[i].waits_for_power = budget;
+    return error;
+}
+
+/* One job or one group, to start at `latest` at the latest. */
+static enum sluice_error plan_job(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
+                                  uint32_t first, uint32_t count, int32_t latest, struct sluice_error_text *text)
+{
+    return backfill->power ? plan_powered(backfill, jobs, first, count, latest, text)
+                           : plan(backfill, jobs, first, count, latest, text);
+}
+
 /* ---- reservations of earlier plans ---- */
 
 static bool is_amount(int64_t value)
@@ -550,8 +829,8 @@ static bool is_amount(int64_t value)
     return value >= 0 && value <= INT32_MAX;
 }
 
-/* A held part as a booking; false if it makes no sense. */
-static bool read_held(const struct sluice_cluster *cluster, const struct sluice_part *part, struct booking *booking)
+/* A part as a booking, without watts; false if it makes no sense. */
+static bool read_part(const struct sluice_cluster *cluster, const struct sluice_part *part, struct booking *booking)
 {
     if (part->node >= cluster->node_count || part->gpus & ~(uint32_t)sluice_shape_of(cluster, part->node)->all ||
         !is_amount(part->gpu_memory_mib) || !is_amount(part->cpus_milli) || !is_amount(part->host_memory_mib) ||
@@ -566,6 +845,18 @@ static bool read_held(const struct sluice_cluster *cluster, const struct sluice_
         .exclusive = part->exclusive,
         .compute = (uint8_t)part->gpu_compute_percent,
     };
+    return true;
+}
+
+/* The same for one of those that a job holds. */
+static bool read_held(const struct sluice_backfill *backfill, const struct sluice_backfill_job *job, uint32_t part,
+                      struct booking *booking)
+{
+    if (!read_part(backfill->timelines.cluster, &job->held[part], booking))
+        return false;
+    booking->watts = job->watts;
+    booking->power_budgets = job->power_budgets;
+    booking->power_guaranteed = job->power_guaranteed;
     return true;
 }
 
@@ -584,9 +875,9 @@ static enum sluice_error give_held(struct sluice_backfill *backfill, const struc
 {
     int32_t start = held_start(job, now), end = timelines_end(start, (int32_t)job->limit_s);
     for (uint32_t i = 0; i < count; i++) {
-        struct booking booking;
-        read_held(backfill->timelines.cluster, &job->held[i], &booking);
-        if (!timelines_give(&backfill->timelines, &booking, start, end))
+        struct booking booking = {0};
+        read_held(backfill, job, i, &booking);
+        if (!give(backfill, &booking, start, end))
             return fail_room(backfill, text);
         first_starts_given(&backfill->first_starts, booking.node, start);
     }
@@ -603,10 +894,9 @@ static enum sluice_error take_held(struct sluice_backfill *backfill, const struc
         return SLUICE_OK;
     for (uint32_t i = 0; i < job->held_count; i++) {
         struct booking booking;
-        if (!read_held(backfill->timelines.cluster, &job->held[i], &booking) ||
-            !timelines_fits(&backfill->timelines, &booking, start, end))
+        if (!read_held(backfill, job, i, &booking) || !fits(backfill, &booking, start, end))
             return give_held(backfill, job, now, i, text);
-        if (!timelines_take(&backfill->timelines, &booking, start, end))
+        if (!take(backfill, &booking, start, end))
             return fail_room(backfill, text);
         first_starts_taken(&backfill->first_starts, booking.node);
     }
@@ -625,11 +915,13 @@ static enum sluice_error keep_held(struct sluice_backfill *backfill, const struc
     if (error)
         return error;
     for (uint32_t i = 0; i < job->held_count; i++)
-        read_held(backfill->timelines.cluster, &job->held[i], &backfill->planned[backfill->planned_count + i]);
+        read_held(backfill, job, i, &backfill->planned[backfill->planned_count + i]);
     sluice_sort(&backfill->planned[backfill->planned_count], backfill->booking_scratch, job->held_count,
                 sizeof *backfill->planned, by_node);
-    *start = (struct sluice_backfill_start){
-        .start_s = held_start(job, now), .first_part = backfill->planned_count, .part_count = job->held_count};
+    *start = (struct sluice_backfill_start){.start_s = held_start(job, now),
+                                            .first_part = backfill->planned_count,
+                                            .part_count = job->held_count,
+                                            .watts = backfill->power ? job->watts : 0};
     backfill->planned_count += job->held_count;
     return SLUICE_OK;
 }
@@ -644,7 +936,7 @@ static enum sluice_error plan_held(struct sluice_backfill *backfill, int64_t now
     for (uint32_t i = first; i < first + count && !error; i++)
         error = give_held(backfill, &jobs[i], now, jobs[i].held_count, text);
     if (!error)
-        error = plan(backfill, jobs, first, count, latest, text);
+        error = plan_job(backfill, jobs, first, count, latest, text);
     /* The rules' choice of nodes can fail where the reservation's nodes fit: then the reservation is kept. */
     for (uint32_t i = first; i < first + count && !error; i++)
         if (backfill->starts[i].start_s == SLUICE_BACKFILL_NO_START)
@@ -654,14 +946,20 @@ static enum sluice_error plan_held(struct sluice_backfill *backfill, int64_t now
 
 /* ---- the plan ---- */
 
-static enum sluice_error read_nodes(struct sluice_backfill *backfill, const struct sluice_cluster *cluster,
+static enum sluice_error read_nodes(struct sluice_backfill *backfill, const struct sluice_cluster *cluster, int64_t now,
                                     struct sluice_error_text *text)
 {
     if (cluster->node_count > backfill->max_nodes)
         return sluice_fail(text, SLUICE_ERROR_RANGE, "%" PRIu32 " nodes: the backfill was made for %" PRIu32,
                            cluster->node_count, backfill->max_nodes);
+    if (backfill->power && cluster->node_count > backfill->power->max_nodes)
+        return sluice_fail(text, SLUICE_ERROR_RANGE, "%" PRIu32 " nodes: the power budgets were made for %" PRIu32,
+                           cluster->node_count, backfill->power->max_nodes);
     first_starts_reset(&backfill->first_starts, cluster);
     timelines_reset(&backfill->timelines, cluster);
+    if (backfill->power)
+        power_reset(backfill->power, now);
+    backfill->draw = DRAW_WANTED;
     return SLUICE_OK;
 }
 
@@ -700,12 +998,14 @@ static enum sluice_error read_running(struct sluice_backfill *backfill, int64_t 
         int64_t end;
         if (__builtin_sub_overflow(running[i].end_s, now, &end))
             end = running[i].end_s < now ? 1 : TIMELINE_NEVER;
-        if (end >= TIMELINE_NEVER)
-            continue;
+        end = end < 1 ? 1 : end < TIMELINE_NEVER ? end : TIMELINE_NEVER;
         for (uint32_t j = 0; j < part_count; j++) {
             struct booking booking;
-            if (!read_held(backfill->timelines.cluster, &backfill->parts_read[j], &booking) ||
-                !timelines_give(&backfill->timelines, &booking, end < 1 ? 1 : (int32_t)end, TIMELINE_NEVER))
+            if (!read_part(backfill->timelines.cluster, &backfill->parts_read[j], &booking))
+                return fail_room(backfill, text);
+            booking.power_budgets = running[i].power_budgets;
+            draw_more(backfill, &booking, running[i].watts, 0, (int32_t)end);
+            if (end < TIMELINE_NEVER && !timelines_give(&backfill->timelines, &booking, (int32_t)end, TIMELINE_NEVER))
                 return fail_room(backfill, text);
         }
     }
@@ -771,7 +1071,7 @@ enum sluice_error sluice_backfill_plan(struct sluice_backfill *backfill, const s
 {
     if (now_s < 0)
         return sluice_fail(text, SLUICE_ERROR_RANGE, "now_s %" PRId64 ": must not be negative", now_s);
-    enum sluice_error error = read_nodes(backfill, cluster, text);
+    enum sluice_error error = read_nodes(backfill, cluster, now_s, text);
     if (!error)
         error = check_jobs(backfill, jobs, job_count, text);
     if (!error)
@@ -784,7 +1084,7 @@ enum sluice_error sluice_backfill_plan(struct sluice_backfill *backfill, const s
         if (backfill->held[first])
             error = plan_held(backfill, now_s, jobs, first, end - first, text);
         else
-            error = plan(backfill, jobs, first, end - first, reservations ? TIMELINE_NEVER : 0, text);
+            error = plan_job(backfill, jobs, first, end - first, reservations ? TIMELINE_NEVER : 0, text);
         if (!error && backfill->starts[first].start_s > 0 && reservations)
             reservations--;
     }

@@ -347,18 +347,58 @@ static uint64_t candidates(const struct search *search, size_t position, int32_t
     return found;
 }
 
+/* The budgets that count the need on a node. */
+static uint64_t budgets_on(const struct first_starts *first_starts, const struct need *need, uint32_t node)
+{
+    return first_starts->power->counting[node] & need->power_budgets;
+}
+
+int32_t first_starts_on_node(const struct first_starts *first_starts, uint32_t node, const struct need *need,
+                             int32_t duration, int32_t from)
+{
+    int32_t start = timelines_earliest(first_starts->timelines, node, need, duration, from);
+    if (!first_starts->power)
+        return start;
+    const uint64_t budgets = budgets_on(first_starts, need, node);
+    const int64_t watts = (int64_t)need->watts * need->gpus;
+    while (start != TIMELINE_NEVER) {
+        const int32_t powered =
+            power_earliest(first_starts->power, budgets, watts, need->power_guaranteed, duration, start);
+        if (powered == start || powered == TIMELINE_NEVER)
+            return powered;
+        start = timelines_earliest(first_starts->timelines, node, need, duration, powered);
+        if (start == powered)
+            return start;
+    }
+    return start;
+}
+
+/* A lower bound of the start of the need on a node, by its watts. */
+static int32_t powered_on(const struct search *search, uint32_t position)
+{
+    const struct first_starts *first_starts = search->first_starts;
+    if (!first_starts->power)
+        return 0;
+    return power_bound(first_starts->power, budgets_on(first_starts, search->need, first_starts->node_at[position]));
+}
+
 /* Ask one node for a start before `limit`, which moves to what it finds; not the request, if that was asked before. */
 static uint64_t ask_node(struct search *search, uint32_t position, uint64_t asked, uint64_t limit)
 {
     const struct first_starts *first_starts = search->first_starts;
-    const int32_t bound = ask_kind(search->first_starts, search->kind, position, limit);
+    const int32_t powered = powered_on(search, position);
+    int32_t bound = powered;
+    if (entry(powered, position) < limit) {
+        const int32_t fits = ask_kind(search->first_starts, search->kind, position, limit);
+        bound = fits > bound ? fits : bound;
+    }
     const uint64_t known = entry(bound, position);
     if (known >= limit)
         search->next = known < search->next ? known : search->next;
     if (known >= limit || known < asked)
         return limit;
-    const uint32_t node = first_starts->node_at[position];
-    const int32_t start = timelines_earliest(first_starts->timelines, node, search->need, search->duration, bound);
+    const int32_t start =
+        first_starts_on_node(first_starts, first_starts->node_at[position], search->need, search->duration, bound);
     const uint64_t found = entry(start, position);
     search->best = found < search->best ? found : search->best;
     return found < limit ? found : limit;
@@ -417,6 +457,13 @@ int32_t first_starts_find(struct first_starts *first_starts, const struct need *
     /* The first guess is that the request starts when the last one of its kind did; the next, what that showed. */
     const uint64_t end = latest == TIMELINE_NEVER ? entry(TIMELINE_NEVER, 0) : entry(latest, UINT32_MAX);
     uint64_t asked = 0, limit = entry(kind->last, UINT32_MAX);
+    if (first_starts->power) {
+        power_ask(first_starts->power, (int64_t)need->watts * need->gpus, need->power_guaranteed, duration);
+        const int32_t powered = power_bound(first_starts->power, first_starts->power->everywhere & need->power_budgets);
+        if (powered > latest || powered == TIMELINE_NEVER)
+            return TIMELINE_NEVER;
+        limit = powered > kind->last ? entry(powered, UINT32_MAX) : limit;
+    }
     for (;;) {
         limit = limit < end ? limit : end;
         search.next = end;

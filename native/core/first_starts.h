@@ -11,6 +11,7 @@
 #ifndef SLUICE_CORE_FIRST_STARTS_H
 #define SLUICE_CORE_FIRST_STARTS_H
 
+#include "power.h"
 #include "timeline.h"
 
 enum {
@@ -30,6 +31,7 @@ struct kind {
 
 struct first_starts {
     const struct timelines *timelines;
+    struct sluice_power *power; /* may be NULL */
     uint32_t max_nodes, node_count;
     uint32_t *node_at;     /* by position: nodes by rank */
     uint32_t *position_of; /* by node */
@@ -60,6 +62,10 @@ void first_starts_expect(struct first_starts *first_starts, const struct need *n
  * lowest rank. TIMELINE_NEVER if there is none. */
 int32_t first_starts_find(struct first_starts *first_starts, const struct need *need, int32_t duration, int32_t latest,
                           uint32_t *position);
+
+/* The first time from `from` on at which a node can take its share of the need, and the budgets have its watts. */
+int32_t first_starts_on_node(const struct first_starts *first_starts, uint32_t node, const struct need *need,
+                             int32_t duration, int32_t from);
 
 /* The closest kind of a request; valid until the next call of this or of first_starts_find. */
 const struct kind *first_starts_kind(struct first_starts *first_starts, const struct need *need, int32_t duration);

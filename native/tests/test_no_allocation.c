@@ -206,6 +206,11 @@ static void test_preemption_and_backfill(void)
     struct sluice_backfill *backfill;
     CHECK_INT(sluice_preemption_new(cluster, NODES, &preemption, &text), SLUICE_OK);
     CHECK_INT(sluice_backfill_new(&config, NODES, &backfill, &text), SLUICE_OK);
+    struct sluice_power *power;
+    const struct sluice_power_budget budgets[] = {{.watts = 130 * NODES},
+                                                  {.watts = 200, .nodes = every_third, .node_words = 1}};
+    CHECK_INT(sluice_power_new(NODES, &power, &text), SLUICE_OK);
+    CHECK_INT(sluice_power_set(power, budgets, 2, 0, &text), SLUICE_OK);
     before = set_up_done(before);
 
     struct sluice_candidate candidates[NODES];
@@ -218,7 +223,8 @@ static void test_preemption_and_backfill(void)
                                &allocation, &text),
                   SLUICE_OK);
         candidates[i] = (struct sluice_candidate){.allocation = allocation, .gang = i % 3 ? 0 : i / 6 + 1};
-        running[i] = (struct sluice_backfill_running){.allocation = allocation, .end_s = 200 + i};
+        running[i] = (struct sluice_backfill_running){
+            .allocation = allocation, .end_s = 200 + i, .watts = 10, .power_budgets = 3};
     }
     for (uint32_t nodes = 1; nodes <= 4; nodes++) {
         const struct sluice_request wide = {.gpus = 8, .nodes_min = nodes};
@@ -232,10 +238,16 @@ static void test_preemption_and_backfill(void)
     for (uint32_t i = 0; i < JOBS; i++)
         jobs[i] = (struct sluice_backfill_job){.request = &requests[i % (REQUESTS - 3)],
                                                .limit_s = 50 + i,
+                                               .watts = 100,
+                                               .least_watts = i % 2 ? 50 : 0,
+                                               .power_budgets = 3,
                                                .group = i % 8 == 6   ? i
                                                         : i % 8 == 7 ? i - 1
                                                                      : 0};
-    for (uint32_t reservations = 1; reservations <= JOBS; reservations += JOBS - 1) {
+    for (uint32_t powered = 0; powered < 4; powered++) {
+        const uint32_t reservations = powered % 2 ? JOBS : 1;
+        sluice_backfill_set_power(backfill, powered < 2 ? NULL : power);
+        CHECK_INT(sluice_power_set(power, budgets, 2, powered, &text), SLUICE_OK);
         CHECK_INT(sluice_backfill_plan(backfill, cluster, 100, running, NODES, jobs, JOBS, reservations, starts, parts,
                                        sizeof parts / sizeof *parts, &part_count, &text),
                   SLUICE_OK);
@@ -244,6 +256,7 @@ static void test_preemption_and_backfill(void)
     }
     CHECK(waiting > 1);
     CHECK_INT(allocations, before);
+    sluice_power_free(power);
     sluice_backfill_free(backfill);
     sluice_preemption_free(preemption);
     sluice_cluster_free(cluster);

@@ -26,6 +26,8 @@ ENDED = "/run/sluice/ended"
 EARLIER = "/run/sluice/agent/earlier.json"
 # As slurmd gives a job's options to prologs; where job_submit/sluice is not loaded, a user can write either.
 SHARES = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_share", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-share")
+POWERS = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_power", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-power")
+PLANNED_POWER = "SPANK_SLUICE_GPU_POWER"  # set by slurmctld, to start within a budget
 MOST_TEXT = 64
 JOBS_OWN_FAULT = 3  # exit status of sluice-task-init, for the SPANK plugin
 MOST = 1 << 20
@@ -155,9 +157,10 @@ def announce() -> None:
 def prolog() -> None:
     """Register a job that has GPUs."""
     extra: dict[str, object] = {}
-    for name in SHARES:
-        if name in os.environ:
-            extra["share"] = os.environ[name][:MOST_TEXT]
+    for field, names in (("share", SHARES), ("power", POWERS), ("planned_power", (PLANNED_POWER,))):
+        for name in names:
+            if name in os.environ:
+                extra[field] = os.environ[name][:MOST_TEXT]
     if os.environ.get("SLURM_JOB_SLUID"):
         extra["sluid"] = os.environ["SLURM_JOB_SLUID"]
     for field, name in (("restarts", "SLURM_JOB_RESTART_COUNT"), ("begun", "SLURM_JOB_START_TIME")):

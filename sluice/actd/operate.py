@@ -19,7 +19,7 @@ from sluice.actd.become import Account
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.base.run import PYTHON, run_command
-from sluice.client.models import AuditQuery, ReturnRequest, ServiceChange, SilenceRequest
+from sluice.client.models import AuditQuery, BudgetRequest, ReturnRequest, ServiceChange, SilenceRequest
 from sluice.exchange.acts import ActError
 from sluice.exchange.courier import VERSION, AnswerError, ask, controllers, port
 from sluice.exchange.silences import FOLDER, Silence, add_silence, end_silence
@@ -34,20 +34,30 @@ _TAIL = 16 << 20
 _SILENCE = re.compile(r"[0-9a-f]{8,64}\Z")
 
 
+def _controller(do: str, remedy: str, **request: Any) -> dict[str, Any]:
+    """What the leading controllers' daemon answers. Raises ActError."""
+    try:
+        return ask(controllers(), port(), json.dumps({"version": VERSION, "do": do, **request}).encode())
+    except AnswerError as error:
+        raise ActError(422, error.said, remedy=remedy) from error
+    except SluiceError as error:
+        raise ActError(503, error.what, remedy=error.remedy) from error
+
+
+def lower_budget(who: Account, body: BudgetRequest) -> dict[str, Any]:
+    """Lower a budget of watts for a while, or end that. Raises ActError."""
+    asked: dict[str, Any] = {"end": True} if body.watts is None else {"watts": body.watts, "seconds": body.seconds}
+    found = _controller("power-budget", "see: sluice power show", name=body.name, by=who.name, **asked)
+    return {"schema_version": 1, **found}
+
+
 def return_gpus(body: ReturnRequest) -> dict[str, Any]:
     """Return GPUs of a node to service, or all that was taken out of it. Raises ActError."""
     done: list[str] = []
     gpus: list[int | None] = [*body.gpus] or [None]
     for gpu in gpus:
         wanted: dict[str, Any] = {"node": body.node} if gpu is None else {"node": body.node, "gpu": gpu}
-        line = json.dumps({"version": VERSION, "do": "health", "return": wanted}).encode()
-        try:
-            done += map(str, ask(controllers(), port(), line)["done"])
-        except AnswerError as error:
-            said = error.what.partition("(")[2].removesuffix(")") or error.what  # of the controller
-            raise ActError(422, said, remedy="see: sluice health list") from error
-        except SluiceError as error:
-            raise ActError(503, error.what, remedy=error.remedy) from error
+        done += map(str, _controller("health", "see: sluice health list", **{"return": wanted})["done"])
     return {"schema_version": 1, "node": body.node, "done": done}
 
 

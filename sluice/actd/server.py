@@ -28,7 +28,7 @@ from policy.site import STATE_FOLDER
 from sluice.actd.become import Account, account, least_uid
 from sluice.actd.jobs import Jobs
 from sluice.actd.keys import Entry, Keys
-from sluice.actd.operate import Policies, ServiceWords, audited, return_gpus, silence, unsilence
+from sluice.actd.operate import Policies, ServiceWords, audited, lower_budget, return_gpus, silence, unsilence
 from sluice.actd.proofs import Proofs
 from sluice.actd.replicas import Replicas
 from sluice.base.errors import SluiceError
@@ -455,6 +455,7 @@ ACTS: dict[str, Act] = {
     "requeue": Act(lambda actd, it: actd.jobs.control(it.who, "requeue", it.job), job=True),
     "update": Act(lambda actd, it: actd.jobs.update(it.who, it.job, it.body), models.JobChange, job=True),
     "health-return": Act(lambda actd, it: return_gpus(it.body), models.ReturnRequest, _OPERATOR),
+    "power-budget": Act(lambda actd, it: lower_budget(it.who, it.body), models.BudgetRequest, _ADMINISTRATOR),
     "silence": Act(lambda actd, it: silence(actd.state_save, it.who, it.body, it.mark), models.SilenceRequest,
                    _OPERATOR),
     "silence-end": Act(lambda actd, it: unsilence(actd.state_save, it.body.get("id")), None, _OPERATOR),

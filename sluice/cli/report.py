@@ -72,6 +72,7 @@ _select_options = _options(
         metavar="STATES",
         help="Only jobs that are in these states now, or ended in them: CD,F,TO or long names.",
     ),
+    click.option("--energy", is_flag=True, help="Energy of the GPUs and what it cost, instead of the usual fields."),
     click.option("--gpu-class", "classes", metavar="NAMES", help="Only GPUs of these classes or types."),
 )
 _output_options = _options(
@@ -193,6 +194,7 @@ def jobs(ids: str | None, allusers: bool, allocations: bool, steps: bool, trunca
         raise UsageError("-X and --steps contradict each other", remedy="choose one")
     if _help_format(options, "jobs"):
         return
+    _choose_energy(options, "jobs", ())
     source = _source(options)
     selection = _selection(source, options)
     if os.geteuid() and not allusers and not selection.users and not selection.accounts and not ids:
@@ -237,13 +239,14 @@ def _add_group(kind: str) -> None:
 
         if _help_format(options, kind):
             return
+        names = parse_groups(by) if by else ()
+        _choose_energy(options, kind, names)
         conf, prefix = options["conf"], options["prefix"]
         source = _source(options)
         selection = _selection(source, options)
         span = _span(source, options, month_start(source.now))
         if kind == "cost":
             span = whole_days(span, source.now)
-        names = parse_groups(by) if by else ()
         if each and (names or selection.states):
             raise UsageError(f"--each: {'--by' if names else '--state'} has no meaning there", remedy="leave one out")
         if each:
@@ -282,6 +285,21 @@ def _add_group(kind: str) -> None:
 
 for _kind in _HELP:
     _add_group(_kind)
+
+
+def _choose_energy(options: dict[str, Any], kind: str, names: Iterable[str]) -> None:
+    """Fields for --energy, where no others are asked for. Raises UsageError."""
+    from sluice.base.errors import UsageError
+    from sluice.report.fields import ENERGY, GROUPED_BY, fields_of
+
+    if not options.pop("energy"):
+        return
+    if kind in ("cost", "fairness"):
+        raise UsageError(f"--energy: not in the report {kind}", remedy="see: sluice report tenants --energy")
+    of_key = {one.key: one.name for one in fields_of(kind)}
+    heads = ("job_id", "user", "account") if kind == "jobs" else tuple(names) or GROUPED_BY[kind]
+    shown = ",".join([*(of_key[name] for name in heads), ENERGY.removeprefix("Jobs,") if kind == "jobs" else ENERGY])
+    options["fields"] = options["fields"] or shown
 
 
 def _regrouped(kind: str, names: Iterable[str]) -> str:

@@ -475,6 +475,10 @@ class Client(BaseClient):
         """What health did. `GET /health/history`."""
         return self.call(Call(models.HealthHistory, "GET", "/health/history", query={"node": node}))
 
+    def power(self) -> models.PowerShown:
+        """Budgets of watts, and what is drawn. `GET /power`."""
+        return self.call(Call(models.PowerShown, "GET", "/power"))
+
     def alerts(self) -> models.AlertList:
         """Alerts and silences. `GET /alerts`."""
         return self.call(Call(models.AlertList, "GET", "/alerts"))
@@ -548,6 +552,7 @@ class Client(BaseClient):
         gpus_per_task: str | None = None,
         gpu_mem: str | None = None,
         gpu_share: str | None = None,
+        gpu_power: str | None = None,
         gpu_affinity: str | None = None,
         gpu_spread: bool = False,
         gang: str | None = None,
@@ -601,6 +606,7 @@ class Client(BaseClient):
                     "gpus_per_task": gpus_per_task,
                     "gpu_mem": gpu_mem,
                     "gpu_share": gpu_share,
+                    "gpu_power": gpu_power,
                     "gpu_affinity": gpu_affinity,
                     "gpu_spread": gpu_spread,
                     "gang": gang,
@@ -653,6 +659,7 @@ class Client(BaseClient):
         gpus_per_task: str | None = None,
         gpu_mem: str | None = None,
         gpu_share: str | None = None,
+        gpu_power: str | None = None,
         gpu_affinity: str | None = None,
         gpu_spread: bool = False,
         gang: str | None = None,
@@ -706,6 +713,7 @@ class Client(BaseClient):
                     "gpus_per_task": gpus_per_task,
                     "gpu_mem": gpu_mem,
                     "gpu_share": gpu_share,
+                    "gpu_power": gpu_power,
                     "gpu_affinity": gpu_affinity,
                     "gpu_spread": gpu_spread,
                     "gang": gang,
@@ -814,6 +822,20 @@ class Client(BaseClient):
         return self.call(
             Call(
                 models.Returned, "POST", "/health/return", body={"node": node, "gpus": gpus, "reason": reason}, key=key
+            )
+        )
+
+    def power_budget(
+        self, *, name: str, watts: int | None = None, seconds: int = 7200, key: str = ""
+    ) -> models.BudgetLowered:
+        """Lower a budget of watts for a while. `POST /power/budget`."""
+        return self.call(
+            Call(
+                models.BudgetLowered,
+                "POST",
+                "/power/budget",
+                body={"name": name, "watts": watts, "seconds": seconds},
+                key=key,
             )
         )
 
@@ -1327,6 +1349,10 @@ class AsyncClient(BaseAsyncClient):
         """What health did. `GET /health/history`."""
         return await self.call(Call(models.HealthHistory, "GET", "/health/history", query={"node": node}))
 
+    async def power(self) -> models.PowerShown:
+        """Budgets of watts, and what is drawn. `GET /power`."""
+        return await self.call(Call(models.PowerShown, "GET", "/power"))
+
     async def alerts(self) -> models.AlertList:
         """Alerts and silences. `GET /alerts`."""
         return await self.call(Call(models.AlertList, "GET", "/alerts"))
@@ -1400,6 +1426,7 @@ class AsyncClient(BaseAsyncClient):
         gpus_per_task: str | None = None,
         gpu_mem: str | None = None,
         gpu_share: str | None = None,
+        gpu_power: str | None = None,
         gpu_affinity: str | None = None,
         gpu_spread: bool = False,
         gang: str | None = None,
@@ -1453,6 +1480,7 @@ class AsyncClient(BaseAsyncClient):
                     "gpus_per_task": gpus_per_task,
                     "gpu_mem": gpu_mem,
                     "gpu_share": gpu_share,
+                    "gpu_power": gpu_power,
                     "gpu_affinity": gpu_affinity,
                     "gpu_spread": gpu_spread,
                     "gang": gang,
@@ -1505,6 +1533,7 @@ class AsyncClient(BaseAsyncClient):
         gpus_per_task: str | None = None,
         gpu_mem: str | None = None,
         gpu_share: str | None = None,
+        gpu_power: str | None = None,
         gpu_affinity: str | None = None,
         gpu_spread: bool = False,
         gang: str | None = None,
@@ -1558,6 +1587,7 @@ class AsyncClient(BaseAsyncClient):
                     "gpus_per_task": gpus_per_task,
                     "gpu_mem": gpu_mem,
                     "gpu_share": gpu_share,
+                    "gpu_power": gpu_power,
                     "gpu_affinity": gpu_affinity,
                     "gpu_spread": gpu_spread,
                     "gang": gang,
@@ -1666,6 +1696,20 @@ class AsyncClient(BaseAsyncClient):
         return await self.call(
             Call(
                 models.Returned, "POST", "/health/return", body={"node": node, "gpus": gpus, "reason": reason}, key=key
+            )
+        )
+
+    async def power_budget(
+        self, *, name: str, watts: int | None = None, seconds: int = 7200, key: str = ""
+    ) -> models.BudgetLowered:
+        """Lower a budget of watts for a while. `POST /power/budget`."""
+        return await self.call(
+            Call(
+                models.BudgetLowered,
+                "POST",
+                "/power/budget",
+                body={"name": name, "watts": watts, "seconds": seconds},
+                key=key,
             )
         )
 

@@ -895,6 +895,8 @@ class ReportRow(Model):
     mem_mib_s: float | None = None
     wall_s: float | None = None
     gpu_energy_j: float | None = None
+    energy_cost: float | None = None
+    power_per_gpu_w: float | None = None
     node_energy_j: float | None = None
     wait_p50_s: float | None = None
     wait_p90_s: float | None = None
@@ -1311,6 +1313,7 @@ class JobRequest(Body):
     gpus_per_task: str | None = Field(None, pattern=_GRES)
     gpu_mem: str | None = Field(None, pattern=_SIZE, description="A part of a GPU's memory, as 10G.")
     gpu_share: str | None = Field(None, pattern=r"^[0-9]{1,3}%?$")
+    gpu_power: str | None = Field(None, pattern=r"^[0-9]{1,6}[Ww]?$", description="Watts of each GPU, as 300W.")
     gpu_affinity: Name | None = None
     gpu_spread: bool = False
     gang: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:-]{1,128}$")
@@ -1407,6 +1410,47 @@ class JobDone(Document):
     job: str
     did: Literal["cancel", "hold", "release", "requeue", "update"]
     messages: list[str]
+
+
+class PowerBudget(Model):
+    """A budget of watts, as it is now. Null: not known on this controller, which may not lead."""
+
+    name: str
+    nodes: str = Field(description="A hostlist; `*`: all; empty: jobs of `accounts`.")
+    accounts: list[str]
+    policy_w: int = Field(description="By the policy at this hour.")
+    changes: str | None = Field(description="When the policy has other watts, as `Mon 18:00`; null: never.")
+    lowered_w: int | None = Field(description="Lowered for a while to this.")
+    lowered_until: float | None
+    lowered_by: str
+    watts: int = Field(description="The lower of both.")
+    measured_w: float | None
+    bound_w: float | None = Field(description="The most that can be drawn by the caps in force.")
+    capped_gpus: int | None
+    silent_gpus: int | None = Field(description="GPUs of nodes that do not report.")
+    short_w: float | None = Field(description="By how much the lowest caps exceed it.")
+
+
+class PowerShown(Viewed):
+    """Budgets of watts."""
+
+    budgets: list[PowerBudget]
+    stopped: int = Field(description="Jobs that gave way since the daemon began.")
+
+
+class BudgetRequest(Body):
+    """A budget that is lowered for a while; without watts the policy's counts again."""
+
+    name: str = Field(max_length=40, pattern=_NAME)
+    watts: int | None = Field(None, ge=0, le=1_000_000_000)
+    seconds: int = Field(7200, ge=1, le=30 * 86_400)
+
+
+class BudgetLowered(Document):
+    """What is in force."""
+
+    budget: str
+    until: float
 
 
 class ReturnRequest(Body):

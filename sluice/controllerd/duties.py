@@ -8,6 +8,7 @@ from sluice.controllerd.daemon import Duty, Site, collect
 from sluice.controllerd.health import controller as health
 from sluice.controllerd.inbox import duties_of_inbox
 from sluice.controllerd.metrics import cluster as metrics
+from sluice.controllerd.power import duty as power
 from sluice.controllerd.readings import readings_of
 from sluice.controllerd.spans import duty as spans
 
@@ -24,11 +25,20 @@ def duties(site: Site) -> list[Duty]:
             "roll-up": roll_up.duties,
             "snapshot": snapshot.duties,
             "spans": spans.duties,
+            "power": power.duties,
         },
         site,
     )
 
 
 def _inbox(site: Site) -> list[Duty]:
-    handlers = {"health": health.controller_of(site).answer, "readings": readings_of(site).take}
-    return duties_of_inbox(site, handlers, spans.spans_of_site(site).arrived)
+    control = power.power_of(site)
+    handlers = {
+        "health": health.controller_of(site).answer,
+        "readings": readings_of(site).take,
+        "power": control.powers.take,
+        "power-budget": control.lower,
+        "power-gpus": lambda _: control.gpus(),
+    }
+    asked = {"power-show": lambda _request, _uid: control.show(), "power-why": control.why}
+    return duties_of_inbox(site, handlers, asked, spans.spans_of_site(site).arrived)

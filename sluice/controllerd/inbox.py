@@ -12,12 +12,14 @@ from sluice.controllerd.accounting import Comments
 from sluice.controllerd.daemon import Duty, Site
 from sluice.controllerd.readings import running_of
 from sluice.exchange.courier import port
-from sluice.exchange.inbox import Handler, Inbox
+from sluice.exchange.inbox import AskedHandler, Handler, Inbox
 from sluice.exchange.job_records import FOLDER, JobRecords, check_record
 from sluice.exchange.record import JobRecord
 from sluice.slurm.munge_service import listen
 from sluice.slurm.user import slurm_user
 
+UserHandler = Callable[[dict[str, Any], int | None], dict[str, Any]]
+"""A handler of a request that any user may make; gets the uid whose things alone may be shown, None: all."""
 _KEPT_S = 400 * 86400.0
 _PRUNE_S = 86400.0
 
@@ -41,10 +43,16 @@ def store_records(store: JobRecords, *arrived: Callable[[JobRecord], None]) -> H
     return handle
 
 
-def duties_of_inbox(site: Site, others: Mapping[str, Handler], *arrived: Callable[[JobRecord], None]) -> list[Duty]:
+def duties_of_inbox(
+    site: Site,
+    others: Mapping[str, Handler],
+    of_users: Mapping[str, UserHandler],
+    *arrived: Callable[[JobRecord], None],
+) -> list[Duty]:
     """The service, the comments in Slurm's accounting, and the end of old records.
 
-    `others`: handlers of other requests, by their ``do``. `arrived`: who else is given each record.
+    `others`: handlers of other requests, by their ``do``; `of_users`: those that any user may make. `arrived`: who else
+    is given each record.
     """
     store = JobRecords(site.state_save / FOLDER)
     comments = Comments(store)
@@ -57,7 +65,11 @@ def duties_of_inbox(site: Site, others: Mapping[str, Handler], *arrived: Callabl
 
     def serve(site: Site) -> None:
         trusted = {0, slurm_user(site.config())}
-        asked = {"ask-running": lambda request, uid: running.answer(request, None if uid in trusted else uid)}
+
+        def for_user(handler: UserHandler) -> AskedHandler:
+            return lambda request, uid: handler(request, None if uid in trusted else uid)
+
+        asked = {name: for_user(one) for name, one in {"ask-running": running.answer, **of_users}.items()}
         inbox = Inbox(handlers, trusted, asked)
         inbox.serve(listen((), port()), lambda: site.leads() and not site.stopping.is_set())
 

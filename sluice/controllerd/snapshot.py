@@ -40,6 +40,7 @@ from sluice.controllerd.alerts.duty import alerts_folder
 from sluice.controllerd.alerts.listing import alerts_document
 from sluice.controllerd.daemon import Duty, Site
 from sluice.controllerd.health.controller import controller_of
+from sluice.controllerd.power.duty import power_of
 from sluice.controllerd.published_reports import BusyError, Reports
 from sluice.controllerd.readings import readings_of
 from sluice.controllerd.serving import Serving
@@ -71,6 +72,7 @@ from sluice.slurm.answers import Job, Node
 from sluice.slurm.control import Control
 from sluice.slurm.job_changes import FOLLOWED_S, JobChanges
 from sluice.slurm.refused import reason_in
+from sluice.slurm.topology import switch_rows
 from sluice.slurm.user import slurm_user
 
 WEB_USER = "sluice-web"
@@ -178,6 +180,7 @@ class Publisher:
                 _Part("events", 1.0, self._read_events),
                 _Part("health", 2.0, self._read_health),
                 _Part("alerts", 2.0, self._read_alerts),
+                _Part("power", 1.0, self._read_power),
                 _Part("policy", 30.0, self._read_policy),
                 _Part("inventory", 60.0, self._read_inventory),
                 _Part("failover", 30.0, self._read_failover),
@@ -491,6 +494,9 @@ class Publisher:
         self.snapshot.put("health", {f"{row['node']}/{row['gpu']}/{row['state']}/{row['check']}": row for row in rows})
         self.snapshot.put_one("cluster-health", "health", found)
 
+    def _read_power(self) -> None:
+        self.snapshot.put_one("power", "power", power_of(self.site).show())
+
     def _read_alerts(self) -> None:
         folder = alerts_folder(self.site.state_save)
         self.snapshot.put_one("alerts", "alerts", alerts_document(folder, time.time(), everything=True))
@@ -738,22 +744,6 @@ def class_rows(classes: Iterable[dict[str, Any]]) -> Iterable[tuple[str, dict[st
             of_node[gpu["node"]].append(gpu)
         for node, gpus in of_node.items():
             yield f"{one['name']}/{node}", {"name": one["name"], "feature": one["feature"], "node": node, "gpus": gpus}
-
-
-def switch_rows(said: str) -> Iterable[dict[str, Any]]:
-    """The switches and blocks in `scontrol show topology`; none where it says that there is no topology."""
-    for line in said.splitlines():
-        fields = dict(word.partition("=")[::2] for word in line.split())
-        name = fields.get("SwitchName") or fields.get("BlockName")
-        if name:
-            level = fields.get("Level", "0")
-            yield {
-                "name": name[:_MOST_TEXT],
-                "kind": "switch" if "SwitchName" in fields else "block",
-                "level": int(level) if level.isdecimal() else 0,
-                "nodes": fields.get("Nodes", ""),
-                "switches": fields.get("Switches", ""),
-            }
 
 
 # ---- duties ----

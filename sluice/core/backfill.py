@@ -10,6 +10,7 @@ from sluice.core._core import ffi, lib
 from sluice.core.cluster import Cluster
 from sluice.core.errors import check, new_error_text
 from sluice.core.placement import Part, Request, fill_part, to_part
+from sluice.core.power import Power
 
 HORIZON_S: int = lib.SLUICE_BACKFILL_HORIZON_S
 
@@ -26,6 +27,10 @@ class Start:
 
     start_s: int
     parts: tuple[Part, ...]
+    watts: int = 0
+    """Of each GPU, where there are power budgets."""
+    waits_for_power: int | None = None
+    """A budget without which it could start now."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,10 @@ class PendingJob:
     limit_s: int
     group: int = 0
     held: Start | None = None  # its reservation from an earlier plan
+    watts: int = 0  # of each GPU, above what it draws idle
+    least_watts: int = 0  # the fewest that it may start with; 0: `watts`
+    power_budgets: int = -1  # bits of the budgets that count it
+    power_guaranteed: bool = False  # it may use what budgets keep
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,11 @@ class RunningJob:
 
     allocation: int
     end_s: int
+    watts: int = 0  # as of a pending job
+    power_budgets: int = -1
+
+
+_ALL_BUDGETS = 2**64 - 1
 
 
 class Queue:
@@ -54,11 +68,15 @@ class Queue:
         self.running = ffi.new("struct sluice_backfill_running[]", max(len(running), 1))
         for c_running, job in zip(self.running, running, strict=False):
             c_running.allocation, c_running.end_s = job.allocation, job.end_s
+            c_running.watts, c_running.power_budgets = job.watts, job.power_budgets & _ALL_BUDGETS
         self.pending = ffi.new("struct sluice_backfill_job[]", max(len(pending), 1))
         self._keep: list[Any] = [job.request for job in pending]
         for c_job, pending_job in zip(self.pending, pending, strict=False):
             c_job.request = pending_job.request.c
             c_job.limit_s, c_job.group = pending_job.limit_s, pending_job.group
+            c_job.watts, c_job.least_watts = pending_job.watts, pending_job.least_watts
+            c_job.power_budgets = pending_job.power_budgets & _ALL_BUDGETS
+            c_job.power_guaranteed = pending_job.power_guaranteed
             if pending_job.held:
                 parts = ffi.new("struct sluice_part[]", max(len(pending_job.held.parts), 1))
                 for c_part, part in zip(parts, pending_job.held.parts, strict=False):
@@ -78,6 +96,10 @@ class Plan:
         self.parts = ffi.new("struct sluice_part[]", max(queue.part_capacity, 1))
         self.part_count = ffi.new("uint32_t *")
 
+    def waits_for_power(self) -> list[int | None]:
+        """For each job a budget without which it could start now, also for those without a start."""
+        return [start.waits_for_power - 1 if start.waits_for_power else None for start in self.starts[0 : self.count]]
+
     def to_list(self) -> list[Start | None]:
         """Each job's start; None: not planned, or never."""
         found: list[Start | None] = []
@@ -86,7 +108,8 @@ class Plan:
                 found.append(None)
             else:
                 parts = self.parts[start.first_part : start.first_part + start.part_count]
-                found.append(Start(start.start_s, tuple(to_part(part) for part in parts)))
+                budget = start.waits_for_power - 1 if start.waits_for_power else None
+                found.append(Start(start.start_s, tuple(to_part(part) for part in parts), start.watts, budget))
         return found
 
 
@@ -98,6 +121,12 @@ class Backfill:
         handle, text = ffi.new("struct sluice_backfill **"), new_error_text()
         check(lib.sluice_backfill_new(config, max_nodes, handle, text), text)
         self.handle = ffi.gc(handle[0], lib.sluice_backfill_free)
+        self._power: Power | None = None
+
+    def set_power(self, power: Power | None) -> None:
+        """The budgets that plans from now on book watts of; None: of none."""
+        self._power = power  # which has to live as long
+        lib.sluice_backfill_set_power(self.handle, power.handle if power else ffi.NULL)
 
     def fill(self, plan: Plan, cluster: Cluster, now_s: int, queue: Queue, reservations: int = CONSERVATIVE) -> None:
         """Plan the queue, in order of priority, into `plan`."""

@@ -104,6 +104,11 @@ def controllers(conf: Path | None = None) -> Controllers:
 class AnswerError(SluiceError):
     """A controller has read the request, and does not accept it."""
 
+    @property
+    def said(self) -> str:
+        """The controller's own words."""
+        return self.what.partition("(")[2].removesuffix(")").partition(": ")[2] or self.what
+
 
 class Outbox:
     """Records that are to be sent, a file for each run of a job: the store has a requeued job's last run only."""

@@ -56,6 +56,7 @@ class Grant:
     foreign: int | None = None  # bytes in use by no process when the job came; None: not known
     warned: bool = False
     clean: bool | None = None  # None: not yet taken back
+    power_mw: int | None = None  # the job's power cap of the whole GPU; None: none of its own
 
 
 @dataclass

@@ -297,7 +297,7 @@ _OUTCOMES = {
     Outcome.REFUSED: "no place; has to wait",
     Outcome.OVERRULED: "stock Slurm refused Sluice's choice and chose itself",
     Outcome.SHADOWED: "stock Slurm chose (level shadow)",
-    Outcome.RESERVED: "fits, but would delay a reserved start; has to wait",
+    Outcome.RESERVED: "fits, but would delay a reserved start or break a power budget; has to wait",
     Outcome.STOCK_FOUND: "Sluice found no place; stock Slurm did",
 }
 

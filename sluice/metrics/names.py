@@ -251,6 +251,21 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         ),
     ),
     Measurement(
+        "sluice_power",
+        "controller",
+        "Budgets of watts, as the leading controller keeps them.",
+        {"cluster": "ClusterName", "budget": "the budget in the policy"},
+        (
+            _gauge("budget_watts", "that may be drawn now"),
+            _gauge("measured_watts", "that its GPUs draw"),
+            _gauge("bound_watts", "that its GPUs can draw at most by the caps in force"),
+            _gauge("short_watts", "by which the lowest caps of its running jobs exceed it"),
+            _gauge("capped_gpus", "with a cap below what they want"),
+            _gauge("silent_gpus", "of nodes that do not report"),
+            _gauge("lowered", "1 while it is lowered by hand or by a signal"),
+        ),
+    ),
+    Measurement(
         "sluice_poolfailures",
         "controller",
         "Launches that came to nothing and machines that were lost.",

@@ -66,7 +66,7 @@ def job_rows(
             "gpu_type": kind,
             "gpu_class": class_name(kind, source.fleet),
         }
-        yield Row(made, names, job=job, use=use, fleet=source.fleet)
+        yield Row(made, names, job=job, use=use, fleet=source.fleet, price_kwh=source.price_kwh)
 
 
 def build(
@@ -115,14 +115,14 @@ def _rows(source: Source, cells: Mapping[Key, Tally], names: tuple[str, ...]) ->
             continue  # jobs without GPUs
         if named.get("node", "-") == "":
             continue  # jobs that never had a node
-        rows.append(Row(made, named))
+        rows.append(Row(made, named, price_kwh=source.price_kwh))
     return rows
 
 
 def _tenants(source: Source, report: Report, cells: Mapping[Key, Tally], known: Mapping[str, TenantUse]) -> None:
     tallies = {name: made for (name,), made in group(cells.items(), ("account",)).items()}
     sums = inclusive(tallies, known)
-    report.rows = [Row(made, {"account": name}) for name, made in sums.items()]
+    report.rows = [Row(made, {"account": name}, price_kwh=source.price_kwh) for name, made in sums.items()]
     try:
         config = source.client.config()
     except SluiceError:
@@ -178,7 +178,7 @@ def each_gpu(
         if (node, index) not in rows:
             kind = _type_of(source, node)
             names = {"node": node, "gpu": str(index), "gpu_type": kind, "gpu_class": class_name(kind, source.fleet)}
-            rows[node, index] = Row(Tally(), names)
+            rows[node, index] = Row(Tally(), names, price_kwh=source.price_kwh)
         return rows[node, index]
 
     if sees is None and not (selection.accounts or selection.users or selection.partitions):

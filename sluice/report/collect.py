@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from policy.compiled import FILE_NAME, parse
+from policy.node import FILE_NAME as NODE_FILE
+from policy.node import NodePolicyFile
 from sluice.base.errors import SluiceError, UsageError
 from sluice.exchange.pool_costs import PoolCosts, read_costs
 from sluice.exchange.record import JobRecord
@@ -111,6 +113,14 @@ class Source:
             return Fleet()
 
     @cached_property
+    def price_kwh(self) -> float:
+        """By the policy in force; 0: it has none, or is not to be read here."""
+        try:
+            return NodePolicyFile(self._conf_folder() / NODE_FILE).current().power_control.price_kwh
+        except SluiceError:
+            return 0.0
+
+    @cached_property
     def _running(self) -> Uses:
         """What the running jobs have used until now; empty where no controllers' daemon reports it."""
         return self._ask_running(None)
@@ -135,11 +145,13 @@ class Source:
     def classes(self) -> dict[str, list[str]]:
         """The GPU types of each class of the policy in force."""
         try:
-            folder = Path(self.client.config().get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
-            policy, _ = parse((folder / FILE_NAME).read_bytes())
+            policy, _ = parse((self._conf_folder() / FILE_NAME).read_bytes())
         except (OSError, SluiceError):
             return {}  # no policy, or not this user's to read: types are classes
         return {one.name: list(one.gpu_types) for one in policy.classes}
+
+    def _conf_folder(self) -> Path:
+        return Path(self.client.config().get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
 
     # ---- jobs one by one ----
 

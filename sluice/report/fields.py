@@ -25,6 +25,7 @@ class Row:
     job: Allocation | None = None
     use: JobUse | None = None
     fleet: Fleet | None = None
+    price_kwh: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,11 @@ def _now_mib(row: Row) -> int | None:
     return sum(known) if known else None
 
 
+def _energy_cost(row: Row) -> float | None:
+    energy = row.tally.gpu_energy_j
+    return energy / JOULES_PER_KWH * row.price_kwh if energy and row.price_kwh else None
+
+
 FIELDS: tuple[Field, ...] = (
     # who
     Field("Account", "account", "text", "Account (tenant) of the jobs.", _name("account")),
@@ -178,6 +184,11 @@ FIELDS: tuple[Field, ...] = (
     Field("WallHours", "wall_s", "gpu_s", "Run time of the jobs.", _sum("wall_s")),
     Field("GPUEnergy", "gpu_energy_j", "j", "Energy of the GPUs, measured; kWh, in JSON joules.",
           lambda row: row.tally.gpu_energy_j if row.tally.gpu_energy_j else None),
+    Field("EnergyCost", "energy_cost", "price", "What that energy cost by `power.price_kwh` of the policy, in the "
+          "site's currency; '-' where the policy has no price.", _energy_cost),
+    Field("PowerPerGPU", "power_per_gpu_w", "ratio", "Mean watts of a GPU while it was measured.",
+          lambda row: row.tally.gpu_energy_j / row.tally.device_s
+          if row.tally.device_s and row.tally.gpu_energy_j else None),
     Field("NodeEnergy", "node_energy_j", "j", "Energy by Slurm's own plugin (AcctGatherEnergyType); kWh, in JSON "
           "joules.", lambda row: row.tally.energy_j or None),
     # waits
@@ -300,6 +311,9 @@ GROUPED_BY = {
 
 EACH_GPU = "Node,GPU,GPUClass,Jobs,GPUHours,SharedGPUHours,Allocated,Utilisation,IdleGPUHours,GPUEnergy,Refused"
 """What a report shows of each GPU."""
+
+ENERGY = "Jobs,GPUHours,SharedGPUHours,GPUEnergy,PowerPerGPU,EnergyCost,NodeEnergy"
+"""What a report shows with --energy, after the names."""
 
 DEFAULTS = {
     "jobs": "JobID,JobName,User,Account,State,Elapsed,Wait,GPUs,GPUMem,GPUMemPeak,GPUHours,Utilisation",

@@ -1,4 +1,4 @@
-"""topology.conf and topology.yaml: what slurmctld reads of the network, and how it is written.
+"""topology.conf and topology.yaml: what slurmctld reads of the network, how it is written, and how slurmctld shows it.
 
 The formats are those of topology.conf(5) and topology.yaml(5), which slurmctld 25.05 and later read first. Nothing here
 raises for the content of a file: what slurmctld would refuse becomes a `Fault`.
@@ -17,6 +17,7 @@ from sluice.slurm.slurm_conf import ConfigFile, Fault, Line, Place, parse_text, 
 
 YAML_SINCE = (25, 5, 0)
 KINDS = ("block", "flat", "ring", "torus3d", "tree")
+_MOST_TEXT = 1024
 _NOWHERE = Place(Path())
 _HEADER = "# Written by `sluice fabric discover`. See sluice-fabric(1).\n"
 _KEYS = {
@@ -260,3 +261,19 @@ def roots(switches: Sequence[Switch]) -> list[Switch]:
     """Switches below no other."""
     below = {name for switch in switches for name in switch.switches}
     return [switch for switch in switches if switch.name not in below]
+
+
+def switch_rows(said: str) -> Iterator[dict[str, Any]]:
+    """The switches and blocks in `scontrol show topology`; none where it says that there is no topology."""
+    for line in said.splitlines():
+        fields = dict(word.partition("=")[::2] for word in line.split())
+        name = fields.get("SwitchName") or fields.get("BlockName")
+        if name:
+            level = fields.get("Level", "0")
+            yield {
+                "name": name[:_MOST_TEXT],
+                "kind": "switch" if "SwitchName" in fields else "block",
+                "level": int(level) if level.isdecimal() else 0,
+                "nodes": fields.get("Nodes", ""),
+                "switches": fields.get("Switches", ""),
+            }

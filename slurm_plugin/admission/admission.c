@@ -97,6 +97,12 @@ static bool check_options(struct sluice_check *check)
             "--gpu-share=%u: no GPU of this cluster can be held to a share of its compute time; ask for a part of "
             "its memory with --gpu-mem=SIZE",
             options->gpu_share);
+    if (options->gpu_power_w && !uses_gpus(check))
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                             "--gpu-power=%" PRIu32
+                             "W is about GPUs, and the job asks for none; add --gpus=N or --gpu-mem=SIZE, or "
+                             "leave it out",
+                             options->gpu_power_w);
     bool shaped = options->gpu_affinity != SLUICE_AFFINITY_UNSET || options->gpu_spread;
     if (shaped && !uses_gpus(check))
         return sluice_refuse(
@@ -529,6 +535,66 @@ static uint32_t class_of(const struct sluice_check *check, const struct sluice_g
     return type ? sluice_rules_class_of_type(check->rules, type) : SLUICE_NO_CLASS;
 }
 
+/* ---- power ---- */
+
+/* The range that a class gives --gpu-power for this tenant; 0: not known. The node knows it, and checks again. */
+static void power_range(const struct sluice_check *check, uint32_t class, uint32_t *least, uint32_t *most, bool *policy)
+{
+    const struct sluice_class *of = &check->rules->classes[class];
+    const struct sluice_class_rule *rule = check->tenant ? rule_of(check, class) : NULL;
+    uint32_t granted = !rule ? 0 : rule->power_most_w ? rule->power_most_w : rule->power_w;
+    *least = of->power_most_w ? of->power_least_w : 0;
+    *policy = granted && (!of->power_most_w || granted < of->power_most_w);
+    *most = *policy ? granted : of->power_most_w;
+}
+
+static bool power_fits(const struct sluice_check *check, uint32_t class)
+{
+    uint32_t watts = check->submission->options.gpu_power_w, least, most;
+    bool policy;
+    power_range(check, class, &least, &most, &policy);
+    return watts >= least && (!most || watts <= most);
+}
+
+static bool check_power_of(struct sluice_check *check, uint32_t class)
+{
+    uint32_t watts = check->submission->options.gpu_power_w, least, most;
+    const char *name = check->rules->classes[class].name;
+    bool policy;
+    if (power_fits(check, class))
+        return true;
+    power_range(check, class, &least, &most, &policy);
+    if (policy && watts > most)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_LIMIT,
+                             "--gpu-power=%" PRIu32 "W: account %s may ask for %" PRIu32
+                             " W at most on GPUs of class %s; ask for less, or leave it out",
+                             watts, check->tenant->account, most, name);
+    return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                         "--gpu-power=%" PRIu32 "W: GPUs of class %s take %" PRIu32 " to %" PRIu32
+                         " W; ask for a value of this range",
+                         watts, name, least, most);
+}
+
+/* Each class that the request names must allow it; without a class, one of all. */
+static bool check_power(struct sluice_check *check)
+{
+    const struct sluice_tres_request *request = &check->request;
+    bool named = false, fits = false;
+    if (!check->submission->options.gpu_power_w || !check->rules || !check->rules->class_count)
+        return true;
+    for (size_t i = 0; i < request->gpu_types || i == 0; i++) {
+        uint32_t class = class_of(check, i < request->gpu_types ? &request->gpus[i] : NULL);
+        if (class == SLUICE_NO_CLASS)
+            continue;
+        named = true;
+        if (!check_power_of(check, class))
+            return false;
+    }
+    for (uint32_t i = 0; i < check->rules->class_count && !named; i++)
+        fits |= power_fits(check, i);
+    return named || fits || check_power_of(check, 0);
+}
+
 /* Memory of a GPU of that class, or of the largest GPU where the class is open. 0 where the policy does not say. */
 static uint64_t memory_of_gpu(const struct sluice_check *check, uint32_t class)
 {
@@ -795,7 +861,7 @@ void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *
         if (limits_gpus(&check) && !check_replaced(&check))
             return;
     }
-    if (!sluice_check_deadline(&check))
+    if (!check_power(&check) || !sluice_check_deadline(&check))
         return;
     if (rules)
         complete_cpus_and_memory(&check);

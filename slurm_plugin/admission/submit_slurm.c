@@ -91,10 +91,11 @@ int sluice_refuse_options(const job_desc_msg_t *job, char **message)
     if (!job->spank_job_env_size || !job->spank_job_env)
         return SLURM_SUCCESS;
     if (sluice_options_from_env(&options, job->spank_job_env, job->spank_job_env_size, why, sizeof why)) {
-        if (!options.gpu_mem_mib && !options.gpu_share && !options.gang_count)
+        if (!options.gpu_mem_mib && !options.gpu_share && !options.gpu_power_w && !options.gang_count)
             return SLURM_SUCCESS;
         snprintf(why, sizeof why,
-                 "--gpu-mem, --gpu-share and --gang have no effect now, as Sluice is off on this cluster; ask for GPU "
+                 "--gpu-mem, --gpu-share, --gpu-power and --gang have no effect now, as Sluice is off on this cluster; "
+                 "ask for GPU "
                  "memory with --gres=shard:MIB (one shard is one MiB)");
     }
     log_refusal("job", job->user_id, "-", why);
@@ -173,6 +174,7 @@ int sluice_modify(job_desc_msg_t *job, struct job_record *record, const struct s
                sizeof submission.options); /* of an older Sluice: no options to check the change against */
     submission.options.gang_count = 0;     /* membership was settled at submission */
     submission.options.gpu_share = 0;
+    submission.options.gpu_power_w = 0;
     int code = decide(job, settings, &submission, job->account ? job->account : facts.account, &facts, &admission);
     show(message, admission.message);
     if (code && !SLUICE_JOB_MODIFY_HAS_MESSAGE && sluice_job_show_reason)

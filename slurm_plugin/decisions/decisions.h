@@ -105,7 +105,7 @@ enum sluice_decision_outcome {
     SLUICE_DECISION_REFUSED = 1,     /* the core found no place, and this was the answer */
     SLUICE_DECISION_OVERRULED = 2,   /* stock Slurm refused the core's nodes, and then chose itself */
     SLUICE_DECISION_SHADOWED = 3,    /* level shadow: stock Slurm chose, as if the core had not been asked */
-    SLUICE_DECISION_RESERVED = 4,    /* fits, but would delay a reserved start: it waits */
+    SLUICE_DECISION_RESERVED = 4,    /* fits, but would delay a reserved start or break a power budget: it waits */
     SLUICE_DECISION_STOCK_FOUND = 5, /* the core found no place, stock Slurm was asked and found one */
 };
 

@@ -70,6 +70,7 @@ static struct spank_option options[] = {
     {"gpu-affinity", "WHAT", "GPUs near each other: link, numa or none", 1, 2, take},
     {"gpu-spread", NULL, "GPUs on as many nodes as allowed", 0, 3, take},
     {"gang", "NAME:COUNT", "start together with the COUNT jobs of that name", 1, 4, take},
+    {"gpu-power", "WATTS", "power that each GPU may draw: 300W", 1, 5, take},
 };
 
 /* Variables that count whole GPUs in a job's environment, and would make each srun in the job ask for GPUs that it does

@@ -27,8 +27,9 @@ static void require_printable(const char *text)
 static bool same(const struct sluice_options *one, const struct sluice_options *other)
 {
     return one->gpu_mem_mib == other->gpu_mem_mib && one->gpu_share == other->gpu_share &&
-           one->gang_count == other->gang_count && one->gpu_affinity == other->gpu_affinity &&
-           one->gpu_spread == other->gpu_spread && strcmp(one->gang_name, other->gang_name) == 0;
+           one->gpu_power_w == other->gpu_power_w && one->gang_count == other->gang_count &&
+           one->gpu_affinity == other->gpu_affinity && one->gpu_spread == other->gpu_spread &&
+           strcmp(one->gang_name, other->gang_name) == 0;
 }
 
 /* The node's rule (prolog_epilog/jobs.py: _PERCENT), on the one variable that it looks at. */
@@ -108,6 +109,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (!sluice_option_set(&options, sluice_option_name(i), text, why, sizeof why))
             require_printable(why);
     require(options.gpu_mem_mib <= SLUICE_GPU_MEM_MAX_MIB && options.gpu_share <= 100);
+    require(options.gpu_power_w <= SLUICE_GPU_POWER_MAX_W);
     require(options.gang_count <= SLUICE_GANG_COUNT_MAX && strlen(options.gang_name) <= SLUICE_GANG_NAME_MAX);
     require((options.gang_count == 0) == (options.gang_name[0] == '\0'));
 

@@ -28,6 +28,15 @@ static void check(const struct sluice_rules *rules)
         require(strlen(tenant->account) <= SLUICE_RULES_MAX_NAME && tenant->shares <= 1000000);
         require(rules->class_count == 0 || tenant->classes[rules->class_count - 1].gpus_guaranteed <= 10000000);
     }
+    require(rules->budget_count <= SLUICE_POWER_MAX_BUDGETS);
+    for (uint32_t i = 0; i < rules->budget_count; i++) {
+        const struct sluice_budget *budget = &rules->budgets[i];
+        require(budget->name[0] && budget->watts >= 0 && budget->watts <= SLUICE_POWER_MAX_WATTS);
+        require(!budget->nodes || strlen(budget->nodes) <= SLUICE_RULES_MAX_NODES);
+        for (uint32_t j = 0; j < budget->hour_count; j++)
+            require(budget->hours[j].from_s < budget->hours[j].to_s && budget->hours[j].to_s <= SLUICE_POWER_WEEK_S &&
+                    (!j || budget->hours[j - 1].to_s <= budget->hours[j].from_s));
+    }
     require(!sluice_rules_tenant(rules, "no such") && !sluice_rules_tenant(rules, NULL));
     require(rules->planner_interval_ms >= 100 && rules->placement < SLUICE_POLICY_COUNT);
     for (uint32_t i = 0; i < rules->warning_count && i < SLUICE_RULES_MAX_WARNINGS; i++)

@@ -141,6 +141,7 @@ void sluice_hook_choose(struct decision *decision, bool start)
     sluice_hook_set_allowed(decision, start);
     save_nodes(decision);
     sluice_plan_keep_out(decision->plan, &decision->question, false, sluice_hook.allowed, sluice_hook.words);
+    sluice_hook_keep_out_power(decision, sluice_hook.allowed);
     decision->by_plan = !same_words(sluice_hook.allowed, sluice_hook.saved);
     ask_core_and_plan(decision);
     if (start && decision->verdict && take_from_plan(decision, sluice_hook.saved)) {

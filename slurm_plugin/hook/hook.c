@@ -52,6 +52,7 @@ static int decide(struct decision *decision)
     const struct sluice_hook_call *call = decision->call;
     sluice_job_request_make(sluice_hook.mirror, call->job, call->min_nodes, call->max_nodes, call->req_nodes,
                             &decision->request, &decision->shape);
+    sluice_hook_read_power(decision);
     enum sluice_job_stock reason = stock_alone(decision);
     if (!reason && decision->request.fit == SLUICE_JOB_STOCK)
         reason = decision->request.reason;
@@ -110,7 +111,8 @@ int sluice_hook_test(const struct sluice_hook_call *call)
         .now_s = decision.now,
         .rank = rank_of(call),
     };
-    int rc = decide(&decision);
+    decision.rc = decide(&decision);
+    int rc = sluice_hook_power(&decision);
     sluice_plan_release(decision.plan);
     sluice_hook_count_time((sluice_now_ns() - begin - decision.stock_ns) / 1000);
     return rc;
@@ -163,7 +165,9 @@ void sluice_hook_started(job_record_t *job)
     sluice_mirror_job_changed(sluice_hook.mirror, job, SLUICE_MIRROR_RUNS);
     uint32_t held_count = 0;
     const struct sluice_part *held = sluice_mirror_parts(sluice_hook.mirror, job->job_id, &held_count);
-    sluice_plan_job_started(job->job_id, job->array_job_id, held, held_count, job->end_time);
+    sluice_plan_job_started(job->job_id, job->array_job_id, held, held_count, job->end_time,
+                            sluice_hook.powered_job == job->job_id ? &sluice_hook.power : NULL);
+    sluice_hook.powered_job = 0;
     struct sluice_decision_recorder *recorder = sluice_decision_shared();
     if (recorder) {
         struct sluice_decision_job facts = sluice_hook_job_facts(job, NULL);

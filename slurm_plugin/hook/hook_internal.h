@@ -9,6 +9,7 @@
  *   preempt.c  RUN_NOW where others may be preempted
  *   core.c     asking the core and the plan
  *   stock.c    asking stock
+ *   power.c    whether power budgets allow a start
  *   record.c   decisions as they are recorded
  */
 #ifndef SLUICE_HOOK_HOOK_INTERNAL_H
@@ -20,7 +21,7 @@
 
 #include "decisions/decisions.h"
 #include "mirror/mirror.h"
-#include "planner/planner.h"
+#include "planner/planner_slurm.h"
 #include "runtime/runtime.h"
 
 #include <stdatomic.h>
@@ -56,6 +57,10 @@ struct sluice_hook_state {
     uint32_t chosen_count;
     struct sluice_part *chosen;
 
+    /* what the job draws that is about to start */
+    uint32_t powered_job;
+    struct sluice_job_watts power;
+
     uint32_t cross_permille; /* also ask stock about refusals and remembered answers; for tests */
     uint32_t check_every;    /* decisions between checks of the whole mirror; 0: never; for tests */
     uint64_t random;
@@ -80,6 +85,8 @@ struct decision {
     struct sluice_placement placement;
     struct sluice_plan *plan;
     struct sluice_plan_question question;
+    bool budgets; /* the policy has power budgets */
+    struct sluice_job_watts power;
     bool by_plan; /* the plan kept some nodes for others */
     bool planned; /* the answer is the plan's, not the core's to `used` */
     uint64_t core_ns, stock_ns;
@@ -198,6 +205,16 @@ int sluice_hook_ask_stock(struct decision *decision, struct xlist *preemptees);
 int sluice_hook_ask_stock_narrowed(struct decision *decision);
 /* If stock gave out a GPU a second time: another GPU, or other nodes, or no start. */
 int sluice_hook_part_overlaps(struct decision *decision);
+
+/* ---- power.c ---- */
+
+/* What the job draws, if the policy has budgets: decision->power. */
+void sluice_hook_read_power(struct decision *decision);
+/* Clear, in `words`, the nodes whose power budgets have too few watts for it now. */
+void sluice_hook_keep_out_power(const struct decision *decision, uint64_t *words);
+/* Does a job that stock would start now break a power budget of the policy? Its start is refused then, else it starts
+ * with the cap that the budgets allow. `decision->rc` has stock's answer. */
+int sluice_hook_power(struct decision *decision);
 
 /* ---- record.c ---- */
 

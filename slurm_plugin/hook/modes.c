@@ -43,6 +43,7 @@ int sluice_hook_run_now(struct decision *decision)
     }
     restore_nodes(decision);
     sluice_plan_keep_out(decision->plan, &decision->question, true, candidates, sluice_hook.words);
+    sluice_hook_keep_out_power(decision, candidates);
     memcpy(sluice_hook.saved, candidates, sluice_hook.words * sizeof(*sluice_hook.saved));
     sluice_hook_ask_stock(decision, NULL);
     int rc = sluice_hook_part_overlaps(decision); /* the core is right to refuse what stock can only give out twice */
@@ -204,6 +205,7 @@ int sluice_hook_left_to_stock(struct decision *decision, bool preempting)
     if (!preempting && !call->job->het_job_id) {
         memcpy(sluice_hook.tried, words_of(call->nodes), sluice_hook.words * sizeof(*sluice_hook.tried));
         keep_out(decision, sluice_hook.tried, words_of(call->nodes));
+        sluice_hook_keep_out_power(decision, words_of(call->nodes));
     }
     save_nodes(decision);
     sluice_hook_ask_stock(decision, call->preemptees);

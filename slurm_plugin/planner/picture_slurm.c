@@ -234,7 +234,7 @@ static bool allow_nodes(struct sluice_picture *picture, struct sluice_picture_jo
     return true;
 }
 
-static void see_running(struct sluice_picture *picture, const struct sluice_queue_job *entry)
+static void see_running(struct sluice_picture *picture, const struct sluice_queue_job *entry, const job_record_t *job)
 {
     uint64_t ids[64];
     uint32_t count = sluice_mirror_allocations(picture->mirror, entry->id, ids, 64);
@@ -244,9 +244,12 @@ static void see_running(struct sluice_picture *picture, const struct sluice_queu
     int64_t end_s = entry->end_s == INT64_MAX || entry->end_s > picture->now_s + NO_LIMIT_S
                         ? picture->now_s + NO_LIMIT_S
                         : entry->end_s;
+    struct sluice_job_watts power = {0};
+    if (picture->watts.rules)
+        power = sluice_watts_of_running(&picture->watts, job);
     for (uint32_t i = 0; i < count && i < 64; i++)
-        picture->running[picture->running_count++] =
-            (struct sluice_backfill_running){.allocation = ids[i], .end_s = end_s};
+        picture->running[picture->running_count++] = (struct sluice_backfill_running){
+            .allocation = ids[i], .end_s = end_s, .watts = power.watts, .power_budgets = power.budgets};
 }
 
 static void see_sizes(struct sluice_picture *picture)
@@ -298,6 +301,8 @@ static void see_request(struct sluice_picture *picture, struct sluice_picture_jo
         sought->stock = made.reason;
     else
         sought->usable = allow_nodes(picture, sought, queue, entry, job);
+    if (sought->usable && picture->watts.rules)
+        sought->power = sluice_watts_of_pending(&picture->watts, job, &sought->request);
 }
 
 /* ---- nodes that sched/backfill keeps ---- */
@@ -452,12 +457,23 @@ static void see_job(void *argument, const struct sluice_queue *queue, const stru
         see_pending(picture, queue, entry, job);
         return;
     }
-    see_running(picture, entry);
+    see_running(picture, entry, job);
     sluice_gang_picture_job(entry, 0, false, true, job);
 }
 
+/* Jobs' watts are found while the picture is taken, if the policy has budgets. */
+static void see_budgets(struct sluice_picture *picture, const struct sluice_rules *rules,
+                        const struct sluice_draws *draws)
+{
+    picture->watts.rules = NULL;
+    if (!rules->budget_count)
+        return;
+    sluice_watts_begin(&picture->watts, rules, draws, picture->mirror);
+    picture->failed_memory |= !sluice_budgets_bind(&picture->budgets, &picture->watts);
+}
+
 bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *planner,
-                         const struct sluice_rules *rules, uint64_t *lock_us)
+                         const struct sluice_rules *rules, const struct sluice_draws *draws, uint64_t *lock_us)
 {
     struct sluice_error_text text = {{0}};
     picture->now_s = time(NULL);
@@ -475,6 +491,7 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
     enum sluice_error failed = sluice_mirror_sync(picture->mirror, true, picture->now_s, &text);
     if (!failed && see_nodes(picture)) {
         see_sizes(picture);
+        see_budgets(picture, rules, draws);
         sluice_queue_take(picture->queue, see_job, picture);
     } else {
         picture->failed_memory = true;
@@ -513,5 +530,6 @@ void sluice_picture_free(struct sluice_picture *picture)
     free(picture->sizes);
     free(picture->largest);
     free(picture->running);
+    sluice_budgets_free(&picture->budgets);
     memset(picture, 0, sizeof *picture);
 }

@@ -20,6 +20,8 @@ struct entry {
     int64_t start_s;
     int64_t limit_s;
     uint32_t first_part, part_count;
+    int32_t watts;
+    uint32_t waits_for_power;
 };
 
 /* A job record of the plan. */
@@ -49,6 +51,7 @@ struct sluice_plan {
     uint32_t known_mask;
     struct claim *claims; /* by node */
     uint32_t claim_count;
+    struct sluice_watts_left *left; /* of budgets; NULL: there are none */
 };
 
 /* The plan in force, and what started while the next one is being made. */
@@ -57,6 +60,7 @@ struct started {
     uint32_t job_id;
     uint32_t count;
     int64_t end_s;
+    struct sluice_job_watts power;
     struct sluice_part parts[START_PARTS];
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -76,6 +80,9 @@ struct sluice_planner {
     uint32_t *claimed; /* by node: first claim, NONE */
     uint32_t claimed_room;
     struct sluice_plan *last; /* whose reservations are held */
+    struct sluice_power *power;
+    uint32_t budgets;
+    const uint64_t *counting;
 };
 
 /* ---- plans ---- */
@@ -104,6 +111,7 @@ static void plan_free(struct sluice_plan *plan)
     free(plan->parts);
     free(plan->known);
     free(plan->claims);
+    sluice_watts_left_free(plan->left);
     free(plan);
 }
 
@@ -149,7 +157,9 @@ bool sluice_plan_entry(const struct sluice_plan *plan, uint32_t index, uint32_t 
                                           .exact = entry->group != 0,
                                           .start_s = entry->start_s,
                                           .parts = plan->parts + entry->first_part,
-                                          .part_count = entry->part_count};
+                                          .part_count = entry->part_count,
+                                          .watts = entry->watts,
+                                          .waits_for_power = entry->waits_for_power};
     return true;
 }
 
@@ -233,6 +243,40 @@ bool sluice_plan_allows_start(const struct sluice_plan *plan, const struct sluic
     return true;
 }
 
+/* What the plan has counted for a job that it starts now. */
+static struct sluice_watts_own own_of(const struct sluice_plan *plan, uint32_t job_id)
+{
+    const struct sluice_plan_answer answer = sluice_plan_ask(plan, job_id);
+    if (answer.state != SLUICE_PLAN_NOW)
+        return (struct sluice_watts_own){.count = 0};
+    return (struct sluice_watts_own){.parts = answer.parts, .count = answer.part_count, .watts = answer.watts};
+}
+
+static int64_t end_of(const struct sluice_plan_question *question)
+{
+    return question->limit_s > 0 ? question->now_s + question->limit_s : INT64_MAX;
+}
+
+int32_t sluice_plan_allows_watts(const struct sluice_plan *plan, const struct sluice_plan_question *question,
+                                 const struct sluice_job_watts *job, const struct sluice_part *parts, uint32_t count)
+{
+    if (!job->watts || !job->budgets)
+        return job->watts;
+    if (!plan || !plan->left)
+        return -1;
+    const struct sluice_watts_own own = own_of(plan, question->job_id);
+    return sluice_watts_allowed(plan->left, job, &own, parts, count, question->now_s, end_of(question));
+}
+
+void sluice_plan_keep_out_watts(const struct sluice_plan *plan, const struct sluice_plan_question *question,
+                                const struct sluice_job_watts *job, int64_t gpus, uint64_t *words, size_t count)
+{
+    if (!plan || !plan->left || !job->watts)
+        return;
+    const struct sluice_watts_own own = own_of(plan, question->job_id);
+    sluice_watts_keep_out(plan->left, job, &own, gpus, question->now_s, end_of(question), words, count);
+}
+
 static bool leaves_nothing(const struct claim *claim)
 {
     if (claim->cpus_milli <= 0 || claim->host_memory_mib <= 0)
@@ -281,7 +325,8 @@ static void take_off(struct claim *claim, const struct sluice_part *part)
 }
 
 /* A start that the plan does not know yet. */
-static void note_start(struct sluice_plan *plan, const struct started *started)
+static void note_start(struct sluice_plan *plan, const struct started *started, const struct sluice_part *parts,
+                       uint32_t count)
 {
     struct known *known = find(plan, started->job_id);
     struct sluice_plan_answer answer = sluice_plan_ask(plan, started->job_id);
@@ -296,20 +341,29 @@ static void note_start(struct sluice_plan *plan, const struct started *started)
                 take_off(&plan->claims[c], part);
         }
     }
+    if (plan->left) {
+        const struct sluice_watts_own own = own_of(plan, started->job_id);
+        const int64_t end_s = started->end_s ? started->end_s : INT64_MAX;
+        sluice_watts_take(plan->left, started->power.budgets, -own.watts, own.parts, own.count, end_s);
+        sluice_watts_take(plan->left, started->power.budgets, started->power.watts, parts, count, end_s);
+    }
     if (known)
         known->started++;
 }
 
 void sluice_plan_job_started(uint32_t job_id, uint32_t array_id, const struct sluice_part *parts, uint32_t count,
-                             int64_t end_s)
+                             int64_t end_s, const struct sluice_job_watts *power)
 {
     struct started started = {.count = count < START_PARTS ? count : START_PARTS, .end_s = end_s};
+    if (power)
+        started.power = *power;
     memcpy(started.parts, parts, started.count * sizeof *parts);
     pthread_mutex_lock(&lock);
     started.job_id = in_force && find(in_force, job_id) ? job_id : array_id ? array_id : job_id;
     if (in_force)
-        note_start(in_force, &started);
-    if (starts && start_count < STARTS_REMEMBERED)
+        note_start(in_force, &started, parts, count);
+    const bool cut = started.power.watts && count > START_PARTS; /* not all of its watts would be remembered */
+    if (starts && start_count < STARTS_REMEMBERED && !cut)
         starts[start_count++] = started;
     else if (starts)
         outdated = true;
@@ -384,6 +438,14 @@ void sluice_planner_forget(struct sluice_planner *planner)
 {
     sluice_plan_release(planner->last);
     planner->last = NULL;
+}
+
+void sluice_planner_set_power(struct sluice_planner *planner, struct sluice_power *power, uint32_t budgets,
+                              const uint64_t *counting)
+{
+    planner->power = power;
+    planner->budgets = budgets;
+    planner->counting = counting;
 }
 
 void sluice_planner_begin(struct sluice_planner *planner)
@@ -581,7 +643,9 @@ static struct sluice_plan *make_plan(struct sluice_planner *planner, int64_t now
                                           .limit_s = jobs[i].limit_s,
                                           .start_s = planned ? start->start_s : 0,
                                           .first_part = planned ? start->first_part : 0,
-                                          .part_count = planned ? start->part_count : 0};
+                                          .part_count = planned ? start->part_count : 0,
+                                          .watts = start->watts,
+                                          .waits_for_power = start->waits_for_power};
         if (planned && start->start_s > now_s)
             plan->entries[i].state = SLUICE_PLAN_LATER;
         else if (planned)
@@ -648,8 +712,12 @@ static void take_jobs(struct sluice_planner *planner, const struct sluice_plan_j
         for (uint32_t i = first; i < end; i++) {
             ordinal = i && jobs[i].job_id == jobs[i - 1].job_id ? ordinal + 1 : 0;
             const struct entry *held = reservation_of(planner->last, jobs[i].job_id, ordinal);
-            planner->jobs[i] = (struct sluice_backfill_job){
-                .request = &jobs[i].request, .limit_s = jobs[i].limit_s, .group = jobs[i].group};
+            planner->jobs[i] = (struct sluice_backfill_job){.request = &jobs[i].request,
+                                                            .limit_s = jobs[i].limit_s,
+                                                            .group = jobs[i].group,
+                                                            .watts = jobs[i].power.watts,
+                                                            .least_watts = jobs[i].power.least,
+                                                            .power_budgets = jobs[i].power.budgets};
             if (held && size >= largest) {
                 planner->jobs[i].held = planner->last->parts + held->first_part;
                 planner->jobs[i].held_count = held->part_count;
@@ -675,12 +743,18 @@ enum sluice_error sluice_planner_plan(struct sluice_planner *planner, const stru
         job_count = planner->config.max_jobs;
     take_jobs(planner, jobs, job_count);
     uint32_t part_count = 0;
+    sluice_backfill_set_power(planner->backfill, planner->power);
     error = sluice_backfill_plan(planner->backfill, cluster, now_s, running, running_count, planner->jobs, job_count,
                                  reservations, planner->starts, planner->parts, 2 * planner->config.max_jobs,
                                  &part_count, text);
     if (error)
         return error;
     struct sluice_plan *made = make_plan(planner, now_s, jobs, job_count, part_count, busy, busy_words);
+    if (made && planner->power &&
+        !(made->left = sluice_watts_left_new(planner->power, planner->budgets, planner->counting, totals.nodes))) {
+        plan_free(made);
+        made = NULL;
+    }
     if (!made)
         return SLUICE_ERROR_NO_MEMORY;
     compute_claims(planner, made, cluster, now_s, running, running_count);
@@ -717,7 +791,7 @@ void sluice_plan_publish(struct sluice_planner *planner, struct sluice_plan *pla
     struct sluice_plan *old = in_force;
     bool usable = !outdated;
     for (uint32_t s = 0; usable && s < start_count; s++)
-        note_start(plan, &starts[s]);
+        note_start(plan, &starts[s], starts[s].parts, starts[s].count);
     drop_touched(plan);
     start_count = 0;
     plan->valid_until_s = plan->made_s + valid_s;

@@ -27,6 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "planner/watts.h"
 #include "sluice/core.h"
 
 struct sluice_plan;
@@ -64,6 +65,8 @@ struct sluice_plan_answer {
     int64_t start_s;
     const struct sluice_part *parts; /* the plan's own, valid until it is released */
     uint32_t part_count;
+    int32_t watts;            /* of each GPU that are planned for it */
+    uint32_t waits_for_power; /* 1 + the budget without which it could start now; 0: none */
 };
 
 /* What the plan has for a job; for an array, the task that starts next. O(1). */
@@ -82,13 +85,23 @@ void sluice_plan_keep_out(const struct sluice_plan *plan, const struct sluice_pl
 bool sluice_plan_allows_start(const struct sluice_plan *plan, const struct sluice_plan_question *question,
                               const struct sluice_part *parts, uint32_t count);
 
+/* With how many watts of each GPU may the job start now on these parts? -1: not now; where no plan knows the budgets, not
+ * before the next one. O(parts + segments of the budgets). */
+int32_t sluice_plan_allows_watts(const struct sluice_plan *plan, const struct sluice_plan_question *question,
+                                 const struct sluice_job_watts *job, const struct sluice_part *parts, uint32_t count);
+
+/* Clear, in `words`, the nodes of budgets that have no watts now for `gpus` GPUs of the job. O(nodes + segments). */
+void sluice_plan_keep_out_watts(const struct sluice_plan *plan, const struct sluice_plan_question *question,
+                                const struct sluice_job_watts *job, int64_t gpus, uint64_t *words, size_t count);
+
 /*
  * A job started and holds these parts until end_s at the latest (0: no end); called by the hook (select_p_job_begin),
  * with the slurmctld write locks. `array_id` 0: no array. Its reservation no longer counts, what it takes next to
- * reserved starts is subtracted from what is free there, and a plan that is being made learns of both.
+ * reserved starts is subtracted from what is free there, and a plan that is being made learns of both. `power`: what it
+ * draws; NULL: not counted.
  */
 void sluice_plan_job_started(uint32_t job_id, uint32_t array_id, const struct sluice_part *parts, uint32_t count,
-                             int64_t end_s);
+                             int64_t end_s, const struct sluice_job_watts *power);
 
 /* The configuration of nodes, partitions or GRES changed: no plan until the next one. */
 void sluice_plan_invalidate(void);
@@ -120,6 +133,7 @@ struct sluice_plan_job {
     struct sluice_plan_place place;
     int64_t limit_s; /* > 0 */
     struct sluice_request request;
+    struct sluice_job_watts power;
 };
 
 struct sluice_planner_config {
@@ -134,6 +148,11 @@ struct sluice_planner;
 enum sluice_error sluice_planner_new(const struct sluice_planner_config *config, struct sluice_planner **planner,
                                      struct sluice_error_text *text);
 void sluice_planner_free(struct sluice_planner *planner);
+
+/* The budgets of the plans from now on: the policy's, and of each node those that it belongs to. All stay as they are
+ * until the next call. NULL, 0, NULL: none. */
+void sluice_planner_set_power(struct sluice_planner *planner, struct sluice_power *power, uint32_t budgets,
+                              const uint64_t *counting);
 
 /* The picture is being taken now: whatever starts from here on is remembered for sluice_plan_publish. */
 void sluice_planner_begin(struct sluice_planner *planner);

@@ -5,6 +5,7 @@
  */
 #include "planner/planner_internal_slurm.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -210,7 +211,8 @@ static void add_job(const struct unit *unit, uint32_t index, uint32_t group)
                                     .rank = picture.pending[index].rank,
                                     .place = {unit->tier, unit->priority, unit->id},
                                     .limit_s = sluice_picture_limit(&picture, entry),
-                                    .request = picture.pending[index].request};
+                                    .request = picture.pending[index].request,
+                                    .power = picture.pending[index].power};
     uint64_t *words = picture.words + picture.pending[index].words;
     /* Nodes that are powered down or boot go last, which one request cannot express: Slurm's own passes wake them,
      * through the hook. Only the planner starts gangs. */
@@ -391,18 +393,27 @@ static void show_starts(const struct sluice_plan *plan)
         sluice_start_unlock();
 }
 
-static const char *waits_for(const struct sluice_plan_answer *answer)
+/* What a job waits for; `words`: room for it. */
+static const char *waits_for(const struct sluice_plan_answer *answer, const struct sluice_rules *rules, int64_t now_s,
+                             char *words, size_t size)
 {
     if (answer->state == SLUICE_PLAN_NOW)
         return NULL;
+    if (answer->waits_for_power) {
+        const uint32_t budget = answer->waits_for_power - 1;
+        snprintf(words, size, "its watts are not free in the power budget %s, which has %" PRId64 " W now",
+                 rules->budgets[budget].name, sluice_power_watts(picture.budgets.power, budget, now_s));
+        return words;
+    }
     if (answer->state == SLUICE_PLAN_LATER)
         return "room is reserved for it from its expected start on";
     return "the room goes to jobs before it in the order";
 }
 
 /* Record what the plan has for each job, for `sluice explain`. */
-static void record(const struct sluice_plan *plan, int64_t now_s)
+static void record(const struct sluice_plan *plan, const struct sluice_rules *rules, int64_t now_s)
 {
+    char words[256];
     struct sluice_decision_recorder *recorder = sluice_decision_shared();
     uint32_t job_id, group, before = 0;
     struct sluice_plan_answer answer;
@@ -418,7 +429,7 @@ static void record(const struct sluice_plan *plan, int64_t now_s)
                                                                                               : answer.start_s,
                                                .parts = answer.parts,
                                                .part_count = answer.part_count,
-                                               .reason = waits_for(&answer)};
+                                               .reason = waits_for(&answer, rules, now_s, words, sizeof words)};
         sluice_decision_planned(recorder, &planned);
     }
 }
@@ -474,16 +485,29 @@ static bool any(const uint64_t *words)
     return bits != 0;
 }
 
+/* The budgets of the plan that is made next; false: they cannot be had. */
+static bool set_power(const struct sluice_rules *rules, const struct sluice_draws *draws)
+{
+    struct sluice_power *power =
+        rules->budget_count ? sluice_budgets_now(&picture.budgets, rules, draws, picture.queue->taken_s) : NULL;
+    sluice_planner_set_power(planner.planner, power, rules->budget_count, picture.budgets.counting);
+    return power || !rules->budget_count;
+}
+
 /* One pass; how long the next one has to wait at the least, in milliseconds. */
 static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_ms)
 {
     struct sluice_error_text text = {{0}};
     struct sluice_plan *plan = NULL;
     uint64_t lock_us = 0;
-    if (!sluice_picture_take(&picture, planner.planner, settings->rules, &lock_us))
-        return interval_ms;
-    uint64_t from = sluice_now_us();
     const struct sluice_rules *rules = settings->rules;
+    const struct sluice_draws *draws = rules->budget_count ? sluice_draws_acquire() : NULL;
+    bool taken = sluice_picture_take(&picture, planner.planner, rules, draws, &lock_us);
+    uint64_t from = sluice_now_us();
+    bool powered = taken && set_power(rules, draws);
+    sluice_draws_release(draws);
+    if (!powered)
+        return interval_ms;
     uint32_t depth = rules->backfill_depth ? rules->backfill_depth : SLUICE_MOST_PLANNED;
     order_units();
     list_jobs(depth);
@@ -515,7 +539,7 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
         show_starts(plan);
     }
     if (plan)
-        record(plan, picture.queue->taken_s);
+        record(plan, rules, picture.queue->taken_s);
     record_others(picture.queue->taken_s);
     sluice_plan_release(plan);
     struct sluice_plan_counts counts = sluice_plan_counts();

@@ -12,6 +12,7 @@
 #include "mirror/mirror.h"
 #include "planner/gang.h"
 #include "planner/plan.h"
+#include "planner/watts_slurm.h"
 #include "queue/queue.h"
 #include "rules/rules.h"
 
@@ -50,6 +51,7 @@ struct sluice_picture_job {
     enum sluice_job_stock stock; /* why only Slurm finds it nodes */
     uint32_t rank;
     struct sluice_request request;
+    struct sluice_job_watts power;
     uint32_t words; /* of its allowed nodes: offset in the picture's `words` */
 };
 
@@ -111,6 +113,8 @@ struct sluice_picture {
     uint32_t largest_count, largest_room;
     struct sluice_backfill_running *running;
     uint32_t running_count, running_room;
+    struct sluice_watts_basis watts; /* of the picture that is being taken; `rules` NULL: no budgets */
+    struct sluice_bound_budgets budgets;
     bool failed_memory;
     bool accrual_lost; /* of some job */
 };
@@ -122,7 +126,7 @@ void sluice_picture_free(struct sluice_picture *picture);
 /* Take it again, under slurmctld's read locks for `lock_us`. Starts from now on count against the plan that `planner`
  * makes of it. False: slurmctld shuts down, or there is no memory, which is logged. */
 bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *planner,
-                         const struct sluice_rules *rules, uint64_t *lock_us);
+                         const struct sluice_rules *rules, const struct sluice_draws *draws, uint64_t *lock_us);
 
 /*
  * Where in picture->words the nodes are that a job of `limit_s` may use of those at `words`: without those that

@@ -155,6 +155,25 @@ static bool set_gpu_share(struct sluice_options *options, const char *value)
     return parse_number(digits, 1, 100, &options->gpu_share);
 }
 
+/* As sites know it: watts, with or without the unit. */
+static bool set_gpu_power(struct sluice_options *options, const char *value)
+{
+    uint64_t watts;
+    if (!parse_digits(&value, SLUICE_GPU_POWER_MAX_W, &watts) || watts < 1)
+        return false;
+    if (lower(*value) == 'w')
+        value++;
+    if (*value)
+        return false;
+    options->gpu_power_w = (uint32_t)watts;
+    return true;
+}
+
+static void write_gpu_power(const struct sluice_options *options, char *value, size_t size)
+{
+    snprintf(value, size, "%" PRIu32 "W", options->gpu_power_w);
+}
+
 static const char *const affinities[] = {
     [SLUICE_AFFINITY_UNSET] = "",
     [SLUICE_AFFINITY_NONE] = "none",
@@ -212,6 +231,7 @@ static const struct {
     {"gpu-spread", set_gpu_spread, write_gpu_spread, "no value"},
     {"gang", set_gang, write_gang,
      "NAME:COUNT: a name of at most 64 letters, digits, '.', '_', '-', and 1 to 256 jobs, e.g. train:4"},
+    {"gpu-power", set_gpu_power, write_gpu_power, "watts of each GPU, 1 to 100000, e.g. 300W"},
 };
 
 enum { KNOWN = sizeof known / sizeof known[0] };

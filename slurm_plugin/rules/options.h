@@ -27,6 +27,9 @@ enum {
 /* 16 TiB: more than any GPU has, and small enough that sums over a cluster stay far from overflow. */
 #define SLUICE_GPU_MEM_MAX_MIB (UINT64_C(1) << 24)
 
+/* More than any GPU draws. */
+#define SLUICE_GPU_POWER_MAX_W 100000
+
 /* The name under which Slurm knows the SPANK plugin, and the prefix that it gives the options of a submitted job. */
 #define SLUICE_SPANK_NAME "sluice"
 #define SLUICE_SPANK_ENV_PREFIX "_SLURM_SPANK_OPTION_" SLUICE_SPANK_NAME "_"
@@ -42,6 +45,7 @@ enum sluice_affinity {
 struct sluice_options {
     uint64_t gpu_mem_mib; /* of each GPU; 1 to SLUICE_GPU_MEM_MAX_MIB */
     uint32_t gpu_share;   /* percent of a GPU's compute time; 1 to 100 */
+    uint32_t gpu_power_w; /* that each GPU may draw; 1 to SLUICE_GPU_POWER_MAX_W */
     uint32_t gang_count;  /* jobs that start together; 1 to SLUICE_GANG_COUNT_MAX */
     enum sluice_affinity gpu_affinity;
     bool gpu_spread; /* the job's GPUs on as many nodes as it may have */

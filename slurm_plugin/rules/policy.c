@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rules/policy.h"
 
+#include "rules/options.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -131,13 +133,14 @@ uint32_t sluice_crc32(const void *data, size_t length)
 
 /* ---- reading ---- */
 
-enum section { SECTION_HEAD, SECTION_GLOBAL, SECTION_CLASS, SECTION_TENANT, SECTION_UNKNOWN };
+enum section { SECTION_HEAD, SECTION_GLOBAL, SECTION_CLASS, SECTION_TENANT, SECTION_BUDGET, SECTION_UNKNOWN };
 
 struct reader {
     struct rules *rules;
     struct sluice_error_text *text;
     struct sluice_class *classes;
     struct sluice_tenant *tenants;
+    struct sluice_budget *budgets;
     struct sluice_error_text *warnings;
     struct sluice_class_rule *row; /* of the tenant that is being read */
     enum section section;
@@ -315,6 +318,11 @@ static const struct key class_keys[] = {
     {"reserved-permille", KEY_U32, offsetof(struct sluice_class, reserved_permille), 0, 1000},
     {"cpus-per-gpu-milli", KEY_U32, offsetof(struct sluice_class, cpus_per_gpu_milli), 0, 1000000},
     {"memory-mib-per-gpu", KEY_U64, offsetof(struct sluice_class, memory_mib_per_gpu), 0, MOST_MIB},
+    {"power-default-w", KEY_U32, offsetof(struct sluice_class, power_default_w), 0, SLUICE_POWER_MAX_GPU_WATTS},
+    {"power-idle-w", KEY_U32, offsetof(struct sluice_class, power_idle_w), 0, SLUICE_POWER_MAX_GPU_WATTS},
+    {"power-start-least-w", KEY_U32, offsetof(struct sluice_class, power_start_least_w), 0, SLUICE_POWER_MAX_GPU_WATTS},
+    {"power-least-w", KEY_U32, offsetof(struct sluice_class, power_least_w), 0, SLUICE_GPU_POWER_MAX_W},
+    {"power-most-w", KEY_U32, offsetof(struct sluice_class, power_most_w), 0, SLUICE_GPU_POWER_MAX_W},
 };
 
 static const struct key tenant_keys[] = {
@@ -336,12 +344,19 @@ static const struct key tenant_keys[] = {
     {"borrow", KEY_TRUTH, offsetof(struct sluice_tenant, borrow), 0, 0},
 };
 
+static const struct key budget_keys[] = {
+    {"tenant", KEY_NAME, offsetof(struct sluice_budget, tenant), 0, 0},
+    {"watts", KEY_I64, offsetof(struct sluice_budget, watts), 0, SLUICE_POWER_MAX_WATTS},
+};
+
 /* Of one class, behind `class.NAME.` */
 static const struct key rule_keys[] = {
     {"gpus-per-job", KEY_U32, offsetof(struct sluice_class_rule, gpus_per_job), 0, MOST_GPUS},
     {"run-time-s", KEY_U32, offsetof(struct sluice_class_rule, run_time_s), 0, MOST_S},
     {"gpus-limit", KEY_U32, offsetof(struct sluice_class_rule, gpus_limit), 0, MOST_GPUS},
     {"gpus-guaranteed", KEY_U32, offsetof(struct sluice_class_rule, gpus_guaranteed), 0, MOST_GPUS},
+    {"power-w", KEY_U32, offsetof(struct sluice_class_rule, power_w), 0, SLUICE_GPU_POWER_MAX_W},
+    {"power-most-w", KEY_U32, offsetof(struct sluice_class_rule, power_most_w), 0, SLUICE_GPU_POWER_MAX_W},
 };
 
 #define COUNT(TABLE) (sizeof(TABLE) / sizeof(*(TABLE)))
@@ -392,7 +407,7 @@ static enum sluice_error read_key(struct reader *reader, const struct key *keys,
 }
 
 /* Keys outside the tables are seen, too: these bits. */
-enum { SEEN_STRATEGY = 62, SEEN_CLASSES = 62, SEEN_PLACEMENT = 62 };
+enum { SEEN_STRATEGY = 62, SEEN_CLASSES = 62, SEEN_PLACEMENT = 62, SEEN_NODES = 62, SEEN_HOURS = 63 };
 
 static enum sluice_error see(struct reader *reader, unsigned bit, const char *name)
 {
@@ -491,6 +506,77 @@ static enum sluice_error read_tenant(struct reader *reader, char *name, char *va
     return error;
 }
 
+/* FROM-TO:WATTS in minutes of the week. */
+static enum sluice_error read_hours_of(const struct reader *reader, char *value, int32_t before,
+                                       struct sluice_power_hours *hours)
+{
+    char *to = strchr(value, '-'), *watts = to ? strchr(to, ':') : NULL;
+    if (!watts)
+        return fail(reader, SLUICE_ERROR_INVALID, "hours: \"%.40s\" is not FROM-TO:WATTS", value);
+    *to++ = *watts++ = '\0';
+    uint64_t from_m, to_m, number;
+    enum sluice_error error = read_number(reader, "hours", value, 0, SLUICE_POWER_WEEK_S / 60, &from_m);
+    if (error || (error = read_number(reader, "hours", to, 0, SLUICE_POWER_WEEK_S / 60, &to_m)) ||
+        (error = read_number(reader, "hours", watts, 0, SLUICE_POWER_MAX_WATTS, &number)))
+        return error;
+    *hours = (struct sluice_power_hours){
+        .from_s = (int32_t)from_m * 60, .to_s = (int32_t)to_m * 60, .watts = (int64_t)number};
+    if (hours->from_s < before || hours->to_s <= hours->from_s)
+        return fail(reader, SLUICE_ERROR_INVALID, "hours: %.20s-%.20s: times must ascend, without overlap", value, to);
+    return SLUICE_OK;
+}
+
+static enum sluice_error read_hours(struct reader *reader, char *value, struct sluice_budget *budget)
+{
+    enum sluice_error error = see(reader, SEEN_HOURS, "hours");
+    uint32_t count = *value != '\0';
+    for (const char *at = value; *at; at++)
+        count += *at == ',';
+    if (!error && count > SLUICE_POWER_MAX_HOURS)
+        return fail(reader, SLUICE_ERROR_CAPACITY, "hours: %" PRIu32 " times, at most %d", count,
+                    SLUICE_POWER_MAX_HOURS);
+    struct sluice_power_hours *hours = error ? NULL : take(reader->rules, count + 1, sizeof(*hours));
+    if (!hours)
+        return error ? error : no_memory(reader);
+    int32_t before = 0;
+    for (uint32_t i = 0; i < count && !error; i++) {
+        char *comma = strchr(value, ','), *next = comma ? comma + 1 : value;
+        if (comma)
+            *comma = '\0';
+        error = read_hours_of(reader, value, before, &hours[i]);
+        before = hours[i].to_s;
+        value = next;
+    }
+    budget->hours = hours;
+    budget->hour_count = count;
+    return error;
+}
+
+/* A hostlist expression is expanded where Slurm is at hand. */
+static enum sluice_error read_nodes(struct reader *reader, const char *value, struct sluice_budget *budget)
+{
+    enum sluice_error error = see(reader, SEEN_NODES, "nodes");
+    const size_t length = strlen(value);
+    if (!error && (length == 0 || length > SLUICE_RULES_MAX_NODES))
+        error = fail(reader, SLUICE_ERROR_CAPACITY, "nodes: %zu bytes, 1 to %d", length, SLUICE_RULES_MAX_NODES);
+    budget->nodes = strcmp(value, "*") == 0 ? NULL : value;
+    return error;
+}
+
+static enum sluice_error read_budget(struct reader *reader, const char *name, char *value)
+{
+    struct sluice_budget *budget = &reader->budgets[reader->rules->shown.budget_count - 1];
+    if (strcmp(name, "hours") == 0)
+        return read_hours(reader, value, budget);
+    if (strcmp(name, "nodes") == 0)
+        return read_nodes(reader, value, budget);
+    bool found;
+    enum sluice_error error = read_key(reader, budget_keys, COUNT(budget_keys), name, value, budget, &found);
+    if (!found)
+        warn(reader, "[budget %.60s] %.60s: not known to this version, ignored", budget->name, name);
+    return error;
+}
+
 static enum sluice_error read_head(struct reader *reader, const char *name, char *value)
 {
     struct sluice_rules *shown = &reader->rules->shown;
@@ -556,6 +642,19 @@ static enum sluice_error begin_tenant(struct reader *reader, const char *name)
     return SLUICE_OK;
 }
 
+static enum sluice_error begin_budget(struct reader *reader, const char *name)
+{
+    struct sluice_rules *shown = &reader->rules->shown;
+    if (shown->budget_count == SLUICE_POWER_MAX_BUDGETS)
+        return fail(reader, SLUICE_ERROR_CAPACITY, "more than %d budgets", SLUICE_POWER_MAX_BUDGETS);
+    for (uint32_t i = 0; i < shown->budget_count; i++)
+        if (strcmp(reader->budgets[i].name, name) == 0)
+            return fail(reader, SLUICE_ERROR_DUPLICATE, "[budget %.60s]: given twice", name);
+    reader->budgets[shown->budget_count++] = (struct sluice_budget){.name = name};
+    reader->section = SECTION_BUDGET;
+    return SLUICE_OK;
+}
+
 static enum sluice_error begin_section(struct reader *reader, char *line)
 {
     char *end = strchr(line, ']');
@@ -572,12 +671,17 @@ static enum sluice_error begin_section(struct reader *reader, char *line)
         reader->section = SECTION_GLOBAL;
         return SLUICE_OK;
     }
-    bool is_class = strcmp(kind, "class") == 0;
-    if (is_class || strcmp(kind, "tenant") == 0) {
+    static const struct {
+        const char *kind;
+        enum sluice_error (*begin)(struct reader *reader, const char *name);
+    } named[] = {{"class", begin_class}, {"tenant", begin_tenant}, {"budget", begin_budget}};
+    for (size_t i = 0; i < COUNT(named); i++) {
+        if (strcmp(kind, named[i].kind) != 0)
+            continue;
         if (!name || !is_name(name))
             return fail(reader, SLUICE_ERROR_INVALID, "[%s %.60s]: not a name", kind, name ? name : "");
         reader->rules->shown.empty = false;
-        return is_class ? begin_class(reader, name) : begin_tenant(reader, name);
+        return named[i].begin(reader, name);
     }
     warn(reader, "[%.60s]: not known to this version, ignored", kind);
     reader->section = SECTION_UNKNOWN;
@@ -610,6 +714,8 @@ static enum sluice_error read_line(struct reader *reader, char *line)
         return read_class(reader, line, value);
     case SECTION_TENANT:
         return read_tenant(reader, line, value);
+    case SECTION_BUDGET:
+        return read_budget(reader, line, value);
     case SECTION_UNKNOWN:
         break;
     }
@@ -705,10 +811,13 @@ static enum sluice_error make_room(struct reader *reader, const char *data, size
     reader->tenants = take(rules, tenants + 1, sizeof(*reader->tenants));
     reader->classes = take(rules, SLUICE_RULES_MAX_CLASSES, sizeof(*reader->classes));
     reader->warnings = take(rules, SLUICE_RULES_MAX_WARNINGS, sizeof(*reader->warnings));
-    if (!reader->tenants || !reader->classes || !reader->warnings || !names_new(rules, &rules->tenants, tenants))
+    reader->budgets = take(rules, SLUICE_POWER_MAX_BUDGETS, sizeof(*reader->budgets));
+    if (!reader->tenants || !reader->classes || !reader->budgets || !reader->warnings ||
+        !names_new(rules, &rules->tenants, tenants))
         return no_memory(reader);
     rules->shown.tenants = reader->tenants;
     rules->shown.classes = reader->classes;
+    rules->shown.budgets = reader->budgets;
     rules->shown.warnings = reader->warnings;
     return SLUICE_OK;
 }

@@ -19,6 +19,7 @@ enum {
     SLUICE_RULES_MAX_TYPES = 1024, /* GPU types of all classes together */
     SLUICE_RULES_MAX_LIST = 256,   /* words in one list */
     SLUICE_RULES_MAX_NAME = 128,
+    SLUICE_RULES_MAX_NODES = 4096,  /* bytes of a hostlist expression */
     SLUICE_RULES_MAX_WARNINGS = 16, /* kept; all are counted */
     SLUICE_MOST_PLANNED = 16384,    /* pending jobs: what a pass of the planner has room for */
 };
@@ -48,10 +49,15 @@ struct sluice_class {
     const char *name;
     struct sluice_words gpu_types; /* GRES types, e.g. h100 */
     enum sluice_class_strategy strategy;
-    uint64_t gpu_memory_mib;     /* of one GPU, the largest of the class; 0: not known */
-    uint32_t reserved_permille;  /* of the class, kept free for guarantees: 0 to 1000 */
-    uint32_t cpus_per_gpu_milli; /* default of a job that names none, in thousandths; 0: the global one */
-    uint64_t memory_mib_per_gpu; /* likewise; 0: the global one */
+    uint64_t gpu_memory_mib;      /* of one GPU, the largest of the class; 0: not known */
+    uint32_t reserved_permille;   /* of the class, kept free for guarantees: 0 to 1000 */
+    uint32_t cpus_per_gpu_milli;  /* default of a job that names none, in thousandths; 0: the global one */
+    uint64_t memory_mib_per_gpu;  /* likewise; 0: the global one */
+    uint32_t power_default_w;     /* of one GPU without a cap; 0: power_most_w */
+    uint32_t power_idle_w;        /* of one GPU that does nothing */
+    uint32_t power_start_least_w; /* a job that budgets are short for may start with a cap down to this; 0: it waits */
+    uint32_t power_least_w;       /* what the limit of a GPU's power can be set to; 0: not known */
+    uint32_t power_most_w;
 };
 
 /* A tenant's limits in one class. */
@@ -61,6 +67,8 @@ struct sluice_class_rule {
     uint32_t run_time_s;      /* SLUICE_NO_LIMIT: any */
     uint32_t gpus_limit;      /* running at once; SLUICE_NO_LIMIT: any */
     uint32_t gpus_guaranteed; /* 0: none */
+    uint32_t power_w;         /* power cap of each GPU of a job; 0: none */
+    uint32_t power_most_w;    /* that a job may ask for; 0: power_w */
 };
 
 /* A tenant: one Slurm account. */
@@ -83,6 +91,16 @@ struct sluice_tenant {
     bool deadline;                           /* may give deadlines */
     bool borrow;                             /* may use what others leave idle in hybrid classes */
     const struct sluice_class_rule *classes; /* one for each class of the policy, by its index */
+};
+
+/* A power budget. */
+struct sluice_budget {
+    const char *name;
+    const char *nodes;  /* hostlist expression; NULL: all */
+    const char *tenant; /* account: jobs of it and of those below it; NULL: all jobs */
+    int64_t watts;      /* outside `hours` */
+    const struct sluice_power_hours *hours;
+    uint32_t hour_count;
 };
 
 /* A whole policy, immutable; all pointers live as long as it. */
@@ -116,6 +134,8 @@ struct sluice_rules {
     uint32_t class_count;
     const struct sluice_tenant *tenants; /* in the file's order */
     uint32_t tenant_count;
+    const struct sluice_budget *budgets; /* in the file's order */
+    uint32_t budget_count;
 
     uint32_t warning_count;                   /* all that there were */
     const struct sluice_error_text *warnings; /* the first SLUICE_RULES_MAX_WARNINGS of them */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What all plugins share inside slurmctld: start and stop (controller.h), level and policy in force (settings.h), the
- * GPUs that are out of service (withdrawn.h), the background thread (ticker.h), the status file (status.h), log,
- * clocks, arrays and errors. No Slurm headers.
+ * GPUs that are out of service (withdrawn.h), what jobs draw (draws.h), files that controllers write (listing.h), the
+ * background thread (ticker.h), the status file (status.h), log, clocks, arrays and errors. No Slurm headers.
  */
 #ifndef SLUICE_RUNTIME_RUNTIME_H
 #define SLUICE_RUNTIME_RUNTIME_H
@@ -10,6 +10,7 @@
 #include "runtime/array.h"
 #include "runtime/clock.h"
 #include "runtime/controller.h"
+#include "runtime/draws.h"
 #include "runtime/fail.h"
 #include "runtime/log.h"
 #include "runtime/settings.h"

@@ -2,28 +2,19 @@
 #include "runtime/withdrawn_internal.h"
 
 #include "runtime/controller.h"
+#include "runtime/listing.h"
 #include "runtime/log.h"
 #include "runtime/status.h"
 #include "runtime/ticker.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-enum { PERIOD_MS = 500 };
 
 static struct {
     pthread_mutex_t lock; /* guards `current` */
     struct shared_list *current;
-    char path[4096];
-    struct stat seen;
-    bool there; /* the file, when it was looked at last */
+    struct sluice_listing_file file;
     struct sluice_tick *tick;
     _Atomic uint64_t *listed;
 } withdrawn = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -64,90 +55,40 @@ static void publish(struct shared_list *list)
     sluice_withdrawn_free(before ? &before->shown : NULL);
 }
 
-static bool as_seen(const struct stat *facts, bool there)
-{
-    return there == withdrawn.there &&
-           (!there ||
-            (facts->st_mtim.tv_sec == withdrawn.seen.st_mtim.tv_sec &&
-             facts->st_mtim.tv_nsec == withdrawn.seen.st_mtim.tv_nsec && facts->st_ino == withdrawn.seen.st_ino &&
-             facts->st_size == withdrawn.seen.st_size && facts->st_dev == withdrawn.seen.st_dev));
-}
-
-/* The whole file; NULL and errno. */
-static char *read_whole(size_t *length, struct stat *facts)
-{
-    int file = open(withdrawn.path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW), failed = 0;
-    char *data = NULL;
-    if (file < 0)
-        return NULL;
-    if (fstat(file, facts) < 0)
-        failed = errno;
-    else if (!S_ISREG(facts->st_mode))
-        failed = EINVAL;
-    else if (facts->st_size > SLUICE_WITHDRAWN_MAX_BYTES)
-        failed = EFBIG;
-    else if (!(data = malloc((size_t)facts->st_size + 1)))
-        failed = ENOMEM;
-    *length = 0;
-    while (!failed && *length < (size_t)facts->st_size) {
-        ssize_t got = read(file, data + *length, (size_t)facts->st_size - *length);
-        if (got < 0 && errno != EINTR)
-            failed = errno;
-        else if (got == 0)
-            break;
-        else if (got > 0)
-            *length += (size_t)got;
-    }
-    close(file);
-    if (failed) {
-        free(data);
-        data = NULL;
-    }
-    errno = failed;
-    return data;
-}
-
 /* Look at the file. */
 static void look(void *unused)
 {
     (void)unused;
-    struct stat facts = {0};
-    bool there = lstat(withdrawn.path, &facts) == 0;
-    if ((!there && errno != ENOENT) || as_seen(&facts, there))
-        return;
+    char *data;
+    size_t length;
     struct sluice_withdrawn *list = NULL;
     struct sluice_error_text text = {.text = ""};
-    size_t length = 0;
-    if (!there) {
+    enum sluice_listing found = sluice_listing_look(&withdrawn.file, &data, &length, &text);
+    if (found == SLUICE_LISTING_SAME)
+        return;
+    if (found == SLUICE_LISTING_GONE) {
         struct shared_list *empty = sluice_withdrawn_new(0);
         list = empty ? &empty->shown : NULL;
-    } else {
-        char *data = read_whole(&length, &facts);
-        if (!data)
-            snprintf(text.text, sizeof(text.text), "%s", strerror(errno));
-        else
-            (void)sluice_withdrawn_parse(data, length, &list, &text);
+    } else if (data) {
+        (void)sluice_withdrawn_parse(data, length, &list, &text);
         free(data);
     }
-    withdrawn.seen = facts;
-    withdrawn.there = there;
     if (list)
         publish((struct shared_list *)list);
     else
-        sluice_log_error("sluice: %s: %s; the GPUs that were out of service stay so", withdrawn.path, text.text);
+        sluice_log_error("sluice: %s: %s; the GPUs that were out of service stay so", withdrawn.file.path, text.text);
 }
 
 static bool start(const struct sluice_site *site)
 {
-    snprintf(withdrawn.path, sizeof(withdrawn.path), "%s/%s", site->state_folder, SLUICE_WITHDRAWN_FILE);
+    sluice_listing_follow(&withdrawn.file, site->state_folder, SLUICE_WITHDRAWN_FILE);
     withdrawn.listed = sluice_status_counter("withdrawn.listed");
-    withdrawn.there = false;
     struct shared_list *empty = sluice_withdrawn_new(0);
     if (!empty)
         return false;
     publish(empty);
     look(NULL);
-    withdrawn.tick = sluice_ticker_add("withdrawn", PERIOD_MS, look, NULL);
+    withdrawn.tick = sluice_ticker_add("withdrawn", SLUICE_LISTING_PERIOD_MS, look, NULL);
     return withdrawn.tick != NULL;
 }
 

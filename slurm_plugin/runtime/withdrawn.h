@@ -22,10 +22,9 @@
 #define SLUICE_WITHDRAWN_FILE "sluice.withdrawn"
 
 enum {
-    SLUICE_WITHDRAWN_MAX = 65536,         /* GPUs */
-    SLUICE_WITHDRAWN_MAX_NAME = 63,       /* bytes of a node's name */
-    SLUICE_WITHDRAWN_MAX_GPU = 255,       /* the highest number */
-    SLUICE_WITHDRAWN_MAX_BYTES = 8 << 20, /* of the file */
+    SLUICE_WITHDRAWN_MAX = 65536,   /* GPUs */
+    SLUICE_WITHDRAWN_MAX_NAME = 63, /* bytes of a node's name */
+    SLUICE_WITHDRAWN_MAX_GPU = 255, /* the highest number */
 };
 
 struct sluice_withdrawn_gpu {

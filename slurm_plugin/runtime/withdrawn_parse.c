@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/withdrawn_internal.h"
 
-#include "rules/rules.h"
+#include "runtime/listing.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -18,22 +18,6 @@ __attribute__((format(printf, 3, 4))) static enum sluice_error fail(struct sluic
         vsnprintf(text->text, sizeof(text->text), format, arguments);
     va_end(arguments);
     return error;
-}
-
-/* Where the last line begins, which is the checksum of all before it. */
-static enum sluice_error check_sum(const char *data, size_t length, size_t *body, struct sluice_error_text *text)
-{
-    static const char key[] = "checksum = crc32:";
-    enum { LAST = sizeof(key) - 1 + 8 + 1 };
-    const char *last = length > LAST ? data + length - LAST : NULL;
-    if (!last || last[-1] != '\n' || last[LAST - 1] != '\n' || memcmp(last, key, sizeof(key) - 1) != 0)
-        return fail(text, SLUICE_ERROR_CORRUPT, "the last line is not a checksum: the file was cut off");
-    char wanted[9];
-    *body = length - LAST;
-    snprintf(wanted, sizeof(wanted), "%08" PRIx32, sluice_crc32(data, *body));
-    if (memcmp(wanted, last + sizeof(key) - 1, 8) != 0)
-        return fail(text, SLUICE_ERROR_CORRUPT, "the checksum is not the file's, which is %s", wanted);
-    return SLUICE_OK;
 }
 
 static bool is_name_byte(char c)
@@ -108,26 +92,22 @@ struct shared_list *sluice_withdrawn_new(size_t lines)
 enum sluice_error sluice_withdrawn_parse(const char *data, size_t length, struct sluice_withdrawn **list,
                                          struct sluice_error_text *text)
 {
-    static const char head[] = "sluice-withdrawn 1\n", kind[] = "sluice-withdrawn ";
-    size_t body = 0, lines = 0;
+    const char *lines_at;
+    size_t body, lines = 0;
     *list = NULL;
-    if (length > SLUICE_WITHDRAWN_MAX_BYTES)
-        return fail(text, SLUICE_ERROR_CAPACITY, "larger than %d bytes", SLUICE_WITHDRAWN_MAX_BYTES);
-    enum sluice_error error = check_sum(data, length, &body, text);
+    if (length > SLUICE_LISTING_MAX_BYTES)
+        return fail(text, SLUICE_ERROR_CAPACITY, "larger than %d bytes", SLUICE_LISTING_MAX_BYTES);
+    enum sluice_error error = sluice_listing_open(data, length, "sluice-withdrawn", &lines_at, &body, text);
     if (error)
         return error;
-    if (body < sizeof(kind) - 1 || memcmp(data, kind, sizeof(kind) - 1) != 0)
-        return fail(text, SLUICE_ERROR_INVALID, "line 1: not a list of GPUs that are out of service");
-    if (body < sizeof(head) - 1 || memcmp(data, head, sizeof(head) - 1) != 0)
-        return fail(text, SLUICE_ERROR_VERSION, "line 1: a format that these plugins do not read");
     for (size_t i = 0; i < body; i++)
-        lines += data[i] == '\n';
+        lines += lines_at[i] == '\n';
     if (lines > SLUICE_WITHDRAWN_MAX)
         lines = SLUICE_WITHDRAWN_MAX;
     struct shared_list *made = sluice_withdrawn_new(lines);
     if (!made)
         return fail(text, SLUICE_ERROR_NO_MEMORY, "no memory");
-    error = read_gpus(made, data + sizeof(head) - 1, body - (sizeof(head) - 1), text);
+    error = read_gpus(made, lines_at, body, text);
     if (error) {
         sluice_withdrawn_free(&made->shown);
         return error;

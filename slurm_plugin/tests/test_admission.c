@@ -17,6 +17,8 @@ static const char policy[] = "[global]\n"
                              "gpu-types = h100,h200\n"
                              "cpus-per-gpu-milli = 12000\n"
                              "gpu-memory-mib = 81920\n"
+                             "power-least-w = 200\n"
+                             "power-most-w = 700\n"
                              "[class small]\n"
                              "gpu-types = l4\n"
                              "gpu-memory-mib = 20480\n"
@@ -33,6 +35,9 @@ static const char policy[] = "[global]\n"
                              "classes = big\n"
                              "class.big.gpus-per-job = 4\n"
                              "class.big.run-time-s = 3600\n"
+                             "class.big.power-w = 400\n"
+                             "class.big.power-most-w = 500\n"
+                             "class.small.power-w = 60\n"
                              "[tenant atonce]\n"
                              "class.small.gpus-limit = 16\n"
                              "[tenant smallatonce]\n"
@@ -696,6 +701,24 @@ static void check_time_and_options(void)
     REFUSED("open", "with a type", PER_NODE("gres:shard:h100:100"));
 }
 
+#define WATTS(COUNT) .options = {.gpu_power_w = COUNT}
+
+static void check_power(void)
+{
+    ADMITTED("open", PER_NODE("gres:gpu:h100:1"), WATTS(200));
+    ADMITTED("open", PER_NODE("gres:gpu:h100:1"), WATTS(700));
+    REFUSED("open", "--gpu-power=199W: GPUs of class big take 200 to 700 W", PER_NODE("gres:gpu:h100:1"), WATTS(199));
+    REFUSED("open", "take 200 to 700 W", PER_NODE("gres:gpu:1"), .features = "h200", WATTS(701));
+    REFUSED("open", "take 200 to 700 W", PER_NODE("gres:gpu:h100:1,gres:gpu:l4:1"), WATTS(800));
+    ADMITTED("open", PER_NODE("gres:gpu:1"), WATTS(72)); /* the range of class small is not known: nodes know it */
+    ADMITTED("bigonly", PER_NODE("gres:gpu:h100:1"), WATTS(500));
+    REFUSED("bigonly", "--gpu-power=501W: account bigonly may ask for 500 W at most on GPUs of class big",
+            PER_NODE("gres:gpu:h100:1"), WATTS(501));
+    CHECK_INT(admission.refusal, SLUICE_REFUSED_LIMIT);
+    REFUSED("bigonly", "take 200 to 500 W", PER_NODE("gres:gpu:h100:1"), WATTS(100));
+    REFUSED("open", "the job asks for none", WATTS(300));
+}
+
 static void check_defaults(void)
 {
     ADMITTED("open", PER_NODE("gres:gpu:2"));
@@ -812,6 +835,7 @@ int main(void)
     check_tenant();
     check_time_and_options();
     check_deadlines_behind_the_plan();
+    check_power();
     check_defaults();
     check_changed_job();
     check_rate();

@@ -76,6 +76,9 @@ static void check_options(void)
     CHECK(set("gpu-mem", "20G") && options.gpu_mem_mib == 20480); /* the last one counts */
     CHECK(set("gpu-share", "50") && options.gpu_share == 50);
     CHECK(set("gpu-share", "100%") && options.gpu_share == 100);
+    CHECK(set("gpu-power", "400W") && options.gpu_power_w == 400);
+    CHECK(set("gpu-power", "300w") && options.gpu_power_w == 300);
+    CHECK(set("gpu-power", "100000") && options.gpu_power_w == 100000);
     CHECK(set("gpu-affinity", "numa") && options.gpu_affinity == SLUICE_AFFINITY_NUMA);
     CHECK(set("gpu-spread", NULL) && options.gpu_spread);
     CHECK(set("gpu-spread", "(null)") && set("gpu-spread", ""));
@@ -94,6 +97,14 @@ static void check_options(void)
         {"gpu-share", "5%%"},
         {"gpu-share", "-5"},
         {"gpu-share", "1.5"},
+        {"gpu-power", NULL},
+        {"gpu-power", "0W"},
+        {"gpu-power", "W"},
+        {"gpu-power", "100001"},
+        {"gpu-power", "400kW"},
+        {"gpu-power", "400W "},
+        {"gpu-power", "-400"},
+        {"gpu-power", "99999999999999999999"},
         {"gpu-affinity", "LINK"},
         {"gpu-affinity", ""},
         {"gpu-affinity", "link,numa"},
@@ -190,6 +201,7 @@ static void check_spellings(void)
     check_canonical("_SLURM_SPANK_OPTION_sluice_gpu_mem=0.5g", "_SLURM_SPANK_OPTION_sluice_gpu_mem=512M");
     check_canonical("_SLURM_SPANK_OPTION_sluice_gpu_affinity=numa", "_SLURM_SPANK_OPTION_sluice_gpu_affinity=numa");
     check_canonical("_SLURM_SPANK_OPTION_sluice_gpu_spread=", "_SLURM_SPANK_OPTION_sluice_gpu_spread=(null)");
+    check_canonical("_SLURM_SPANK_OPTION_sluice_gpu-power=0400", "_SLURM_SPANK_OPTION_sluice_gpu_power=400W");
     check_canonical("_SLURM_SPANK_OPTION_sluice_gang=a:02", "_SLURM_SPANK_OPTION_sluice_gang=a:2");
     CHECK(!sluice_option_canonical(&options, "_SLURM_SPANK_OPTION_other_gpu_share=1", text, sizeof text));
     CHECK(!sluice_option_canonical(&options, "_SLURM_SPANK_OPTION_sluice_unknown=1", text, sizeof text));
@@ -228,6 +240,6 @@ int main(void)
     check_sizes_in_all();
     for (size_t i = 0; i < 5; i++)
         CHECK(sluice_option_name(i) != NULL);
-    CHECK(sluice_option_name(5) == NULL);
+    CHECK(sluice_option_name(6) == NULL);
     return 0;
 }

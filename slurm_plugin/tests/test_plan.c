@@ -203,12 +203,12 @@ static void starts_use_up_what_is_left_and_free_what_was_theirs(void)
     CHECK(held == made);
     struct sluice_part taken = {.node = 0, .gpus = 0x30, .cpus_milli = 4000, .host_memory_mib = 1000};
     CHECK(allowed(held, 9, 7000, 0, 0x10));
-    sluice_plan_job_started(8, 0, &taken, 1, NOW + 7000);
+    sluice_plan_job_started(8, 0, &taken, 1, NOW + 7000, NULL);
     CHECK(!allowed(held, 9, 7000, 0, 0x10));
     CHECK(allowed(held, 9, 7000, 0, 0x40));
     CHECK(!allowed(held, 9, 7000, 0, 0x01));
     taken.gpus = 0x0f;
-    sluice_plan_job_started(1, 0, &taken, 1, NOW + 3600); /* the reserved one itself, early */
+    sluice_plan_job_started(1, 0, &taken, 1, NOW + 3600, NULL); /* the reserved one itself, early */
     CHECK(allowed(held, 9, 7000, 0, 0x01));
     CHECK_INT(sluice_plan_ask(held, 1).state, SLUICE_PLAN_UNKNOWN);
     sluice_plan_release(held);
@@ -267,7 +267,7 @@ static void tasks_of_an_array_are_told_apart(void)
     sluice_plan_publish(planner, made, 60);
     struct sluice_plan *held = sluice_plan_acquire(NOW);
     struct sluice_part part = sluice_plan_ask(held, 7).parts[0];
-    sluice_plan_job_started(99, 7, &part, 1, NOW + 60); /* the task got an id of its own */
+    sluice_plan_job_started(99, 7, &part, 1, NOW + 60, NULL); /* the task got an id of its own */
     CHECK_INT(sluice_plan_ask(held, 7).state, SLUICE_PLAN_LATER);
     CHECK_INT(sluice_plan_ask(held, 7).start_s, NOW + 60);
     sluice_plan_release(held);
@@ -322,7 +322,7 @@ static void what_starts_while_a_plan_is_made_is_seen(void)
     struct sluice_plan_job jobs[] = {job(1, 8, 60), job(2, 8, 60)};
     struct sluice_plan *made = plan(jobs, 2);
     struct sluice_part part = {.node = 0, .gpus = 1, .cpus_milli = 1000};
-    sluice_plan_job_started(77, 0, &part, 1, NOW + 999);
+    sluice_plan_job_started(77, 0, &part, 1, NOW + 999, NULL);
     sluice_plan_publish(planner, made, 60);
     struct sluice_plan *held = sluice_plan_acquire(NOW);
     CHECK_INT(sluice_plan_ask(held, 1).state, SLUICE_PLAN_UNKNOWN);

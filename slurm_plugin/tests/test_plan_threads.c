@@ -24,7 +24,7 @@ static void *ask(void *argument)
         asked += answer.part_count ? answer.parts[0].gpus : 0;
         sluice_plan_keep_out(plan, &question, false, &words, 1);
         if (sluice_plan_allows_start(plan, &question, &part, 1))
-            sluice_plan_job_started(id, round % 3 ? 0 : id, &part, 1, NOW + 100);
+            sluice_plan_job_started(id, round % 3 ? 0 : id, &part, 1, NOW + 100, NULL);
         sluice_plan_release(plan);
         if (round % 1000 == 999)
             sluice_plan_invalidate();

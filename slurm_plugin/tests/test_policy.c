@@ -176,6 +176,17 @@ static const struct {
     {HEAD "[tenant t\xc3\xa9]\n", "line 2: [tenant t??]: not a name", SLUICE_ERROR_INVALID},
     {HEAD "[tenant t]\nqos = \x1b[2J\n", "line 3: qos: \"?[2J\" is not a name", SLUICE_ERROR_INVALID},
     {HEAD "[tenant t]\r\n", "line 2: control characters", SLUICE_ERROR_INVALID},
+    {HEAD "[budget b]\n[budget b]\n", "line 3: [budget b]: given twice", SLUICE_ERROR_DUPLICATE},
+    {HEAD "[budget b]\nwatts = 1000000001\n", "line 3: watts: 1000000001 is not in 0 to", SLUICE_ERROR_RANGE},
+    {HEAD "[budget b]\nnodes =\n", "line 3: nodes: 0 bytes", SLUICE_ERROR_CAPACITY},
+    {HEAD "[budget b]\nnodes = a\nnodes = b\n", "line 4: nodes: given twice", SLUICE_ERROR_DUPLICATE},
+    {HEAD "[budget b]\nhours = 5-10\n", "line 3: hours: \"5-10\" is not FROM-TO:WATTS", SLUICE_ERROR_INVALID},
+    {HEAD "[budget b]\nhours = 5:10-1\n", "line 3: hours: \"5:10-1\" is not FROM-TO:WATTS", SLUICE_ERROR_INVALID},
+    {HEAD "[budget b]\nhours = 5-10:1,\n", "line 3: hours: \"\" is not FROM-TO:WATTS", SLUICE_ERROR_INVALID},
+    {HEAD "[budget b]\nhours = 5-10081:1\n", "line 3: hours: 10081 is not in 0 to 10080", SLUICE_ERROR_RANGE},
+    {HEAD "[budget b]\nhours = 5-10:1,9-20:1\n", "line 3: hours: 9-20: times must ascend", SLUICE_ERROR_INVALID},
+    {HEAD "[budget b]\nhours = 5-5:1\n", "line 3: hours: 5-5: times must ascend", SLUICE_ERROR_INVALID},
+    {HEAD "[budget b]\nhours =\nhours =\n", "line 4: hours: given twice", SLUICE_ERROR_DUPLICATE},
 };
 
 static void test_refused(void)
@@ -259,8 +270,40 @@ static void test_bounds(void)
     free(body);
 }
 
+static void test_budgets(void)
+{
+    struct sluice_rules *rules;
+    struct sluice_error_text text;
+    CHECK_INT(parse(HEAD "[class a]\npower-default-w = 700\npower-idle-w = 60\npower-start-least-w = 300\n"
+                         "[tenant t]\n[budget hall]\nnodes = *\nwatts = 120000\nhours = 480-1080:90000,1920-2520:0\n"
+                         "[budget row]\nnodes = n[1-16,20]\n[budget of-t]\ntenant = t\nwatts = 5\nhours =\n"
+                         "[class b]\n",
+                    &rules, &text),
+              SLUICE_ERROR_INVALID); /* classes come before the tenants */
+    CHECK_INT(parse(HEAD "[class a]\npower-default-w = 700\npower-idle-w = 60\npower-start-least-w = 300\n"
+                         "[budget hall]\nnodes = *\nwatts = 120000\nhours = 480-1080:90000,1920-2520:0\nnew = 1\n"
+                         "[budget row]\nnodes = n[1-16,20]\n[budget of-t]\ntenant = t\nwatts = 5\nhours =\n",
+                    &rules, &text),
+              SLUICE_OK);
+    CHECK_INT(rules->classes[0].power_default_w + rules->classes[0].power_idle_w, 760);
+    CHECK_INT(rules->classes[0].power_start_least_w, 300);
+    CHECK_INT(rules->budget_count, 3);
+    CHECK_INT(rules->warning_count, 1);
+    const struct sluice_budget *budgets = rules->budgets;
+    CHECK(!strcmp(budgets[0].name, "hall") && !budgets[0].nodes && !budgets[0].tenant);
+    CHECK_INT(budgets[0].watts, 120000);
+    CHECK_INT(budgets[0].hour_count, 2);
+    CHECK_INT(budgets[0].hours[0].from_s, 480 * 60);
+    CHECK_INT(budgets[0].hours[1].to_s, 2520 * 60);
+    CHECK_INT(budgets[0].hours[0].watts, 90000);
+    CHECK(!strcmp(budgets[1].nodes, "n[1-16,20]") && !budgets[1].watts);
+    CHECK(!strcmp(budgets[2].tenant, "t") && !budgets[2].hour_count);
+    sluice_rules_free(rules);
+}
+
 int main(void)
 {
+    test_budgets();
     test_crc();
     test_whole();
     test_empty();

@@ -70,6 +70,20 @@ static void put_class(FILE *to, const struct sluice_class *class)
     fprintf(to, "gpu-memory-mib = %" PRIu64 "\n", class->gpu_memory_mib);
     fprintf(to, "cpus-per-gpu-milli = %" PRIu32 "\nmemory-mib-per-gpu = %" PRIu64 "\n", class->cpus_per_gpu_milli,
             class->memory_mib_per_gpu);
+    fprintf(to, "power-least-w = %" PRIu32 "\npower-most-w = %" PRIu32 "\n", class->power_least_w, class->power_most_w);
+    fprintf(to, "power-default-w = %" PRIu32 "\npower-idle-w = %" PRIu32 "\npower-start-least-w = %" PRIu32 "\n",
+            class->power_default_w, class->power_idle_w, class->power_start_least_w);
+}
+
+static void put_budget(FILE *to, const struct sluice_budget *budget)
+{
+    fprintf(to, "[budget %s]\n", budget->name);
+    put_name(to, "nodes", budget->nodes);
+    put_name(to, "tenant", budget->tenant);
+    fprintf(to, "watts = %" PRId64 "\n", budget->watts);
+    for (uint32_t i = 0; i < budget->hour_count; i++)
+        fprintf(to, "%s%" PRId32 "-%" PRId32 ":%" PRId64 "%s", i ? "," : "hours = ", budget->hours[i].from_s / 60,
+                budget->hours[i].to_s / 60, budget->hours[i].watts, i + 1 < budget->hour_count ? "" : "\n");
 }
 
 static void put_tenant(FILE *to, const struct sluice_rules *rules, const struct sluice_tenant *tenant)
@@ -108,6 +122,8 @@ static void put_tenant(FILE *to, const struct sluice_rules *rules, const struct 
         put_number(to, "class.", name, ".run-time-s", rule->run_time_s, SLUICE_NO_LIMIT);
         put_number(to, "class.", name, ".gpus-limit", rule->gpus_limit, SLUICE_NO_LIMIT);
         put_number(to, "class.", name, ".gpus-guaranteed", rule->gpus_guaranteed, 0);
+        put_number(to, "class.", name, ".power-w", rule->power_w, 0);
+        put_number(to, "class.", name, ".power-most-w", rule->power_most_w, 0);
     }
 }
 
@@ -153,6 +169,8 @@ int main(void)
         put_class(to, &rules->classes[i]);
     for (uint32_t i = 0; i < rules->tenant_count; i++)
         put_tenant(to, rules, &rules->tenants[i]);
+    for (uint32_t i = 0; i < rules->budget_count; i++)
+        put_budget(to, &rules->budgets[i]);
     if (fclose(to) != 0)
         return 2;
     printf("%schecksum = crc32:%08" PRIx32 "\n", text, sluice_crc32(text, used));

@@ -14,9 +14,11 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
-from policy.compiled import CompiledPolicy, Global, Tenant
+from policy.compiled import Budget, CompiledPolicy, Global, GpuClass, Tenant, checksummed
+from sluice.base.files import write_atomic
+from sluice.explain.explanation import explain_job, parse_job
 from tests.integration.jobs import submit
-from tests.integration.settled import lasts_until, set_level, status, until
+from tests.integration.settled import await_policy, lasts_until, set_level, status, until
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
@@ -288,6 +290,77 @@ def test_a_deadline_bounds_a_job_without_a_time_limit(slurm: Cluster) -> None:
     job = slurm.cluster.run(words, user="bob").stdout.strip()
     until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"])
     assert slurm.cluster.run(["squeue", "-h", "-j", job, "-o", "%l"]).stdout.strip() in ("2:00", "3:00")
+
+
+IDLE_W, FULL_W = 100, 700  # of a GPU; budgets count the 24 idle ones
+ALL_IDLE_W = 24 * IDLE_W
+
+
+@pytest.fixture
+def budgets(slurm: Cluster) -> Iterator[Callable[..., None]]:
+    """A function that puts power budgets in force, and what is known of jobs' power (lines of sluice.power)."""
+    folder, draws = slurm.cluster.layout.slurm, slurm.cluster.layout.state / "sluice.power"
+
+    def put(*wanted: Budget, least: int = 0, known: str = "") -> None:
+        write_atomic(draws, checksummed(f"sluice-power 1\n{known}"))
+        h100 = GpuClass(
+            name="big", gpu_types=["h100"], power_default_w=FULL_W, power_idle_w=IDLE_W, power_start_least_w=least
+        )
+        tenants = [Tenant(account="physics"), Tenant(account="narrow")]
+        policy = CompiledPolicy(
+            settings=Global(planner_interval_ms=500), classes=[h100], tenants=tenants, budgets=list(wanted)
+        )
+        policy.write(folder / "sluice.policy")
+        await_policy(slurm.cluster)
+        time.sleep(1.5)  # the planner's next passes have it, and sluice.power, which is looked at each half second
+
+    yield put
+    draws.unlink()
+    write_atomic(folder / "sluice.policy", POLICY)
+    await_policy(slurm.cluster)
+
+
+def _explained(slurm: Cluster, job: str) -> str:
+    return str(explain_job(slurm.cluster.layout.state / "sluice.records", parse_job(job)))
+
+
+def test_jobs_wait_for_watts(slurm: Cluster, budgets: Callable[..., None]) -> None:
+    """Eight GPUs draw the whole budget: two more wait on idle nodes, by whichever way they would start, until there are
+    watts; then they start. A budget that is lowered stops no job, and starts none."""
+    hall = Budget(name="hall", watts=ALL_IDLE_W + 8 * (FULL_W - IDLE_W))
+    budgets(hall)
+    running = slurm.submit(8, 5, 280)
+    until(lambda: slurm.states([running]), lambda seen: seen == ["RUNNING"])
+    waiting = [slurm.submit(2, 1, 30), slurm.submit(2, 1, 30, "-wn3")]  # the second is left to Slurm's own scheduler
+    until(lambda: _explained(slurm, waiting[0]), lambda said: f"power budget hall, which has {hall.watts} W" in said)
+    time.sleep(3)
+    assert slurm.states([running, *waiting]) == ["RUNNING", "PENDING", "PENDING"]
+    budgets(hall, known=f"estimate - big 400\njob {running} 300\n")  # they draw less than they may
+    until(lambda: slurm.states(waiting), lambda seen: seen == ["RUNNING", "RUNNING"])
+    budgets(hall, known=f"estimate - big 400\njob {running} 300\nbudget hall {ALL_IDLE_W} 0\n")
+    late = slurm.submit(1, 1, 30)
+    time.sleep(3)
+    assert slurm.states([running, *waiting, late]) == ["RUNNING", "RUNNING", "RUNNING", "PENDING"]
+    budgets()
+    until(lambda: slurm.states([late]), lambda seen: seen == ["RUNNING"])
+
+
+def test_rows_tenants_and_lower_caps(slurm: Cluster, budgets: Callable[..., None]) -> None:
+    """A row without watts is passed over for another, a tenant's budget holds up only that tenant, and where the policy
+    lets a job start with a cap it starts with what is left."""
+    row = Budget(name="row", nodes="n[1-2]", watts=16 * IDLE_W)
+    budgets(row, Budget(name="narrow", tenant="narrow", watts=FULL_W))
+    on_n3, other = slurm.submit(2, 1, 60), slurm.submit(2, 1, 60, user="carol")
+    until(lambda: slurm.states([on_n3]), lambda seen: seen == ["RUNNING"])
+    assert slurm.cluster.run(["squeue", "-h", "-j", on_n3, "-o", "%N"]).stdout.strip() == "n3"
+    until(lambda: _explained(slurm, other), lambda said: "power budget narrow" in said)
+    assert slurm.states([other]) == ["PENDING"]
+    slurm.clear()
+    budgets(Budget(name="hall", watts=ALL_IDLE_W + 8 * 300), least=300)
+    capped = slurm.submit(8, 1, 60)
+    until(lambda: slurm.states([capped]), lambda seen: seen == ["RUNNING"])
+    log = slurm.cluster.log("slurmctld@ctl1").read_text()
+    assert f"JobId={capped} starts with a cap of 400 W on each GPU" in log
 
 
 # ---- with a sched/backfill that looks every second: once for all of them, as slurmctld starts again ----

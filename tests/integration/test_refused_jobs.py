@@ -1,4 +1,4 @@
-"""A request can fail its job, never a node: shares that cannot be given, forged or valid, also in arrays."""
+"""A request can fail its job, never a node: shares and power that cannot be given, forged or valid, also in arrays."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +18,11 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE, python_in_tree
-from policy.compiled import CompiledPolicy, Global
+from gpu_sim.fields import get_values, set_values
+from policy.compiled import CompiledPolicy, Global, GpuClass
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
+from policy.node_power import NodeCap, NodePower, NodeThermal
 from sluice.slurm.refused import reason_in
 from tests.integration.jobs import submit
 from tests.integration.platforms import SINGLE
@@ -65,7 +68,9 @@ def cluster(
 ) -> DevCluster:
     """Level admit: shares are checked, and not placed by."""
     root = request.getfixturevalue("trixie_root") if request.param == "24.11" else None
-    policy = CompiledPolicy(generated_s=0, source="test", settings=Global(gpu_shares=True)).render()
+    h100 = GpuClass(name="h100", gpu_types=["h100"], power_least_w=200, power_most_w=700)
+    settings = Global(gpu_shares=True)
+    policy = CompiledPolicy(generated_s=0, source="test", settings=settings, classes=[h100]).render()
     made = prepared(make_shared_cluster(description | {"sluice": {"level": "admit", "policy": policy}}, root=root))
     until(lambda: status(made)["level"], lambda level: level == "admit")
     return made
@@ -149,6 +154,21 @@ def test_a_forged_share_holds_the_job_and_not_the_node(stock: DevCluster, client
     assert "ran" not in output(stock, job)
     gone(stock, job)
     assert_in_service(stock)
+
+
+def test_forged_power_holds_the_job_and_not_the_node(stock: DevCluster, client: Path) -> None:
+    for string, why in (
+        (f"{OPTION}_power=lots", "is not a number of watts"),
+        (f"{OPTION}-power=701W", "at most 700 W"),
+    ):
+        job = forged(stock, client, string)
+        [reason] = await_held(stock, job)
+        assert reason.startswith(f"on {NODE}: --gpu-power=") and why in reason
+        gone(stock, job)
+    job = forged(stock, client, "SLUICE_GPU_POWER=1")  # as slurmctld says that a budget lets it start: its own loss
+    assert record(stock, job)["grants"][0]["power_mw"] == 200_000
+    assert_in_service(stock)
+    assert limit(stock) == 700
 
 
 def output(cluster: DevCluster, job: str) -> str:
@@ -313,3 +333,77 @@ def test_what_no_command_sends_is_refused_at_submission(cluster: DevCluster, cli
     job = forged(cluster, client, f"{OPTION}-share=050%")
     assert record(cluster, job)["share_percent"] == 50
     assert_in_service(cluster)
+
+
+# ---- power ----
+
+READ = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetPowerManagementLimit(n.nvmlDeviceGetHandleByIndex(0)))"
+
+
+def limit(cluster: DevCluster) -> int:
+    """Watts."""
+    return int(get_values(cluster.node_folder(NODE) / "gpu_sim", 0)["power_limit"])
+
+
+@pytest.fixture
+def capped(cluster: DevCluster) -> Iterator[DevCluster]:
+    """The node's policy has a cap; afterwards it is as before."""
+    path = cluster.slurm_conf_dir() / "sluice.node.json"
+    before = path.read_text()
+    thermal = NodeThermal(after_s=1, lower_percent=20, least_percent=80)
+    power = NodePower(caps=(NodeCap(watts=400, at_most=500),), thermal=thermal)
+    path.write_text(NodePolicy.model_validate_json(before).model_copy(update={"power": power}).render())
+    yield cluster
+    path.write_text(before)
+
+
+def test_power_is_capped_before_the_tasks_and_restored(capped: DevCluster) -> None:
+    python = python_in_tree(["-c", READ]) if is_newer(capped) else [sys.executable, "-c", READ]
+    read = ["--quiet", "--gres=shard:1024", *python]
+    for option, watts in ((["--gpu-power=300W"], 300), (["--gpu-power=450"], 450), ([], 400)):
+        assert capped.run(["srun", *option, *read], user="bob", timeout=PATIENCE).stdout == f"{watts}000\n"
+        until(lambda: limit(capped), lambda now: now == 700)
+    script = capped.folder / "capped.sh"
+    script.write_text(
+        f"#!/bin/sh\n#SBATCH --gpu-power=250W\n#SBATCH --gres=shard:1024\n{lasts_until(INSIDE / 'warm')}\n"
+    )
+    words = ["sbatch", "--parsable", "-o", "/dev/null", INSIDE / "capped.sh"]
+    job = capped.run(words, user="alice", cwd="/tmp").stdout.strip()
+    until(lambda: limit(capped), lambda now: now == 250)
+    capped.stop_daemon(f"agent@{NODE}", number=signal.SIGKILL)
+    other = sbatch(capped, "--gpu-power=350W", script=f"echo up; {lasts_until(INSIDE / 'warm')}")  # the greater counts
+    capped.start_daemon(f"agent@{NODE}")
+    until(lambda: limit(capped), lambda now: now == 350)
+    assert capped.run(
+        ["sbatch", "--gres=shard:1", "--gpu-power=199W", "--wrap=true"], user="bob", check=False
+    ).returncode
+    (capped.folder / "warm").touch()
+    until(lambda: limit(capped), lambda now: now == 700)
+    for one, watts in ((job, 250), (other, 350)):
+        assert record(capped, one)["grants"][0]["power_mw"] == 1000 * watts
+    assert_in_service(capped)
+
+
+def test_power_that_cannot_be_had_is_refused(capped: DevCluster) -> None:
+    for watts, why in (("199W", "GPUs of class h100 take 200 to 700 W"), ("lots", "watts of each GPU, 1 to 100000")):
+        for command in (["sbatch", "--wrap=true"], ["srun", "true"]):
+            words = [command[0], "--gres=shard:1024", f"--gpu-power={watts}", *command[1:]]
+            done = capped.run(words, user="alice", check=False, cwd="/tmp")
+            assert done.returncode != 0 and why in done.stderr, done.stderr
+    job = sbatch(capped, "--gpu-power=501W")  # slurmctld knows no tenants here; the node has the policy
+    [reason] = await_held(capped, job)
+    assert "--gpu-power=501W: at most 500 W on this GPU" in reason
+    gone(capped, job)
+    assert_in_service(capped)
+
+
+def test_a_gpu_that_slows_down_by_heat_gets_a_lower_cap(capped: DevCluster) -> None:
+    path, sim = capped.slurm_conf_dir() / "sluice.node.json", capped.node_folder(NODE) / "gpu_sim"
+    path.write_text(path.read_text().replace('"caps": [', '"caps_of_before": ['))  # heat alone
+    job = sbatch(capped, script="exec sleep 600")
+    set_values(sim, 0, {"throttle": "hw_thermal"})
+    until(lambda: limit(capped), lambda now: now == 560)
+    set_values(sim, 0, {"throttle": "none"})
+    until(lambda: limit(capped), lambda now: now == 700)  # cool for six seconds
+    gone(capped, job)
+    assert_in_service(capped)

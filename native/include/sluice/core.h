@@ -618,6 +618,62 @@ enum sluice_error sluice_preemption_plan(struct sluice_preemption *preemption, e
                                          struct sluice_placement *placement, uint32_t *victims, uint32_t *victim_count,
                                          struct sluice_error_text *text);
 
+/* ======== power budgets ======== */
+
+/*
+ * Watts as something that a plan books over time, as it does GPUs: budgets for all nodes or some of them, by the hour of
+ * the week. What belongs to which budget is the caller's: `nodes` of a budget, and the budgets of a job (bits).
+ *
+ * A budget has `watts`, or in some hours others; less what is drawn there whatever runs (`base_watts`, e.g. by idle
+ * GPUs) and less what is kept for guaranteed jobs (`kept_watts`), which others may not use. Until `lowered_until_s` it
+ * is no more than `lowered_watts`. A plan looks at the hours of a week from its now on; what lasts longer, or starts
+ * later, has to do with the least of the week. Where a job's watts begin or end, that counts as up to a 64th of the time
+ * until then earlier or later, so that a plan's cost does not depend on how many jobs run.
+ */
+struct sluice_power;
+
+enum {
+    SLUICE_POWER_MAX_BUDGETS = 64,
+    SLUICE_POWER_MAX_HOURS = 256,        /* of one budget */
+    SLUICE_POWER_MAX_WATTS = 1000000000, /* of one budget */
+    SLUICE_POWER_MAX_GPU_WATTS = 100000,
+    SLUICE_POWER_WEEK_S = 604800,
+};
+
+/* Part of a week, in seconds from its beginning. */
+struct sluice_power_hours {
+    int32_t from_s, to_s;
+    int64_t watts;
+};
+
+struct sluice_power_budget {
+    int64_t watts; /* outside `hours` */
+    int64_t base_watts, kept_watts;
+    int64_t lowered_watts, lowered_until_s; /* on the caller's clock; lowered_until_s 0: not lowered */
+    const struct sluice_power_hours *hours; /* ascending, without overlap */
+    uint32_t hour_count;
+    uint32_t node_words;
+    const uint64_t *nodes; /* bit n % 64 of word n / 64: node n; NULL: all nodes */
+};
+
+/* Room for budgets of clusters with up to `max_nodes` nodes: 3 MiB, touched as it is needed. Errors: RANGE, NO_MEMORY. */
+enum sluice_error sluice_power_new(uint32_t max_nodes, struct sluice_power **power, struct sluice_error_text *text);
+void sluice_power_free(struct sluice_power *power);
+
+/* The budgets from now on, copied; `week_s`: a moment at which a week began. Errors, the budgets staying as they were:
+ * RANGE (watts), INVALID (hours), CAPACITY. O(budgets * nodes). */
+enum sluice_error sluice_power_set(struct sluice_power *power, const struct sluice_power_budget *budgets,
+                                   uint32_t count, int64_t week_s, struct sluice_error_text *text);
+
+/* A budget's watts at a time, what is drawn anyway and what is kept included; 0 for a budget that there is not. */
+int64_t sluice_power_watts(const struct sluice_power *power, uint32_t budget, int64_t at_s);
+
+/* What the last plan left of a budget for more jobs: so many watts (below 0: too much is drawn) from each start to the
+ * next one's, the last ones for ever; kept_watts included. Returns how many there are, and writes up to `capacity`.
+ * Nothing before the first plan. */
+uint32_t sluice_power_profile(const struct sluice_power *power, uint32_t budget, uint32_t capacity, int64_t *starts_s,
+                              int64_t *watts);
+
 /* ======== backfill ======== */
 
 /*
@@ -646,6 +702,9 @@ enum sluice_error sluice_preemption_plan(struct sluice_preemption *preemption, e
  *   - A job may bring the reservation of an earlier plan. All of those are held from the outset; in its turn each job
  *     gives its own up and takes the first start by these rules, or its own again where that is earlier. So a reserved
  *     start never slips, as long as run times are upper bounds and no node or GPU is lost.
+ *   - Power (sluice_backfill_set_power): a job also needs its watts in every budget that counts it, throughout. A node
+ *     whose share of them is not free is passed over. A job that could start now but for watts, and that may start with
+ *     fewer (least_watts), starts with as many a GPU as are free, at most `watts`; a group with least_watts each.
  * EASY: D. Lifka, JSSPP 1995; conservative: A. Mu'alem, D. Feitelson, IEEE TPDS 12(6), 2001.
  */
 struct sluice_backfill;
@@ -665,7 +724,9 @@ struct sluice_backfill_config {
 
 struct sluice_backfill_running {
     uint64_t allocation;
-    int64_t end_s; /* at the latest, on the caller's clock */
+    int64_t end_s;          /* at the latest, on the caller's clock */
+    uint64_t power_budgets; /* as of a job */
+    int32_t watts;
 };
 
 struct sluice_backfill_job {
@@ -675,6 +736,12 @@ struct sluice_backfill_job {
     uint32_t held_count;
     int64_t held_start_s;           /* the reservation from an earlier plan; ignored where held_count is 0 */
     const struct sluice_part *held; /* its parts */
+
+    /* Only with power budgets. */
+    uint64_t power_budgets; /* bit b: budget b counts it, on its nodes */
+    int32_t watts;         /* of each GPU, or share of one, above what it draws idle; 0 to SLUICE_POWER_MAX_GPU_WATTS */
+    int32_t least_watts;   /* the fewest that it may start with; 0: `watts` */
+    bool power_guaranteed; /* it may use what budgets keep */
 };
 
 /* A job's planned start: its parts are parts[first_part .. first_part + part_count). */
@@ -682,6 +749,8 @@ struct sluice_backfill_start {
     int64_t start_s; /* now: start it; later: reserved; SLUICE_BACKFILL_NO_START */
     uint32_t first_part;
     uint32_t part_count;
+    int32_t watts;            /* of each GPU that are booked; 0 without power budgets */
+    uint32_t waits_for_power; /* 1 + a budget without which it could start now; 0: none */
 };
 
 /*
@@ -693,14 +762,19 @@ enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *confi
                                       struct sluice_backfill **backfill, struct sluice_error_text *text);
 void sluice_backfill_free(struct sluice_backfill *backfill);
 
+/* Plans from now on book watts of these budgets, made for as many nodes; NULL: of none. They have to outlive that, and
+ * serve one plan at a time. */
+void sluice_backfill_set_power(struct sluice_backfill *backfill, struct sluice_power *power);
+
 /*
  * Plan; the cluster does not change. starts[i] belongs to jobs[i]; parts of each start are in ascending order of node,
  * as sluice_commit takes them. A held reservation that no longer fits (a node or GPU was lost, a job overran) is
  * dropped, and its job planned like one without.
  * A job of one node looks through what is remembered of its kind, a few instructions for every 16 nodes, and typically
  * at about 40 nodes themselves; O(nodes) for several nodes; O(nodes * candidate starts) for groups and GPUs in total.
- * Errors: those of sluice_request_check, with the job's number; RANGE (limit_s, now_s below 0, more nodes than the
- * handle was made for); UNKNOWN and DUPLICATE (running allocation); CAPACITY (more jobs or parts than there is room
+ * With power budgets a job of one node looks at nodes a little longer, and O(nodes * candidate starts) for several.
+ * Errors: those of sluice_request_check, with the job's number; RANGE (limit_s, watts, now_s below 0, more nodes than
+ * the handle or the budgets were made for); UNKNOWN and DUPLICATE (running allocation); CAPACITY (more jobs or parts than there is room
  * for).
  */
 enum sluice_error sluice_backfill_plan(struct sluice_backfill *backfill, const struct sluice_cluster *cluster,

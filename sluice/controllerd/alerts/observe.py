@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from policy.alerts import NodeRule
 from policy.live import Cluster
+from policy.power import show_watts
 from policy.quota_use import TenantUse, read_use
 from policy.service_jobs import FILE_NAME, ServicePolicy, ServicesFile, ServicesPolicy
 from sluice.base.errors import SluiceError
 from sluice.base.hostlist import expand
 from sluice.controllerd.daemon import Site
+from sluice.controllerd.power.duty import power_of
 from sluice.controllerd.readings import readings_of
 from sluice.exchange.fleet import MOST_AGE_S, FleetStatus, read_status
 from sluice.exchange.live import GpuReading
@@ -125,6 +128,11 @@ class Observation:
         if self.now - status.at > MOST_AGE_S:
             raise UnknownError(f"fleetd said what it knows {self.now - status.at:.0f} s ago")
         return status
+
+    @cached_property
+    def budgets(self) -> list[dict[str, Any]]:
+        """Budgets of watts, as this daemon keeps them."""
+        return list(power_of(self.site).show()["budgets"])
 
     @cached_property
     def requests(self) -> list[RequestRecord]:
@@ -332,6 +340,23 @@ def _pool_capacity(seen: Observation, rule: NodeRule) -> Found:
     return Found(found)
 
 
+def _power_budget(seen: Observation, rule: NodeRule) -> Found:
+    """Where jobs can be stopped that is done; what lasts is what guaranteed jobs draw by their lowest caps."""
+    found: dict[str, Seen] = {}
+    known: set[str] = set()
+    for one in seen.budgets:
+        if one["measured_w"] is None:
+            continue
+        known.add(f"budget {one['name']}")
+        percent = 100 * one["measured_w"] / max(1, one["watts"])
+        if percent > rule.threshold or one["short_w"]:
+            text = f"draws {show_watts(one['measured_w'])} of {show_watts(one['watts'])}"
+            if one["short_w"]:
+                text += f"; the lowest caps of its running jobs are {show_watts(one['short_w'])} too much"
+            found[f"budget {one['name']}"] = Seen(percent, text)
+    return Found(found, known.__contains__)
+
+
 def _pool_cost(seen: Observation, rule: NodeRule) -> Found:
     return Found({
         f"pool {name}": Seen(pool.cost_hour, f"{pool.on + pool.launching} machines cost {pool.cost_hour:g} an hour")
@@ -356,5 +381,6 @@ _KINDS: dict[str, Callable[[Observation, NodeRule], Found]] = {
     "service-errors": _service_errors,
     "pool-capacity": _pool_capacity,
     "pool-cost": _pool_cost,
+    "power-budget": _power_budget,
 }
 """Kinds that last for a time; `takeover`, `agent-lost` and `errors` are events, which the engine handles."""

@@ -20,6 +20,7 @@ from sluice.base import events
 from sluice.base.errors import SluiceError
 from sluice.controllerd.daemon import Duty, Site
 from sluice.controllerd.metrics.decided import Decided
+from sluice.controllerd.power.duty import power_of
 from sluice.controllerd.readings import readings_of
 from sluice.exchange.fleet import MOST_AGE_S, FleetStatus, read_status
 from sluice.explain.decisions import FOLDER, DecisionError
@@ -190,6 +191,28 @@ def pool_points(cluster: str, status: FleetStatus, now: float, stamp: int) -> li
             for kind, count in pool.failures.items()
         ]
     return points
+
+
+def power_points(cluster: str, budgets: Iterable[Mapping[str, Any]], stamp: int) -> list[Point]:
+    """Budgets of watts; none that this daemon has not looked at yet."""
+    return [
+        Point(
+            "sluice_power",
+            {"cluster": cluster, "budget": one["name"]},
+            {
+                "budget_watts": one["watts"],
+                "measured_watts": one["measured_w"],
+                "bound_watts": one["bound_w"],
+                "short_watts": one["short_w"],
+                "capped_gpus": one["capped_gpus"],
+                "silent_gpus": one["silent_gpus"],
+                "lowered": int(one["lowered_until"] is not None),
+            },
+            stamp,
+        )
+        for one in budgets
+        if one["measured_w"] is not None
+    ]
 
 
 # sdiag's words -> field, factor; the first match counts
@@ -393,6 +416,7 @@ class ClusterMetrics:
                 decided,
             ),
             *self._pools(name, stamp),
+            *power_points(name, power_of(site).show()["budgets"], stamp),
             *self.output.sender_points(stamp),
         ]
         try:

@@ -40,6 +40,10 @@ def _health_history(site: Site, viewer: Viewer, query: HistoryQuery, path: Mappi
     }
 
 
+def _power(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
+    return {**site.viewed("power"), **known(site, "power", "power")}
+
+
 def _alerts(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
     return {**site.viewed("alerts"), **known(site, "alerts", "alerts")}
 
@@ -65,6 +69,7 @@ async def _shadow(site: Site, viewer: Viewer, query: ShadowQuery, path: Mapping[
 ENDPOINTS = (
     Endpoint("/health", _health, models.HealthList, "Faults, and what is out of service", operators=True),
     Endpoint("/health/history", _health_history, models.HealthHistory, "What health did", HistoryQuery, operators=True),
+    Endpoint("/power", _power, models.PowerShown, "Budgets of watts, and what is drawn", operators=True),
     Endpoint("/alerts", _alerts, models.AlertList, "Alerts and silences", operators=True),
     Endpoint("/policy", _policy, models.PolicyShown, "The policy file", operators=True),
     Endpoint("/failover", _failover, models.FailoverStatus, "The controllers", operators=True),

@@ -110,6 +110,10 @@ ENDPOINTS = (
         body=models.ReturnRequest, operators=True,
     ),
     _write(
+        "/power/budget", _pass_on("power-budget"), models.BudgetLowered, "Lower a budget of watts for a while",
+        body=models.BudgetRequest, operators=True,
+    ),
+    _write(
         "/alerts/silences", _pass_on("silence"), models.Silenced, "Send no notices of a rule for a while",
         body=models.SilenceRequest, status=201, operators=True,
     ),

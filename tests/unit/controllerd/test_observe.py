@@ -64,6 +64,18 @@ def rule(kind: str, threshold: float, **more: Any) -> NodeRule:
     return NodeRule(name="r", kind=kind, threshold=threshold, duration=0, **more)
 
 
+def test_budgets_of_watts(tmp_path: Path) -> None:
+    kept = {"name": "row", "watts": 1000, "measured_w": 900.0, "short_w": 0.0}
+    over = {"name": "hall", "watts": 1000, "measured_w": 1100.0, "short_w": 100.0}
+    found = see(tmp_path, budgets=[kept, over, {**over, "name": "new", "measured_w": None}]).look(
+        rule("power-budget", 100)
+    )
+    assert {name: one.text for name, one in found.seen.items()} == {
+        "budget hall": "draws 1.1 kW of 1.0 kW; the lowest caps of its running jobs are 100 W too much"
+    }
+    assert [found.known(f"budget {name}") for name in ("row", "hall", "new")] == [True, True, False]
+
+
 def test_gpus(tmp_path: Path) -> None:
     gpus = [
         GpuReading("n1", 0, "a", temperature_c=91),

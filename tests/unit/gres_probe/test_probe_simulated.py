@@ -53,6 +53,7 @@ def test_every_platform_is_found_whole(simulate: Simulate, name: str) -> None:
         assert gpu.driver_version == platform.drivers[model.vendor].version
         assert gpu.temperature_c == model.temperature.idle
         assert gpu.power_limit_max_w == model.power.max_w
+        assert (gpu.power_limit_min_w, gpu.power_limit_default_w) == (model.power.min_w, model.power.default_w)
         assert gpu.cores
         assert gpu.health is Health.OK, gpu.health_reasons
         assert gpu.firmware_version

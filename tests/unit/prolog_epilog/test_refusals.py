@@ -18,6 +18,7 @@ from policy.compiled import CompiledPolicy, Tenant
 from policy.health import NodeHealth
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
+from policy.node_power import NodeCap, NodePower
 from prolog_epilog import cgroups
 from prolog_epilog.agent import Agent
 from prolog_epilog.cgroups import Place
@@ -176,6 +177,23 @@ def two_of_sixty_percent(agent: Agent) -> None:
     prolog(agent, job=7, share="60")
 
 
+def limited_power(agent: Agent, *, unsupported: bool = False, refused: bool = False) -> None:
+    """A policy's cap, and a driver that answers as it is told to."""
+    path = agent.state.settings.policy.with_name("sluice.node.json")
+    path.write_text(NodePolicy(power=NodePower(caps=(NodeCap(watts=300, at_most=400),))).render())
+    limit = {"cap_mw": 700_000, "default_mw": 700_000, "least_mw": 200_000, "most_mw": 700_000}
+
+    def ask(*, do: str, **_: object) -> dict[str, Any]:
+        if do == "set_power_limit":
+            assert refused
+            raise SluiceError("the nvidia driver: no permission")
+        if unsupported:
+            return {"limits": {}, "unsupported": {"GPU-0": "not supported"}, "failed": {}}
+        return {"limits": {"GPU-0": limit}, "unsupported": {}, "failed": {}}
+
+    agent.watcher.watches["nvidia"].worker.ask = ask  # type: ignore[method-assign]
+
+
 def task_of_a_refused_job(agent: Agent) -> None:
     known(agent, refused="no share")
     limit(agent)
@@ -233,6 +251,11 @@ TRIED: dict[Refusal, Callable[[Agent], object]] = {
     Refusal.SHARE_IMPOSSIBLE: lambda agent: prolog(agent, share="50"),
     Refusal.SHARE_OF_UNLIKE_GPUS: unlike_gpus,
     Refusal.SHARE_TAKEN: two_of_sixty_percent,
+    Refusal.POWER_UNREADABLE: lambda agent: prolog(agent, power="lots"),
+    Refusal.POWER_OVER_POLICY: lambda agent: (limited_power(agent), prolog(agent, power="401W")),
+    Refusal.POWER_OUT_OF_RANGE: lambda agent: (limited_power(agent), prolog(agent, power="199W")),
+    Refusal.POWER_UNSUPPORTED: lambda agent: (limited_power(agent, unsupported=True), prolog(agent, power="300W")),
+    Refusal.POWER_NOT_SET: lambda agent: (limited_power(agent, refused=True), prolog(agent)),
     Refusal.JOB_REFUSED: task_of_a_refused_job,
     Refusal.SUSPECT: lambda agent: (known(agent), agent.state.suspects.add(7), limit(agent)),
     Refusal.JOB_UNKNOWN: limit,

@@ -63,7 +63,7 @@ class Daemon:
 def source(monkeypatch: pytest.MonkeyPatch, daemon: Daemon, *jobs: Allocation) -> Source:
     monkeypatch.setattr(collect, "stream", FakeSlurm(list(jobs)).stream)
     found = Source(cast(Any, None), cast(Any, None), now=NOW, running=daemon)
-    found.__dict__["fleet"] = FLEET
+    found.__dict__ |= {"fleet": FLEET, "price_kwh": 0.5}
     return found
 
 

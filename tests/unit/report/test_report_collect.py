@@ -76,7 +76,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 def source(rolled: Rollup | None = None) -> Source:
     found = Source(cast(Any, None), cast(Any, None), rolled=rolled, now=NOW)
-    found.__dict__["fleet"] = FLEET
+    found.__dict__ |= {"fleet": FLEET, "price_kwh": 0.5}
     return found
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from policy import compiled
-from policy.compiled import ClassRule, CompiledPolicy, Global, GpuClass, Tenant, Weights
+from policy.compiled import Budget, ClassRule, CompiledPolicy, Global, GpuClass, Tenant, Weights
 from sluice.base.errors import SluiceError
 
 _ROOT = Path(__file__).parents[3]
@@ -78,6 +78,19 @@ def limits(most: int) -> st.SearchStrategy[int | None]:
 
 
 @st.composite
+def budgets(draw: st.DrawFn) -> Budget:
+    """Any budget."""
+    times = sorted(draw(st.sets(st.integers(0, 10080), max_size=6)))
+    hours = [
+        f"{start}-{end}:{draw(st.integers(0, 10**9))}" for start, end in zip(times[::2], times[1::2], strict=False)
+    ]
+    nodes = draw(st.none() | st.sampled_from(["n1", "n[1-16,20],gpu-x[001-128]"]))
+    return Budget(
+        name=draw(names), nodes=nodes, tenant=draw(st.none() | names), watts=draw(st.integers(0, 10**9)), hours=hours
+    )
+
+
+@st.composite
 def policies(draw: st.DrawFn) -> CompiledPolicy:
     """Any policy."""
     class_names = draw(st.lists(names, max_size=4, unique=True))
@@ -89,6 +102,8 @@ def policies(draw: st.DrawFn) -> CompiledPolicy:
         run_time_s=limits(315360000),
         gpus_limit=limits(10**7),
         gpus_guaranteed=st.integers(0, 10**7),
+        power_w=st.integers(0, 100_000),
+        power_most_w=st.integers(0, 100_000),
     )
     chosen = st.sampled_from(class_names or ["none"])
     most = len(class_names)
@@ -144,10 +159,16 @@ def policies(draw: st.DrawFn) -> CompiledPolicy:
                 strategy=draw(st.sampled_from(["static", "dynamic", "hybrid"])),
                 gpu_memory_mib=draw(st.integers(0, 1 << 40)),
                 reserved_permille=draw(st.integers(0, 1000)),
+                power_least_w=draw(st.integers(0, 100_000)),
+                power_most_w=draw(st.integers(0, 100_000)),
+                power_default_w=draw(st.integers(0, 100_000)),
+                power_idle_w=draw(st.integers(0, 100_000)),
+                power_start_least_w=draw(st.integers(0, 100_000)),
             )
             for name in class_names
         ],
         tenants=draw(st.lists(tenant, max_size=4, unique_by=lambda one: one.account)),
+        budgets=draw(st.lists(budgets(), max_size=3, unique_by=lambda one: one.name)),
     )
 
 

@@ -152,7 +152,8 @@ class Reported:
 
     def _source(self, now: float) -> Accounting:
         found = Accounting(cast(Any, None), Commands(), now=now)
-        found.asked, found.__dict__["fleet"] = self.asked, FLEET
+        found.asked = self.asked
+        found.__dict__ |= {"fleet": FLEET, "price_kwh": 0.5}
         found.records = cast(Any, Records())
         return found
 

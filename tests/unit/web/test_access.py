@@ -41,6 +41,11 @@ from tests.unit.controllerd.slurm_objects import a_job, a_node
 from tests.unit.web.reported import OWNERS, Reported
 
 LAUNCH = "0123456789abcdef"
+BUDGET = {
+    "name": "secret-of-ops", "nodes": "*", "accounts": [], "policy_w": 9000, "changes": None, "lowered_w": 5000,
+    "lowered_until": 9.0, "lowered_by": "oscar", "watts": 5000, "measured_w": 4000.0, "bound_w": 4900.0,
+    "capped_gpus": 2, "silent_gpus": 0, "short_w": 0.0,
+}  # fmt: skip
 PATHS = {"job": "3", "tenant": "chemistry", "node": "n1", "report": "users", "service": "own", "pool": "p5"}
 
 
@@ -138,6 +143,7 @@ def a_snapshot(private: list[str]) -> Snapshot:
     made.put("pool-events", {"p5": fleet.history_document(FLEET, "p5")})
     made.put_one("cluster-health", "health", {"mode": "warn", "breaker_since": None, "left_out": 0, "healthy": ""})
     made.put_one("alerts", "alerts", {"schema_version": 1, "alerts": [], "undelivered": 0, "silences": []})
+    made.put_one("power", "power", {"budgets": [BUDGET], "stopped": 0})
     made.put_one("policy", "policy", {"tenants": {"chemistry": {"description": "secret-of-ops"}}})
     made.put_one("failover", "failover", {"schema_version": 1, "hosts": ["a"], "leader": "a", "up": {"a": True}, "lease": None, "journal": {}, "findings": []})  # fmt: skip  # noqa: E501
     for part in (
@@ -149,6 +155,7 @@ def a_snapshot(private: list[str]) -> Snapshot:
         "health",
         "alerts",
         "policy",
+        "power",
         "failover",
         "cluster",
         "inventory",

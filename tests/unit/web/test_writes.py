@@ -29,6 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "JobChange": {"comment": "x"},
     "ReturnRequest": {"node": "n1"},
     "SilenceRequest": {"rule": "x"},
+    "BudgetRequest": {"name": "hall"},
     "PolicyText": {"text": "tenants: {}"},
     "ApplyRequest": {"hash": "0" * 64},
     "ServiceChange": {"most": 2},

@@ -1,0 +1,311 @@
+"""Holds GPUs to their power caps, and gives them back the limits that they had before.
+
+The caps follow from the jobs' records, the controllers' order and heat, and the limits from before from the journal: an
+agent that is killed at any moment leaves all that the next one needs. Drivers are asked in their own processes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from policy.node_power import NodePower
+from prolog_epilog.devices import NodeDevice
+from prolog_epilog.power.heat import Heats
+from prolog_epilog.power.journal import Journal
+from prolog_epilog.power.rules import Wanted, cap_for, job_cap, read_watts, wanted
+from prolog_epilog.power_limits import PowerLimit
+from prolog_epilog.refusals import Refusal
+from prolog_epilog.state import RefusalError, State
+from prolog_epilog.watching import Watch, Watcher
+from sluice.base.errors import SluiceError
+from sluice.base.log import log
+from sluice.exchange.power import PowerOrder
+from sluice.exchange.record import JobRecord
+
+CHECK_S = 5.0
+_ASK_S = 8.0
+_UNSURE_S = 15.0  # a call of an agent that was killed may still be on its way in the driver: longer than `_ASK_S`
+_HOT = frozenset({"thermal", "hardware"})
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """A GPU now. `limit` None: it has none, or does not answer; `before_mw` None: nothing of ours is in force."""
+
+    limit: PowerLimit | None
+    energy_mj: int | None
+    before_mw: int | None
+    why: str
+    problem: str
+
+
+@dataclass
+class Plan:
+    """The caps of a job that is about to start, in mW by device; or why it cannot have them."""
+
+    caps: dict[str, int] = field(default_factory=dict)
+    refusal: RefusalError | None = None
+
+
+class PowerKeeper:
+    """The caps of this node's GPUs. Thread-safe."""
+
+    def __init__(
+        self,
+        state: State,
+        watcher: Watcher,
+        policy: Callable[[], NodePower],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state = state
+        self._watcher = watcher
+        self._policy = policy
+        self._clock = clock
+        self._heats = Heats()
+        self._lock = threading.Lock()  # one change at a time; guards all below
+        self._journal = Journal(state.settings.run / "agent/power.json")
+        self._applied: dict[str, Wanted] = {}
+        self._problems: dict[str, str] = {}
+        self._logged: dict[str, str] = {}  # for the duty alone
+        self._unsure_until = 0.0
+        self.on_due: Callable[[], None] = lambda: None  # called when a cap is to change
+
+    def load(self) -> None:
+        """What an earlier agent left. Raises OSError."""
+        try:
+            self._journal.load()
+        except SluiceError as error:
+            log("problem", what=error.what, remedy=error.remedy)
+        self._heats.load(self._journal.steps)
+        if self._journal.before:
+            self._unsure_until = self._clock() + _UNSURE_S
+
+    # ---- a job ----
+
+    def plan(self, account: str, chosen: Iterable[NodeDevice], asked: str | None, planned: str | None) -> Plan:
+        """What a job is to have, before it is registered; asks drivers only where a cap is possible."""
+        plan, policy = Plan(), self._policy()
+        try:
+            watts = None if asked is None else read_watts(asked)
+            budget = None if planned is None else read_watts(planned, "the budget's cap")
+            capped = [one for one in chosen if watts or budget or cap_for(policy, one.type, account)]
+            limits = self._read({one.gpu_uuid for one in capped}) if capped else _Read()
+            for device in capped:
+                limit = limits.of(device.gpu_uuid, asked=watts is not None)
+                if limit is not None:
+                    mw = job_cap(cap_for(policy, device.type, account), watts, budget, limit)
+                    plan.caps |= {} if mw is None else {device.uuid: mw}
+        except RefusalError as error:
+            plan.refusal = error
+        return plan
+
+    def give(self, record: JobRecord, plan: Plan) -> None:
+        """Put the caps into the record of a job that starts. Raises its RefusalError."""
+        if plan.refusal is not None:
+            raise plan.refusal
+        for grant in record.grants:
+            grant.power_mw = plan.caps.get(grant.uuid)
+            if grant.power_mw is not None:
+                record.note("power", uuid=grant.uuid, watts=grant.power_mw / 1000)
+
+    def began(self, record: JobRecord) -> None:
+        """Before a registered job's tasks start. Raises RefusalError where its caps are not in force."""
+        problems = self.settle(self._gpus(record))
+        if problems and any(grant.power_mw is not None for grant in record.grants):
+            raise RefusalError("; ".join(f"GPU {uuid}: {why}" for uuid, why in problems.items()), Refusal.POWER_NOT_SET)
+
+    def ended(self, record: JobRecord) -> None:
+        """After a job's GPUs were taken back; what cannot be restored now is restored by the duty."""
+        self.settle(self._gpus(record))
+
+    def _gpus(self, record: JobRecord) -> set[str]:
+        return {self._state.devices[grant.index].gpu_uuid for grant in record.grants}
+
+    # ---- controllers, heat ----
+
+    def obey(self, order: PowerOrder) -> None:
+        """Follow an order of the controllers instead of the one before. Raises OSError where it cannot be kept."""
+        with self._lock:
+            before, self._journal.order = self._journal.order, order
+            try:
+                self._journal.save()
+            except OSError:
+                self._journal.order = before
+                raise
+        log("power-order", number=order.number, gpus=len(order.caps))
+        self.settle({*before.caps, *order.caps})
+
+    @property
+    def order(self) -> PowerOrder:
+        """In force."""
+        return self._journal.order
+
+    def on_sample(self, watch: Watch, answer: dict[str, Any]) -> None:
+        """A reader of samples (`Watcher.on_sample`): GPUs with jobs that slow down by heat."""
+        del watch
+        thermal = self._policy().thermal
+        if thermal is None:
+            return
+        parents = {device.uuid: device.gpu_uuid for device in self._state.devices}
+        hot: dict[str, bool] = {}
+        try:
+            for uuid, sample in answer.get("devices", {}).items():
+                gpu = parents.get(uuid)
+                if gpu is not None:
+                    hot[gpu] = hot.get(gpu, False) or bool(_HOT & set(sample.get("throttle") or ()))
+        except (AttributeError, TypeError) as error:  # it runs in the watchdog's thread
+            log("problem", what=f"a sample that cannot be read: {error!r}")
+        changed = self._heats.look(hot, self._clock(), thermal)
+        for gpu, percent in changed.items():
+            log("power-heat", gpu=gpu, percent=percent)
+        if changed:
+            self.on_due()
+
+    # ---- what is in force ----
+
+    def run(self) -> float:
+        """A duty: check all that may have a cap, as drivers and people change limits, too. Seconds until the next."""
+        busy = self._jobs_of()
+        self._heats.keep(busy)
+        with self._lock:
+            concerned = {*self._journal.before, *self._journal.order.caps, *self._heats.steps()}
+        concerned |= {uuid for uuid, caps in busy.items() if any(cap is not None for cap in caps)}
+        problems = self.settle(concerned)
+        for uuid, why in problems.items():
+            if self._logged.get(uuid) != why:
+                log("problem", gpu=uuid, what=f"power cap: {why}")
+        self._logged = problems
+        return 1.0 if problems or self._clock() < self._unsure_until else CHECK_S
+
+    def _jobs_of(self) -> dict[str, list[int | None]]:
+        """The caps of the jobs on each GPU."""
+        found: dict[str, list[int | None]] = {}
+        with self._state.lock:
+            for record in self._state.records.values():
+                for grant in record.grants:
+                    found.setdefault(self._state.devices[grant.index].gpu_uuid, []).append(grant.power_mw)
+        return found
+
+    def settle(self, uuids: Iterable[str]) -> dict[str, str]:
+        """Bring GPUs to the caps that they are to have; by GPU, why that failed."""
+        known = {device.gpu_uuid: device.vendor for device in self._state.devices}
+        thermal = self._policy().thermal
+        with self._lock:
+            busy, steps = self._jobs_of(), self._heats.steps()
+            percents = {} if thermal is None else self._heats.percent(thermal)
+            mine = {uuid for uuid in uuids if uuid in known and self._is_ours(uuid, busy, steps)}
+            read = self._read(mine)
+            problems = dict(read.failed)
+            for uuid, limit in read.limits.items():
+                try:
+                    self._journal.keep_steps(steps)
+                    site = self._journal.before.get(uuid, limit.cap_mw)
+                    order = self._journal.order.caps.get(uuid)
+                    order_mw = None if order is None else int(order) * 1000
+                    goal = wanted(limit, site, busy.get(uuid, ()), order_mw, percents.get(uuid))
+                    self._bring(known[uuid], uuid, limit, goal, site)
+                    self._applied[uuid] = goal
+                except (SluiceError, OSError) as error:
+                    problems[uuid] = str(error)
+            for uuid in mine:
+                self._problems.pop(uuid, None)
+            self._problems |= problems
+        return problems
+
+    def _is_ours(self, uuid: str, busy: Mapping[str, list[int | None]], steps: Mapping[str, int]) -> bool:
+        """Whether a GPU may have a cap now, or has one to be restored: others are not asked for."""
+        return (
+            uuid in self._journal.before
+            or uuid in self._journal.order.caps
+            or uuid in steps
+            or any(cap is not None for cap in busy.get(uuid, ()))
+        )
+
+    def _bring(self, vendor: str, uuid: str, limit: PowerLimit, goal: Wanted, site: int) -> None:
+        if goal.mw != site:
+            self._journal.keep(uuid, site)
+        if limit.cap_mw != goal.mw:
+            answer = self._ask(vendor, do="set_power_limit", uuid=uuid, mw=goal.mw)
+            if "failed" in answer:
+                raise SluiceError(f"the {vendor} driver sets no power limit: {answer['failed']}", remedy="see dmesg")
+            if abs(answer["cap_mw"] - goal.mw) >= 1000:  # drivers round to what their hardware has
+                raise SluiceError(
+                    f"{goal.mw / 1000:g} W were set, and {answer['cap_mw'] / 1000:g} W are in force", remedy="see dmesg"
+                )
+            log("power-cap", gpu=uuid, watts=goal.mw / 1000, why=goal.why or "restored")
+        if goal.mw == site and self._clock() >= self._unsure_until:
+            self._journal.forget(uuid)
+
+    # ---- drivers ----
+
+    def _ask(self, vendor: str, **request: Any) -> dict[str, Any]:
+        return self._watcher.watches[vendor].worker.ask(timeout=_ASK_S, **request)
+
+    def _read(self, uuids: Iterable[str]) -> _Read:
+        found = _Read()
+        by_vendor: dict[str, list[str]] = {}
+        vendors = {device.gpu_uuid: device.vendor for device in self._state.devices}
+        for uuid in sorted(uuids):
+            by_vendor.setdefault(vendors[uuid], []).append(uuid)
+        for vendor, some in by_vendor.items():
+            try:
+                found.add(self._ask(vendor, do="power_limits", uuids=some))
+            except SluiceError as error:
+                found.failed |= dict.fromkeys(some, str(error))
+        return found
+
+    def look(self) -> dict[str, InForce]:
+        """Every GPU now."""
+        vendors: dict[str, list[str]] = {}
+        for device in self._state.devices:
+            vendors.setdefault(device.vendor, []).append(device.gpu_uuid)
+        found: dict[str, InForce] = {}
+        for vendor, listed in vendors.items():
+            uuids, read, energy = list(dict.fromkeys(listed)), _Read(), {}
+            try:
+                answer = self._ask(vendor, do="power", uuids=uuids)
+            except SluiceError as error:
+                read.failed = dict.fromkeys(uuids, str(error))
+            else:
+                read.add(answer)
+                energy = answer["energy"]
+            with self._lock:
+                for uuid in uuids:
+                    found[uuid] = InForce(
+                        read.limits.get(uuid),
+                        energy.get(uuid),
+                        self._journal.before.get(uuid),
+                        self._applied.get(uuid, Wanted(0)).why,
+                        self._problems.get(uuid, "") or read.failed.get(uuid, ""),
+                    )
+        return found
+
+
+@dataclass
+class _Read:
+    """What drivers answered, by GPU."""
+
+    limits: dict[str, PowerLimit] = field(default_factory=dict)
+    unsupported: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, answer: Mapping[str, Any]) -> None:
+        self.limits |= {uuid: PowerLimit(**fields) for uuid, fields in answer["limits"].items()}
+        self.unsupported |= answer["unsupported"]
+        self.failed |= answer["failed"]
+
+    def of(self, uuid: str, *, asked: bool) -> PowerLimit | None:
+        """Its limit; None where it has none and nobody asked for a cap. Raises RefusalError."""
+        if uuid in self.unsupported and asked:
+            raise RefusalError(
+                f"--gpu-power: the power of GPU {uuid} cannot be limited: {self.unsupported[uuid]}",
+                Refusal.POWER_UNSUPPORTED,
+                remedy="leave the option out, or name another type of GPU",
+            )
+        if uuid in self.failed:
+            raise RefusalError(f"GPU {uuid}: {self.failed[uuid]}", Refusal.POWER_NOT_SET)
+        return self.limits.get(uuid)

@@ -1,0 +1,132 @@
+"""Budgets of watts on real daemons: caps fall when one is lowered, then jobs give way, and a guaranteed one stays."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from gpu_sim.fields import set_values
+from tests.integration.jobs import shown, submit
+from tests.integration.policy_site import PolicySite
+from tests.integration.settled import until
+
+pytestmark = pytest.mark.cluster
+
+NODES, GPUS, MOST_W = ("p1", "p2"), 8, 700
+POLICY = """
+level: admit
+classes: {hopper: {types: [h100]}}
+tenants:
+  physics: {members: [alice], guarantee: {gpus: 4}}
+  guests: {members: [bob]}
+power:
+  price_kwh: 0.5
+  lowest_cap: 50%
+  gpus: {hopper: {idle: 72W, least: 200W, default: 700W, most: 700W}}
+  lower_first: [guests]
+  budgets: [{name: hall, nodes: "*", watts: 20kW}]
+"""
+
+
+class Site(PolicySite):
+    """The cluster, and its power."""
+
+    def power(self, *words: str, user: str = "root", check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.cluster.run(["sluice", "power", *words], user=user, check=check)
+
+    def shown(self, *words: str, user: str = "root") -> Any:
+        return json.loads(self.power(*words, "--json", user=user).stdout)
+
+    def budget(self) -> dict[str, Any]:
+        (found,) = self.shown("show")["budgets"]
+        return dict(found)
+
+    def gpus(self) -> list[dict[str, Any]]:
+        return list(self.shown("show", "--gpus")["gpus"])
+
+    def drawn(self) -> float:
+        """As nodes measure it."""
+        return sum(gpu["power_w"] or 0 for gpu in self.gpus())
+
+    def until(self, what: Callable[[], object]) -> None:
+        until(
+            what,
+            shows=lambda: (
+                self.power("show", check=False).stdout,
+                self.power("show", "--gpus", check=False).stdout,
+                self.run("squeue").stdout,
+                self.cluster.log_tail("controllerd@ctl1", 20),
+            ),
+        )
+
+
+@pytest.fixture(scope="module")
+def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
+    made = make_shared_cluster(
+        {
+            "nodes": [{"names": "p[1-2]", "platform": "dgx-h100"}],
+            "controllers": 1,
+            "agent": True,
+            "controllerd": True,
+            "users": [{"name": name} for name in ("alice", "bob", "oper")],
+            "slurm_conf": "AccountingStorageTRES=gres/gpu,gres/shard,gres/gpu:h100\nJobRequeue=1\n"
+            "AccountingStorageEnforce=associations,limits,qos,safe\nKillWait=2\n"
+            "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0\n",
+        }
+    )
+    found = Site(made)
+    found.apply(POLICY)
+    yield found
+
+
+def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one(site: Site) -> None:
+    cluster = site.cluster
+    own = submit(cluster, "-A", "physics", "--gres=gpu:4", "-w", "p1", wrap="exec sleep 600", user="alice")
+    guests = [submit(cluster, "-A", "guests", "--gres=gpu:4", wrap="exec sleep 600", user="bob") for _ in range(3)]
+    site.until(lambda: all(shown(cluster, job)["JobState"] == "RUNNING" for job in (own, *guests)))
+    for node in NODES:
+        for gpu in range(GPUS):
+            set_values(cluster.layout.gpu_sim(node), gpu, {"power": str(MOST_W)})
+    site.until(lambda: site.drawn() > 0.98 * 16 * MOST_W)
+    assert {gpu["cap_w"] for gpu in site.gpus()} == {MOST_W}
+    site.until(lambda: site.budget()["measured_w"])  # the daemon has looked for long enough
+
+    site.power("budget", "hall", "--now", "8kW", "--for", "1h")
+    site.until(lambda: site.drawn() <= 8000)
+    assert all(shown(cluster, job)["JobState"] == "RUNNING" for job in (own, *guests))
+    why = site.shown("why", guests[0], user="bob")
+    assert why["gives_way"] == 1 and {gpu["why"] for gpu in why["gpus"]} == {"order"}
+    assert site.shown("why", own)["gives_way"] == "never stopped"
+    assert "no running job of yours" in site.power("why", own, user="bob", check=False).stderr
+
+    site.power("budget", "hall", "--now", "3500W", "--for", "1h")
+    site.until(lambda: site.drawn() <= 3500)
+    site.until(lambda: shown(cluster, guests[-1])["Restarts"] == "1")
+    assert (shown(cluster, own)["JobState"], shown(cluster, own)["Restarts"]) == ("RUNNING", "0")
+
+    site.power("budget", "hall", "--end")
+    site.until(lambda: {gpu["cap_w"] for gpu in site.gpus() if int(own) in gpu["jobs"]} == {MOST_W})
+
+
+def test_only_what_can_be_kept_and_only_by_administrators(site: Site) -> None:
+    assert "draw without jobs" in site.power("budget", "hall", "--now", "500W", "--for", "1h", check=False).stderr
+    assert "not in the policy" in site.power("budget", "x", "--now", "5kW", "--for", "1h", check=False).stderr
+    assert site.power("budget", "hall", "--now", "15kW", "--for", "1h", user="bob", check=False).returncode == 1
+    assert site.budget()["lowered_w"] is None
+
+
+def test_a_daemon_that_starts_again_lifts_no_cap_and_knows_what_was_lowered(site: Site) -> None:
+    site.power("budget", "hall", "--now", "10kW", "--for", "1h")
+    site.until(lambda: site.budget()["capped_gpus"])
+    before = {gpu["uuid"]: gpu["cap_w"] for gpu in site.gpus() if gpu["jobs"]}
+    site.cluster.stop_daemon("controllerd@ctl1")
+    site.cluster.start_daemon("controllerd@ctl1")
+    site.until(lambda: site.power("show", check=False).returncode == 0 and len(site.gpus()) == len(NODES) * GPUS)
+    after = {gpu["uuid"]: gpu["cap_w"] for gpu in site.gpus()}
+    assert all(after[uuid] <= cap + 1 for uuid, cap in before.items())
+    assert site.budget()["lowered_w"] == 10_000

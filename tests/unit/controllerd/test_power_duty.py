@@ -1,0 +1,142 @@
+"""What the daemon makes of nodes' reports, and what it leaves alone where it does not lead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from policy.document import parse
+from policy.node import FILE_NAME, compile_node
+from sluice.base.errors import SluiceError
+from sluice.controllerd.daemon import Site
+from sluice.controllerd.power import duty
+from sluice.controllerd.power.duty import LOOK_S, PowerControl
+from sluice.exchange.power import GpuPower, PowerReport
+from tests.unit.controllerd.slurm_objects import a_job, a_node
+
+POLICY = """
+classes: {hopper: {types: [h100]}}
+tenants: {physics: {members: [alice], guarantee: {gpus: 1}}, guests: {members: [bob]}}
+power:
+  gpus: {hopper: {idle: 70W, least: 200W, default: 700W, most: 700W}}
+  budgets: [{name: hall, nodes: "*", watts: 5kW}, {name: guests, tenant: guests, watts: 1kW}]
+"""
+
+
+class FakeSite:
+    """As much of a controller as the duty needs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state_save = self.conf_folder = folder
+        self.events = folder / "events.jsonl"
+        self.client = self
+        self.led = True
+        self.ran: list[str] = []
+        self.commands = self
+
+    def leads(self) -> bool:
+        return self.led
+
+    def jobs(self, *, ids: list[int], states: list[str]) -> list[Any]:
+        del states
+        owners = {1: ("alice", "physics"), 2: ("bob", "guests"), 3: ("bob", "guests")}
+        return [
+            replace(a_job(number), uid=1000 + number, user=owners[number][0], account=owners[number][1],
+                    qos=owners[number][1], start_time=number)
+            for number in ids
+        ]  # fmt: skip
+
+    def nodes(self) -> list[Any]:
+        return [replace(a_node(name), gres="gpu:h100:2", tres_allocated={"gres/gpu:h100": 2}) for name in ("n1", "n2")]
+
+    def run(self, *words: str, **_: Any) -> Any:
+        self.ran.append(" ".join(words))
+        return type("Done", (), {"returncode": 0})
+
+
+class Daemon:
+    """The duty, second by second."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / FILE_NAME).write_text(compile_node(parse(POLICY)).render())
+        self.now = 1000.0
+        self.site = FakeSite(folder)
+        monkeypatch.setattr(duty.time, "monotonic", lambda: self.now)
+        self.control = PowerControl(cast(Site, self.site))
+        self.control.powers._clock = lambda: self.now
+
+    def step(self, seconds: int = 1, **drawn: float) -> None:
+        for _ in range(seconds):
+            self.report("n1", (1, 2), **drawn)
+            self.now += 1
+            self.control.step(cast(Site, self.site))
+
+    def report(self, node: str, jobs: tuple[int, ...], drawn: float = 600, cap: float = 700) -> dict[str, Any]:
+        gpus = tuple(GpuPower(f"{node}-{job}", cap, 700, 200, 700, power_w=drawn, jobs=(job,)) for job in jobs)
+        return self.control.powers.take(PowerReport(node, 0, gpus).to_dict())
+
+    def plan(self) -> list[str]:
+        return (self.site.state_save / "sluice.power").read_text().splitlines()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    return Daemon(tmp_path, monkeypatch)
+
+
+def test_nothing_is_ordered_before_it_has_looked_long_enough(daemon: Daemon) -> None:
+    daemon.step(int(LOOK_S))
+    assert not (daemon.site.state_save / "sluice.power").exists()
+    daemon.step(2)
+    assert "job 1 700" in daemon.plan()
+
+
+def test_allocated_gpus_of_nodes_that_never_reported_count_in_full(daemon: Daemon) -> None:
+    daemon.step(int(LOOK_S) + 2)
+    (hall, _) = daemon.control.show()["budgets"]
+    assert daemon.control._uses[0].watts == 5000 - 2 * 700
+    assert (hall["watts"], hall["measured_w"]) == (5000, 1200)
+
+
+def test_a_tenants_budget_has_the_gpus_of_its_jobs(daemon: Daemon) -> None:
+    daemon.step(int(LOOK_S) + 2)
+    assert daemon.control._uses[1].measured_w == 600
+
+
+def test_a_controller_that_does_not_lead_orders_nothing(daemon: Daemon) -> None:
+    daemon.site.led = False
+    daemon.step(int(LOOK_S) + 5)
+    assert not (daemon.site.state_save / "sluice.power").exists()
+    assert daemon.report("n1", (1, 2)) == {}
+    daemon.control._to_stop.append((2, "why"))
+    daemon.control.stop(cast(Site, daemon.site))
+    assert daemon.site.ran == []
+
+
+def test_a_lowered_budget_is_ordered_published_and_jobs_give_way(daemon: Daemon) -> None:
+    daemon.step(int(LOOK_S) + 2)
+    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
+    assert daemon.report("n1", (1, 2))["order"]["caps"]["n1-2"] < 700
+    assert daemon.plan()[1].startswith("budget hall 2000 ")
+    daemon.step(3, cap=300)
+    daemon.control.stop(cast(Site, daemon.site))
+    assert daemon.site.ran == ["scontrol requeue 2"]  # job 1 is guaranteed
+    assert daemon.control.why({"job": 1}, None)["gives_way"] == "never stopped"
+    with pytest.raises(SluiceError, match="no running job of yours"):
+        daemon.control.why({"job": 1}, 1002)
+    daemon.control.lower({"name": "hall", "end": True})
+    with pytest.raises(SluiceError, match="is not lowered"):
+        daemon.control.lower({"name": "hall", "end": True})
+
+
+def test_without_budgets_orders_are_taken_back(daemon: Daemon) -> None:
+    daemon.step(int(LOOK_S) + 2)
+    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60})
+    daemon.step()
+    (daemon.site.state_save / FILE_NAME).write_text(compile_node(parse("{}")).render())
+    daemon.step()
+    assert daemon.report("n1", (1, 2))["order"]["caps"] == {}
+    assert len(daemon.plan()) == 2

@@ -1,0 +1,166 @@
+"""Budgets are kept by caps, jobs give way in the policy's order, and watts are never given twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from sluice.controllerd.power.caps import GpuState, fill
+from sluice.controllerd.power.keeper import GUARANTEED, Decision, Gpu, Keeper, Limit, PowerJob
+
+LEAST, LOWEST, MOST, IDLE = 100.0, 240.0, 400.0, 50.0
+
+
+def state(key: str, *, rank: int = 0, drawn: float = 400, cap: float = 400, busy: bool = True) -> GpuState:
+    return GpuState(key, rank, IDLE, LEAST, LOWEST, MOST, cap, drawn, busy)
+
+
+def test_all_get_what_they_want_where_there_is_room() -> None:
+    assert fill(800, [state("a"), state("b")]).caps == {"a": 400, "b": 400}
+
+
+def test_who_draws_less_gives_first() -> None:
+    found = fill(640, [state("a"), state("b", drawn=200)])
+    assert found.caps["b"] == pytest.approx(220)
+    assert found.caps["a"] == 400
+    assert found.short_w == 0
+
+
+def test_the_lowest_rank_comes_down_first() -> None:
+    found = fill(700, [state("a", rank=0), state("b", rank=1)])
+    assert found.caps == {"a": pytest.approx(300), "b": 400}
+    found = fill(600, [state("a", rank=0), state("b", rank=1)])
+    assert found.caps == {"a": pytest.approx(240), "b": pytest.approx(360)}
+
+
+def test_below_the_policys_lowest_cap_and_the_hardwares() -> None:
+    gpus = [state("a"), state("b", rank=1)]
+    found = fill(400, gpus)
+    assert (found.caps["a"], found.caps["b"]) == (pytest.approx(160), pytest.approx(240))
+    assert (found.below_w, found.short_w) == (pytest.approx(80), 0)
+    assert fill(150, gpus).short_w == pytest.approx(50)
+
+
+class Cluster:
+    """GPUs that follow orders at the next report."""
+
+    def __init__(self, count: int, demand: float = 400, jobs: int | None = None) -> None:
+        self.keeper = Keeper()
+        self.now = 0.0
+        self.demand = {f"g{number}": demand for number in range(count)}
+        self.caps = dict.fromkeys(self.demand, MOST)
+        self.jobs = {f"g{number}": (number + 1,) for number in range(count if jobs is None else jobs)}
+        self.of = {number + 1: PowerJob(number + 1, 0, float(number)) for number in range(count)}
+        self.booked = LOWEST
+        self.silent: set[str] = set()
+
+    def draws(self) -> float:
+        return sum(min(self.caps[key], self.demand[key]) if key in self.jobs else IDLE for key in self.caps)
+
+    def step(self, watts: float | Mapping[str, float]) -> Decision:
+        limits = [
+            Limit(name, one, {f"n/{key}": 1.0 for key in self.caps})
+            for name, one in ({"hall": watts} if isinstance(watts, float | int) else watts).items()
+        ]
+        gpus = [
+            Gpu("n", key, cap, LEAST, LOWEST, MOST, IDLE, min(cap, self.demand[key]) if key in self.jobs else IDLE,
+                self.booked, self.jobs.get(key, ()), key in self.silent)
+            for key, cap in self.caps.items()
+        ]  # fmt: skip
+        found = self.keeper.step(self.now, gpus, self.of, limits)
+        self.now += 1
+        orders = found.caps.get("n", {})
+        self.caps = {key: cap if key in self.silent else orders.get(key, MOST) for key, cap in self.caps.items()}
+        return found
+
+
+def test_a_lowered_budget_is_met_by_the_next_report_and_room_is_given_back_once() -> None:
+    cluster = Cluster(4)
+    cluster.step(1600)
+    assert not cluster.step(1600).caps
+    cluster.step(1200)
+    assert cluster.draws() <= 1200
+    seen = []
+    for _ in range(30):
+        assert not cluster.step(1600).stop
+        seen.append(cluster.draws())
+        assert seen[-1] <= 1600
+    assert seen[0] <= 1200  # not at once
+    assert seen[-1] == 1600
+    assert seen == sorted(seen)  # and it does not swing
+
+
+def test_jobs_are_stopped_only_where_a_budget_was_lowered() -> None:
+    cluster = Cluster(4)
+    for _ in range(10):
+        assert not cluster.step(800).stop  # constant: caps below the lowest one, and nobody is stopped
+    assert cluster.draws() <= 800
+    cluster = Cluster(4)
+    cluster.of[4] = replace(cluster.of[4], rank=GUARANTEED)
+    cluster.step(1600)
+    stopped: list[int] = []
+    for _ in range(5):
+        stopped += cluster.step(800).stop
+    assert stopped == [3]  # the last one that began of those that may be stopped: 3 * 240 + 50 is less than 800
+    assert cluster.draws() <= 800
+
+
+def test_guaranteed_jobs_are_never_stopped() -> None:
+    cluster = Cluster(2)
+    cluster.of = {number: replace(job, rank=GUARANTEED) for number, job in cluster.of.items()}
+    cluster.step(800)
+    for _ in range(20):
+        found = cluster.step(150)
+        assert not found.stop
+    assert found.uses[0].short_w == pytest.approx(50)
+    assert set(cluster.caps.values()) == {LEAST}
+
+
+def test_a_new_job_starts_low_and_gets_what_it_is_booked_with() -> None:
+    cluster = Cluster(4, jobs=3)
+    cluster.booked = 300
+    for _ in range(40):
+        cluster.step(1300)
+    assert cluster.caps["g3"] == LEAST
+    before = cluster.draws()
+    cluster.jobs["g3"] = (4,)
+    assert cluster.draws() == before - IDLE + LEAST
+    for _ in range(40):
+        assert cluster.draws() <= 1300
+        cluster.step(1300)
+    assert cluster.caps["g3"] > LOWEST
+
+
+def test_the_planner_counts_jobs_with_what_they_can_be_lowered_to() -> None:
+    cluster = Cluster(2)
+    for _ in range(20):
+        published = cluster.step(700).published
+    assert set(cluster.caps.values()) == {350}
+    assert published == {1: LOWEST, 2: LOWEST}
+    for _ in range(20):
+        published = cluster.step(800).published
+    assert published == {1: MOST, 2: MOST}
+
+
+def test_a_silent_node_keeps_its_caps_and_counts() -> None:
+    cluster = Cluster(2)
+    cluster.step(800)
+    cluster.silent = {"g0"}
+    cluster.step(660)
+    assert cluster.caps == {"g0": 400, "g1": pytest.approx(260)}
+
+
+def test_a_gpu_in_two_budgets_has_the_lower_cap() -> None:
+    cluster = Cluster(2)
+    cluster.step({"hall": 800, "row": 800})
+    cluster.step({"hall": 700, "row": 600})
+    assert cluster.draws() <= 600
+
+
+def test_orders_of_an_earlier_daemon_stay_until_there_is_room() -> None:
+    cluster = Cluster(2)
+    cluster.caps = {"g0": 250.0, "g1": 250.0}
+    cluster.keeper.adopt({"n/g0": 250.0, "n/g1": 250.0})
+    assert cluster.step(500).caps == {"n": {"g0": 250, "g1": 250}}
