@@ -9,7 +9,8 @@
  *
  * All numbers are little-endian. Times are ns of the node's CLOCK_MONOTONIC; records of kind CLOCK say what time of
  * day that was. A file is whole after each write: its process may die at any moment, and what follows the last complete
- * record is then to be ignored. Without a record of kind END the process died, or still runs.
+ * record is then to be ignored. The first record has room for kind END from the start, so that a full disk can be told: as
+ * long as it is of kind 0 the process runs, or has died.
  */
 #ifndef SLUICE_PROFILE_H
 #define SLUICE_PROFILE_H
@@ -98,7 +99,7 @@ enum sluice_profile_kind {
     SLUICE_PROFILE_CLOCK = 11,     /* at `start` */
     SLUICE_PROFILE_GAP = 12,       /* from `start` to `end` nothing was collected */
     SLUICE_PROFILE_LOST = 13,      /* events that were dropped, and no span of time is known */
-    SLUICE_PROFILE_END = 14,       /* the last record: why the profile ended; `name`, if not 0, says it in words */
+    SLUICE_PROFILE_END = 14,       /* the first record: why the profile ended, `start` to `end`; `name`: in words */
 };
 
 /* Where memory is: `from`, `to` and `where`. */
