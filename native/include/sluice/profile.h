@@ -4,7 +4,7 @@
  * (libsluice_profile.so) writes. Everything here belongs to the job's user, and nobody else's program reads it.
  *
  * The library finds the folder of the profile in SLUICE_PROFILE_FOLDER. In it:
- *   control    struct sluice_profile_control, written by whoever asks and mapped by each process of the job
+ *   control    struct sluice_profile_control, written by whoever asks
  *   *.profile  one file for each process and profile: a header, then records of 64 bytes, in no order of time
  *
  * All numbers are little-endian. Times are ns of the node's CLOCK_MONOTONIC; records of kind CLOCK say what time of
@@ -43,18 +43,14 @@ enum {
     SLUICE_PROFILE_WANT_ALL = 1 | 2 | 4 | 8 | 32,
 };
 
-/*
- * 64 bytes. To change it: make `turn` odd, write the other fields, make `turn` even and another number than before, and
- * wake those who wait for `turn` (FUTEX_WAKE, not private). Who misses the wake sees the change within a second.
- * A file whose `wanted` is not 0 starts a profile in each process that finds it, and in those that start later.
- */
+/* 64 bytes, replaced by rename. Processes look four times a second; a profile that is asked for starts in later ones, too. */
 struct sluice_profile_control {
     char magic[8];
-    uint32_t turn;
+    uint32_t unused;      /* 0 */
     uint32_t wanted;      /* 0: no profile */
     uint64_t until;       /* ns of CLOCK_MONOTONIC at which processes stop by themselves; 0: never */
     uint32_t budget;      /* millionths of the time that tracing may cost a process; 0: the default, 10,000 (1 %) */
-    uint32_t number;      /* of the profile, as the header of its files says it; another one starts a new file */
+    uint32_t number;      /* of the profile: another one ends it, and starts the next; a process has each once */
     uint64_t bytes;       /* the most that one process may write; 0: the default, 256 MiB */
     uint64_t reserved[3]; /* 0 */
 };
@@ -136,9 +132,9 @@ enum sluice_profile_reason {
 
 struct sluice_profile_record {
     uint16_t kind;
-    uint16_t slots;  /* records that follow and belong to it, as text */
-    uint32_t device; /* the vendor's number within the process */
-    uint64_t start, end;
+    uint16_t slots;      /* records that follow and belong to it, as text */
+    uint32_t device;     /* the vendor's number within the process; UINT32_MAX: none, or not known */
+    uint64_t start, end; /* 0: not known */
     uint32_t context, stream;
     uint32_t correlation; /* what one call of the process caused has one number; 0: not known */
     uint32_t name;        /* a number that a record of kind NAME gave; 0: none */
