@@ -10,6 +10,8 @@ enum {
     FIRST_PRICE = 2000,   /* until it is measured */
     LEAST_PRICE = 20,     /* a median hides what is below */
     LEAST_SAMPLES = 8,
+    LONGEST_NS = 100000000, /* between two looks */
+    SHORTEST_NS = 5000000,
 };
 
 static int64_t share(const struct governor *governor, uint64_t ns)
@@ -22,6 +24,7 @@ void governor_start(struct governor *governor, uint32_t budget, uint64_t now)
     *governor = (struct governor){
         .budget = budget < MILLION ? budget : MILLION, .price = FIRST_PRICE, .looked = now, .on = true};
     governor->credit = share(governor, FULL_NS);
+    governor->rate = FULL_NS; /* the worst, until it is known */
 }
 
 void governor_look(struct governor *governor, uint64_t now, uint64_t events, uint64_t own_ns)
@@ -37,7 +40,19 @@ void governor_look(struct governor *governor, uint64_t now, uint64_t events, uin
     governor->events += events;
     governor->collected += governor->on ? passed : 0;
     governor->looked = now;
+    if (governor->on && passed > 0) {
+        governor->rate = (uint64_t)((double)spent / (double)passed * FULL_NS);
+    }
     governor->on = governor->on ? governor->credit >= 0 : governor->credit >= share(governor, AGAIN_NS);
+}
+
+uint64_t governor_interval(const struct governor *governor)
+{
+    double left = (double)governor->credit * FULL_NS / (double)(governor->rate + 1);
+    if (!governor->on || left > LONGEST_NS) {
+        return LONGEST_NS;
+    }
+    return left > SHORTEST_NS ? (uint64_t)left : SHORTEST_NS;
 }
 
 uint64_t governor_estimate(const struct governor *governor, uint64_t ns)

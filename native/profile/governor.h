@@ -20,6 +20,7 @@ struct governor {
     uint64_t collected; /* ns of collection, and events in them: their rate */
     uint64_t events;
     uint64_t cost; /* ns, in all */
+    uint64_t rate; /* what collection cost when it was last looked at: ns in a second */
     bool on;
 };
 
@@ -27,6 +28,8 @@ struct governor {
 void governor_start(struct governor *governor, uint32_t budget, uint64_t now);
 /* What was spent since: events, and time of our own threads. Decides about `on`. */
 void governor_look(struct governor *governor, uint64_t now, uint64_t events, uint64_t own_ns);
+/* When to look again: before the credit is gone, at the rate of now. ns */
+uint64_t governor_interval(const struct governor *governor);
 /* Events that a span of time without collection would have had. */
 uint64_t governor_estimate(const struct governor *governor, uint64_t ns);
 /*

@@ -15,7 +15,7 @@
 
 enum {
     MS = 1000000,
-    TICK_NS = 100 * MS,     /* how often the governor looks and the file is brought up to date */
+    LOOK_NS = 5 * MS,       /* the governor looks no more often than this while buffers come */
     CLOCK_NS = 1000 * MS,   /* and the time of day is noted */
     WITHOUT_NS = 20 * MS,   /* launches are timed for so long before collection begins */
     WITH_NS = 1000 * MS,    /* and after */
@@ -243,7 +243,10 @@ static void drain(struct session *session, uint64_t wait_ns)
         session->events += cupti_write(session->cupti, session->file, buffer.data, buffer.valid, session->clock);
         buffers_return(&buffer);
         wait_ns = 0;
-        look(session, clock_now(CLOCK_MONOTONIC));
+        uint64_t now = clock_now(CLOCK_MONOTONIC);
+        if (now - session->governor.looked >= LOOK_NS) {
+            look(session, now);
+        }
     }
 }
 
@@ -251,9 +254,10 @@ static enum sluice_profile_reason trace(struct session *session)
 {
     enum sluice_profile_reason reason = 0;
     while (reason == 0) {
-        drain(session, TICK_NS);
+        uint64_t interval = governor_interval(&session->governor);
+        drain(session, interval);
         uint64_t now = clock_now(CLOCK_MONOTONIC);
-        if (now - session->ticked >= TICK_NS) {
+        if (now - session->ticked >= interval) {
             tick(session, now);
             look(session, now);
             reason = session->asked(session->control);
