@@ -126,7 +126,7 @@ def run(**options: Any) -> Result:
         injected = {**environment, "CUDA_INJECTION64_PATH": str(_LIBRARY)}
         bare = _measure({"off": 0}, options, environment, 2000, 0)
         loop = _measure({"off": 0, "on": _EVERYTHING, "governed": _DEFAULT}, options, injected, 2000, 0)
-        program = _measure({"off": 0, "governed": _DEFAULT}, options, injected, 20, 20_000)
+        program = _measure({"off": 0, "governed": _DEFAULT}, options, injected, 20, 200_000)
         ends = _ends(folder / "profile")
         if not ends or any(events == 0 or why != 1 for _, events, why, _ in ends):
             raise SluiceError(f"profiles without events, or that ended by themselves: {ends}")

