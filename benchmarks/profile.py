@@ -33,12 +33,10 @@ OPTIONS = [
 MUST = {"on_overhead_ns": ("<=", 200.0), "program_loss_percent": ("<=", 1.0)}
 
 _LIBRARY = Path(__file__).parents[1] / "sluice/core/libsluice_profile.so"
-_CONTROL = struct.Struct("<8sIIQIIQ24x")
 _HEADER, _END = 256, struct.Struct("<HHIQQIIIIQI4xQ")
 
-# Arms in turn in one process; prints for each by rounds its ns a launch: the median of blocks, and the processor's time of
-# all threads, the library's own among them. A profile is asked for as by `sluice profile start`; half a second lets it
-# begin, and its launches be timed.
+# Arms in turn in one process; prints for each by rounds its ns a launch: the median of blocks, and the processor time
+# of all threads, the library's own among them. A profile is asked for by its control file, and 0.6 s let it begin.
 _CHILD = """
 import json, os, struct, sys, time
 from pathlib import Path

@@ -23,7 +23,7 @@ void governor_start(struct governor *governor, uint32_t budget, uint64_t now)
 {
     *governor = (struct governor){
         .budget = budget < MILLION ? budget : MILLION, .price = FIRST_PRICE, .looked = now, .on = true};
-    governor->credit = share(governor, FULL_NS);
+    governor->credit = share(governor, AGAIN_NS);
     governor->rate = FULL_NS; /* the worst, until it is known */
 }
 

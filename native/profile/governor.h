@@ -24,7 +24,7 @@ struct governor {
     bool on;
 };
 
-/* Begins with collection on and what may be spent in a second. */
+/* Begins with collection on, and little to spend. */
 void governor_start(struct governor *governor, uint32_t budget, uint64_t now);
 /*
  * What was spent since: events, and time of our own threads; `usable` is the time that has passed, as far as the budget

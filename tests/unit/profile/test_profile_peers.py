@@ -103,7 +103,11 @@ ok(rt.cudaDeviceSynchronize())
     platform = load_platform("h100x1").model_copy(update={"drivers": {"nvidia": runtime.driver}})
     write_node_state(tmp_path / "n1", platform, "n1")
     program = Profiled.start(
-        Node(tmp_path / "n1"), folder, "import sys\n" + code, CUDART=runtime.library, SLUICE_PROFILE_CUPTI="libcupti.so.12"
+        Node(tmp_path / "n1"),
+        folder,
+        "import sys\n" + code,
+        CUDART=runtime.library,
+        SLUICE_PROFILE_CUPTI="libcupti.so.12",
     )
     assert program.hears() == "ready"
     while not program.wait_for(number, program.process.pid).records:
@@ -124,7 +128,8 @@ def test_the_limiter_charges_the_same(h100: Node, tmp_path: Path) -> None:
     code = CUDA + (
         "begin()\nsay()\nrun(50)\ncopy()\nwait()\nfree, all = c.c_size_t(), c.c_size_t()\n"
         "again = c.c_void_p()\ncode = cu.cuMemAlloc_v2(c.byref(again), c.c_size_t(200 << 20))\n"
-        "ok(cu.cuMemGetInfo_v2(c.byref(free), c.byref(all)))\ntime.sleep(0.8)\nrun(50)\nsay(f'{code} {free.value} {all.value}')\ntold()\n"
+        "ok(cu.cuMemGetInfo_v2(c.byref(free), c.byref(all)))\ntime.sleep(0.8)\nrun(50)\n"
+        "say(f'{code} {free.value} {all.value}')\ntold()\n"
     )
     total, context = 81559 * MIB, 520 * MIB
     seen = []
@@ -149,8 +154,10 @@ def test_the_limiter_charges_the_same(h100: Node, tmp_path: Path) -> None:
     assert seen[0] == seen[1] and seen[0][0][1].startswith("2 ")
 
 
-# Does with the library what NCCL 2.27 and later do with a profiler plugin; `mask` is what NCCL looks at before each call.
-NCCL = CUDA + """
+# Does what NCCL 2.27 and later do with a profiler plugin; `mask` is what NCCL looks at before each call.
+NCCL = (
+    CUDA
+    + """
 class Event(c.Structure):
     _fields_ = [("type", c.c_uint8), ("parent", c.c_void_p), ("rank", c.c_int), ("sequence", c.c_uint64),
                 ("function", c.c_char_p), ("send", c.c_void_p), ("receive", c.c_void_p), ("count", c.c_size_t),
@@ -190,6 +197,7 @@ say("finalized")
 told()
 assert mask.value == 77, "NCCL's memory was written after its end"
 """
+)
 
 
 def test_calls_of_nccl(make: Callable[..., Profiled]) -> None:
