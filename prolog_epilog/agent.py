@@ -25,6 +25,7 @@ from prolog_epilog.jobs import Jobs
 from prolog_epilog.live_reports import PERIOD_S, LiveReports
 from prolog_epilog.outages import PERIOD_S as OUTAGES_S
 from prolog_epilog.outages import Outages
+from prolog_epilog.profiles import LIBRARY, Profiles
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.regions import Regions
 from prolog_epilog.rungs.base import Rung
@@ -60,7 +61,11 @@ class Agent:
         self.server = Server(settings.run / "agent.sock", self.state.stopping, self.state.users)
         self.duties = Duties(self.state.stopping)
         self.regions = Regions(self.state, self.contexts)
-        self.jobs = Jobs(self.state, self.watcher, self.contexts, self.regions, *self._limits())
+        self.profiles = Profiles(
+            settings.records.parent / "profiles", settings.run / "profile", settings.library.with_name(LIBRARY)
+        )
+        self.profiles.on_retired = self.duties.add("profiles", _IDLE_S, self.profiles.sweep, retry=60.0).wake
+        self.jobs = Jobs(self.state, self.watcher, self.contexts, self.regions, *self._limits(), self.profiles)
         self.jobs.answer_to(self.server)
         self.server.add("restart", self.restart)
         self.server.add("pause", self.pause)
@@ -170,6 +175,7 @@ class Agent:
         self.end_notices.prepare(self.state.settings.run / "ended")
         self.holds.prepare()
         self.regions.prepare()
+        self.profiles.prepare()
 
     def forget_old(self) -> None:
         """A duty: remove records that were kept long enough, sent or not. Raises OSError."""

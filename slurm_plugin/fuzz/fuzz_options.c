@@ -28,7 +28,8 @@ static bool same(const struct sluice_options *one, const struct sluice_options *
 {
     return one->gpu_mem_mib == other->gpu_mem_mib && one->gpu_share == other->gpu_share &&
            one->gang_count == other->gang_count && one->gpu_affinity == other->gpu_affinity &&
-           one->gpu_spread == other->gpu_spread && strcmp(one->gang_name, other->gang_name) == 0;
+           one->gpu_spread == other->gpu_spread && one->gpu_profile == other->gpu_profile &&
+           strcmp(one->gang_name, other->gang_name) == 0;
 }
 
 /* The node's rule (prolog_epilog/jobs.py: _PERCENT), on the one variable that it looks at. */
