@@ -91,8 +91,12 @@ class Writer:
 
 def training(writer: Writer, events: int, seed: int, slower: float = 1.0) -> Writer:
     """Steps of a training job: two kernels, a copy that overlaps the first, and a collective, until so many events."""
-    rng = random.Random(seed)  # noqa: S311 - the same each time
-    gemm, norm, reduce = writer.name("void gemm<float>(int)"), writer.name("layer_norm"), writer.name("ncclAllReduce_f32")
+    rng = random.Random(seed)
+    gemm, norm, reduce = (
+        writer.name("void gemm<float>(int)"),
+        writer.name("layer_norm"),
+        writer.name("ncclAllReduce_f32"),
+    )
     writer.device(0, rng.randbytes(16))
     at = 0
     writer.clock(0)

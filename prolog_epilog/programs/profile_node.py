@@ -9,7 +9,8 @@ clock N                  TASK clock N NANOSECONDS             of CLOCK_MONOTONIC
 start STEP NUMBER S      TASK started STEPS                   a profile, of S seconds; 0: until it is stopped
 stop STEP                TASK stopped FILES                   when all files are complete
 send STEP BYTES          TASK file STEP NAME SIZE, TASK data TEXT, TASK sent LEFT_OUT
-end                      it ends; so it does when the job does, which sends it SIGTERM: then all is sent first
+
+It ends with its input, or when the job does, which sends it SIGTERM: then all is sent first.
 
 STEP is a step's name, as 0 or batch, or * for all. Whatever goes wrong is TASK problem TEXT.
 """
@@ -199,21 +200,23 @@ def ending(number: int, frame: FrameType | None) -> None:
     raise EndingError
 
 
+def answer(words: list[str]) -> None:
+    """One command."""
+    if words[0] == "clock":
+        say("clock", words[1], time.clock_gettime_ns(time.CLOCK_MONOTONIC))
+    elif words[0] == "start":
+        start(words[1], int(words[2]), int(words[3]))
+    elif words[0] == "stop":
+        stop(words[1])
+    elif words[0] == "send":
+        send(words[1], int(words[2]))
+
+
 def serve() -> None:
     """Answer until standard input ends, or the job does."""
     try:
         for line in iter(sys.stdin.readline, ""):
-            words = line.split()
-            if words[0] == "clock":
-                say("clock", words[1], time.clock_gettime_ns(time.CLOCK_MONOTONIC))
-            elif words[0] == "start":
-                start(words[1], int(words[2]), int(words[3]))
-            elif words[0] == "stop":
-                stop(words[1])
-            elif words[0] == "send":
-                send(words[1], int(words[2]))
-            elif words[0] == "end":
-                return
+            answer(line.split())
     except EndingError:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop("*")

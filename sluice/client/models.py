@@ -1409,10 +1409,15 @@ class JobDone(Document):
     messages: list[str]
 
 
-class ProfileRequest(Body):
-    """A profile of a job that runs; without seconds, until it is stopped."""
+class ProfileQuery(Body):
+    """Which step of a job."""
 
     step: str = Field("", pattern=r"^[A-Za-z0-9]{0,16}$", description="0, batch; empty: all steps.")
+
+
+class ProfileRequest(ProfileQuery):
+    """A profile of a job that runs; without seconds, until it is stopped."""
+
     seconds: int | None = Field(None, ge=1, le=86_400)
 
 
