@@ -1,6 +1,8 @@
-/* The simulated CUDA driver: devices and contexts. Kernels are not run; every operation is complete when it returns. */
+/* The simulated CUDA driver: devices and contexts. Kernels are not run; cuda_time.c says how long they take. */
 #include "cuda.h"
 
+#include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,10 +10,28 @@
 
 /* ---- the driver and its devices ---- */
 
+static void inject(void)
+{
+    const char *path = getenv("CUDA_INJECTION64_PATH");
+    void *library = path != NULL && *path != 0 ? dlopen(path, RTLD_LAZY | RTLD_LOCAL) : NULL;
+    int (*start)(void) = NULL;
+    if (library != NULL) {
+        *(void **)&start = dlsym(library, "InitializeInjection");
+    }
+    if (start != NULL) {
+        start();
+    }
+}
+
 CU(cuInit, unsigned int flags)
 {
     static const char *const lists[] = {"CUDA_VISIBLE_DEVICES"};
-    return flags != 0 ? CUDA_ERROR_INVALID_VALUE : result_of(rt_open(SIM_VENDOR_NVIDIA, GRANULE, lists, 1));
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    CUresult result = flags != 0 ? CUDA_ERROR_INVALID_VALUE : result_of(rt_open(SIM_VENDOR_NVIDIA, GRANULE, lists, 1));
+    if (result == CUDA_SUCCESS) {
+        pthread_once(&once, inject);
+    }
+    return result;
 }
 
 CU(cuDriverGetVersion, int *version)
@@ -440,12 +460,6 @@ CU(cuDevicePrimaryCtxSetFlags_v2, CUdevice device, unsigned int flags)
     return device >= 0 && device < rt_count() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-CU(cuCtxSynchronize, void)
-{
-    CUcontext context;
-    return cuda_context(&context);
-}
-
 CU(cuCtxGetFlags, unsigned int *flags)
 {
     CUcontext context;
@@ -526,6 +540,7 @@ CU(cuCtxSetCacheConfig, int preference)
     return result;
 }
 
+CU(cuCtxSynchronize, void);
 ALIAS(cuCtxResetPersistingL2Cache, cuCtxSynchronize, (), void)
 ALIAS(cuProfilerStart, cuCtxSynchronize, (), void)
 ALIAS(cuProfilerStop, cuCtxSynchronize, (), void)

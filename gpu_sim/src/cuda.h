@@ -2,6 +2,9 @@
 #ifndef CUDA_H
 #define CUDA_H
 
+#include <stdatomic.h>
+
+#include "cuda_trace.h"
 #include "runtime.h"
 
 typedef int CUdevice;
@@ -22,6 +25,7 @@ typedef enum {
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_ILLEGAL_STATE = 401,
     CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_UNKNOWN = 999
@@ -86,6 +90,8 @@ static inline void *cuda_pointer(CUdeviceptr address)
 CUresult cuda_context(CUcontext *context);
 CUresult cuda_create_context(CUcontext *context, unsigned int flags, CUdevice device);
 
+/* Says that an allocation was made, or is about to be released. */
+void cuda_held(CUcontext context, enum cuda_activity_kind kind, CUdeviceptr address);
 CUresult cuda_allocate(enum rt_kind kind, CUdeviceptr *address, size_t size);
 
 /* An array, or a level of a mipmapped one: rows of `pitch` bytes without padding. */
@@ -112,10 +118,23 @@ typedef struct {
     size_t width, height, depth;
 } cuda_copy;
 
+typedef struct cu_function {
+    struct cu_code *code;
+    struct cu_function *next;
+    uint64_t duration; /* ns that a launch of it takes on the device */
+    char name[];
+} *CUfunction;
+
+struct cuda_kernel {
+    CUfunction function;
+    unsigned grid[3], block[3];
+};
+
 /* What a stream does, at once or, recorded, when its graph is launched. */
 struct cuda_work {
     enum cuda_work_kind { CUDA_KERNEL, CUDA_COPY, CUDA_FILL, CUDA_CALL } kind;
     union {
+        struct cuda_kernel kernel;
         cuda_copy copy;
         struct {
             CUdeviceptr to;
@@ -128,11 +147,24 @@ struct cuda_work {
         } call;
     };
 };
-CUresult cuda_do(const struct cuda_work *work);
+CUresult cuda_do(CUcontext context, CUstream stream, const struct cuda_work *work);
 CUresult cuda_submit(CUstream stream, const struct cuda_work *work);
-void cuda_run_kernel(void);
+void cuda_run_kernel(CUcontext context, CUstream stream, const struct cuda_kernel *kernel);
 
-struct cu_code;
+/* Time, in ns of CLOCK_MONOTONIC: when a stream has nothing left to do; when what is put behind it begins. */
+uint64_t cuda_now(void);
+uint64_t cuda_stream_end(CUcontext context, CUstream stream);
+uint64_t cuda_enqueue(CUcontext context, CUstream stream, uint64_t duration);
+void cuda_stream_waits(CUstream stream, CUcontext context, uint64_t when);
+void cuda_sleep_until(uint64_t when);
+/* The program waits. */
+CUresult cuda_wait(CUstream stream);
+CUresult cuda_wait_for_event(uint64_t when);
+
+const struct cuda_tracer *cuda_tracer(void);
+/* Says it to who traces, if anybody does; fills in where it was. */
+void cuda_happened(CUcontext context, CUstream stream, struct cuda_activity *activity);
+
 CUresult cuda_load(struct cu_code **code, const void *image);
 
 CU(cuDriverGetVersion, int *version);
@@ -146,6 +178,8 @@ struct cu_stream {
     unsigned flags;
     CUcontext context;
     struct cu_graph *capture; /* the graph that is recorded, or NULL */
+    uint32_t id;
+    _Atomic uint64_t end; /* cuda_time.c */
 };
 
 /* The graph that a stream is recorded to, or NULL. */

@@ -1,18 +1,10 @@
-/* Simulated CUDA: code. Whatever is loaded has every function that is asked for, and a function that is launched runs for
- * a given time and does nothing. */
+/* Simulated CUDA: code. Whatever is loaded has every function that is asked for, and a function that is launched takes
+ * a given time of its stream and does nothing. */
 #include "cuda.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-typedef struct cu_function {
-    struct cu_code *code;
-    struct cu_function *next;
-    char name[];
-} *CUfunction;
 
 /* A module, or a library; a function of it is the kernel, too. */
 typedef struct cu_code {
@@ -91,6 +83,23 @@ CU(cuModuleGetLoadingMode, int *mode)
     return CUDA_SUCCESS;
 }
 
+/* SLUICE_SIM_KERNEL_US: "20" of all functions, "gemm=500,20" of one and of all others. */
+static uint64_t duration_of(const char *name)
+{
+    const char *text = getenv("SLUICE_SIM_KERNEL_US");
+    double us = 0;
+    for (; text != NULL && *text != 0; text = strchr(text, ',') != NULL ? strchr(text, ',') + 1 : NULL) {
+        size_t length = strcspn(text, "=,");
+        if (text[length] != '=') {
+            us = strtod(text, NULL);
+        } else if (strlen(name) == length && strncmp(text, name, length) == 0) {
+            us = strtod(text + length + 1, NULL);
+            break;
+        }
+    }
+    return us > 0 ? (uint64_t)(us * 1e3) : 0;
+}
+
 CU(cuModuleGetFunction, CUfunction *function, CUmodule module, const char *name)
 {
     if (function == NULL || module == NULL || name == NULL || *name == 0) {
@@ -104,6 +113,7 @@ CU(cuModuleGetFunction, CUfunction *function, CUmodule module, const char *name)
     if (found == NULL && (found = malloc(sizeof *found + strlen(name) + 1)) != NULL) {
         found->code = module;
         found->next = module->functions;
+        found->duration = duration_of(name);
         strcpy(found->name, name);
         module->functions = found;
     }
@@ -228,19 +238,20 @@ CU(cuOccupancyAvailableDynamicSMemPerBlock, size_t *bytes, CUfunction function, 
 
 /* ---- launches ---- */
 
-/* As long as SLUICE_SIM_KERNEL_US says: it is complete when the launch returns, like every operation. */
-void cuda_run_kernel(void)
+static CUresult launch(CUstream stream, const struct cuda_kernel *kernel)
 {
-    const char *text = getenv("SLUICE_SIM_KERNEL_US");
-    unsigned long us = text != NULL ? strtoul(text, NULL, 10) : 0;
-    struct timespec left = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000};
-    while (us > 0 && nanosleep(&left, &left) != 0 && errno == EINTR) {
+    const struct cuda_tracer *tracer = cuda_tracer();
+    if (kernel->function == NULL) {
+        return CUDA_ERROR_INVALID_HANDLE;
     }
-}
-
-static CUresult launch(CUfunction function, CUstream stream)
-{
-    return function != NULL ? cuda_submit(stream, &(struct cuda_work){.kind = CUDA_KERNEL}) : CUDA_ERROR_INVALID_HANDLE;
+    if (tracer != NULL) {
+        tracer->launches(false, kernel->function->name);
+    }
+    CUresult result = cuda_submit(stream, &(struct cuda_work){.kind = CUDA_KERNEL, .kernel = *kernel});
+    if (tracer != NULL) {
+        tracer->launches(true, kernel->function->name);
+    }
+    return result;
 }
 
 CU(cuLaunchKernel, CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
@@ -252,7 +263,10 @@ CU(cuLaunchKernel, CUfunction function, unsigned int grid_x, unsigned int grid_y
     (void)extra;
     uint64_t threads = (uint64_t)block_x * block_y * block_z;
     bool fits = grid_x > 0 && grid_y > 0 && grid_z > 0 && threads > 0 && threads <= 1024;
-    return fits ? launch(function, stream) : CUDA_ERROR_INVALID_VALUE;
+    return fits ? launch(stream, &(struct cuda_kernel){.function = function,
+                                                       .grid = {grid_x, grid_y, grid_z},
+                                                       .block = {block_x, block_y, block_z}})
+                : CUDA_ERROR_INVALID_VALUE;
 }
 
 CU(cuLaunchCooperativeKernel, CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,

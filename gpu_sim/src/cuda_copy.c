@@ -1,5 +1,5 @@
 /* Simulated CUDA: copies and fills, in streams and without them. Each is one description, which a stream that is
- * recorded keeps and any other carries out at once. */
+ * recorded keeps and any other carries out at once, as far as memory goes: on their streams they take as long as that took. */
 #include "cuda.h"
 
 #include <string.h>
@@ -53,18 +53,63 @@ static CUresult do_fill(const struct cuda_work *work)
     return CUDA_SUCCESS;
 }
 
-CUresult cuda_do(const struct cuda_work *work)
+/* CUpti_ActivityMemoryKind */
+static uint8_t memory_kind(const cuda_place *place)
+{
+    enum { PAGEABLE = 1, PINNED, ON_DEVICE, IN_ARRAY, MANAGED };
+    struct rt_block block;
+    const void *at = place->type == HOST ? place->host : cuda_pointer(place->device);
+    if (place->type == ARRAY) {
+        return IN_ARRAY;
+    }
+    if (rt_find(at, &block) != RT_OK) {
+        return PAGEABLE;
+    }
+    return block.kind == RT_HOST ? PINNED : block.kind == RT_MANAGED ? MANAGED : ON_DEVICE;
+}
+
+/* What took `took` ns now takes them on its stream. */
+static void moved(CUcontext context, CUstream stream, const struct cuda_work *work, uint64_t took)
+{
+    uint64_t start = cuda_enqueue(context, stream, took);
+    struct cuda_activity activity = {.start = start, .end = start + took};
+    if (cuda_tracer() == NULL) {
+        return;
+    }
+    if (work->kind == CUDA_COPY) {
+        activity.kind = CUDA_COPIED;
+        activity.bytes = work->copy.width * work->copy.height * work->copy.depth;
+        activity.from = memory_kind(&work->copy.from);
+        activity.to = memory_kind(&work->copy.to);
+    } else {
+        activity.kind = CUDA_FILLED;
+        activity.bytes = work->fill.width * work->fill.height * work->fill.element;
+        activity.to = memory_kind(&(cuda_place){.type = UNIFIED, .device = work->fill.to});
+    }
+    cuda_happened(context, stream, &activity);
+}
+
+static CUresult move(CUcontext context, CUstream stream, const struct cuda_work *work)
+{
+    uint64_t start = cuda_now();
+    CUresult result = work->kind == CUDA_COPY ? do_copy(&work->copy) : do_fill(work);
+    if (result == CUDA_SUCCESS) {
+        moved(context, stream, work, cuda_now() - start);
+    }
+    return result;
+}
+
+CUresult cuda_do(CUcontext context, CUstream stream, const struct cuda_work *work)
 {
     switch (work->kind) {
     case CUDA_COPY:
-        return do_copy(&work->copy);
     case CUDA_FILL:
-        return do_fill(work);
+        return move(context, stream, work);
     case CUDA_CALL:
         work->call.function(work->call.argument);
         return CUDA_SUCCESS;
     case CUDA_KERNEL:
-        cuda_run_kernel();
+        cuda_run_kernel(context, stream, &work->kernel);
         return CUDA_SUCCESS;
     }
     return CUDA_ERROR_INVALID_VALUE;
@@ -78,7 +123,13 @@ CUresult cuda_submit(CUstream stream, const struct cuda_work *work)
         return result;
     }
     struct cu_graph *graph = cuda_recording(stream);
-    return graph != NULL ? cuda_graph_capture_work(graph, work) : cuda_do(work);
+    return graph != NULL ? cuda_graph_capture_work(graph, work) : cuda_do(context, stream, work);
+}
+
+/* Calls that name no stream return when the work is done. */
+static CUresult finished(CUresult result)
+{
+    return result == CUDA_SUCCESS ? cuda_wait(NULL) : result;
 }
 
 /* ---- copies of one dimension ---- */
@@ -98,7 +149,7 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream str
 #define COPY(NAME, VERSION, TO, FROM)                                                                                  \
     CU(cuMemcpy##NAME##VERSION, TO to, FROM from, size_t size)                                                         \
     {                                                                                                                  \
-        return copy((CUdeviceptr)to, (CUdeviceptr)from, size, NULL);                                                   \
+        return finished(copy((CUdeviceptr)to, (CUdeviceptr)from, size, NULL));                                         \
     }                                                                                                                  \
     CU(cuMemcpy##NAME##Async##VERSION, TO to, FROM from, size_t size, CUstream stream)                                 \
     {                                                                                                                  \
@@ -118,7 +169,7 @@ CU(cuMemcpyPeerAsync, CUdeviceptr to, CUcontext there, CUdeviceptr from, CUconte
 
 CU(cuMemcpyPeer, CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t size)
 {
-    return cuMemcpyPeerAsync(to, there, from, here, size, NULL);
+    return finished(cuMemcpyPeerAsync(to, there, from, here, size, NULL));
 }
 
 /* ---- copies of two and three dimensions ---- */
@@ -133,7 +184,7 @@ CU(cuMemcpy3DAsync_v2, const cuda_copy *what, CUstream stream)
 
 CU(cuMemcpy3D_v2, const cuda_copy *what)
 {
-    return cuMemcpy3DAsync_v2(what, NULL);
+    return finished(cuMemcpy3DAsync_v2(what, NULL));
 }
 
 ALIAS(cuMemcpy3DPeerAsync, cuMemcpy3DAsync_v2, (what, stream), const cuda_copy *what, CUstream stream)
@@ -179,7 +230,7 @@ CU(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D *what, CUstream stream)
 
 CU(cuMemcpy2D_v2, const CUDA_MEMCPY2D *what)
 {
-    return cuMemcpy2DAsync_v2(what, NULL);
+    return finished(cuMemcpy2DAsync_v2(what, NULL));
 }
 
 ALIAS(cuMemcpy2DUnaligned_v2, cuMemcpy2D_v2, (what), const CUDA_MEMCPY2D *what)

@@ -58,9 +58,9 @@ typedef struct cu_graph_exec {
 } *CUgraphExec;
 
 #ifdef GRAPHS_WITHOUT_RECORDING
-#define DO(WORK) CUDA_SUCCESS /* nothing else is in them */
+#define DO(STREAM, WORK) ((void)(STREAM), CUDA_SUCCESS) /* nothing else is in them */
 #else
-#define DO(WORK) cuda_do(WORK)
+#define DO(STREAM, WORK) do_in(STREAM, WORK)
 #endif
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -409,6 +409,15 @@ CU(cuGraphExecDestroy, CUgraphExec executable)
     return executable != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+#ifndef GRAPHS_WITHOUT_RECORDING
+static CUresult do_in(CUstream stream, const struct cuda_work *work)
+{
+    CUcontext context;
+    CUresult result = cuda_context(&context);
+    return result == CUDA_SUCCESS ? cuda_do(context, stream, work) : result;
+}
+#endif
+
 /* The lock is held here and below. */
 static void let_go(struct graph_memory *memory)
 {
@@ -417,7 +426,7 @@ static void let_go(struct graph_memory *memory)
     rt_pool_unuse(rt_graph_pool(memory->device), memory->size);
 }
 
-static CUresult run(CUgraphExec executable)
+static CUresult run(CUgraphExec executable, CUstream stream)
 {
     CUresult result = CUDA_SUCCESS;
     size_t done = 0;
@@ -436,7 +445,7 @@ static CUresult run(CUgraphExec executable)
         } else if (executable->nodes[done].type == NODE_FREE && memory->held) {
             let_go(memory);
         } else if (executable->nodes[done].type <= NODE_HOST) {
-            result = DO(&executable->nodes[done].work);
+            result = DO(stream, &executable->nodes[done].work);
         }
     }
     for (size_t i = 0; result == CUDA_ERROR_OUT_OF_MEMORY && i + 1 < done; i++) {
@@ -449,12 +458,11 @@ static CUresult run(CUgraphExec executable)
 
 CU(cuGraphLaunch, CUgraphExec executable, CUstream stream)
 {
-    (void)stream;
     if (executable == NULL || rt_ready() != RT_OK) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     pthread_mutex_lock(&lock);
-    CUresult result = run(executable);
+    CUresult result = run(executable, stream);
     pthread_mutex_unlock(&lock);
     return result;
 }

@@ -2,7 +2,6 @@
 #include "cuda.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 /* ---- pools ---- */
 
@@ -170,11 +169,12 @@ CU(cuMemFreeAsync, CUdeviceptr address, CUstream stream)
 /* ---- streams and events ---- */
 
 struct cu_event {
-    struct timespec when;
+    uint64_t when; /* the stream will have done what was before it; ns */
 };
 
 CU(cuStreamCreateWithPriority, CUstream *stream, unsigned int flags, int priority)
 {
+    enum { FIRST_STREAM = 13 };
     CUcontext context;
     CUresult result = stream != NULL ? cuda_context(&context) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) {
@@ -185,6 +185,8 @@ CU(cuStreamCreateWithPriority, CUstream *stream, unsigned int flags, int priorit
         (*stream)->priority = priority;
         (*stream)->flags = flags;
         (*stream)->context = context;
+        static _Atomic uint32_t last = FIRST_STREAM;
+        (*stream)->id = atomic_fetch_add(&last, 1);
     }
     return result;
 }
@@ -202,9 +204,7 @@ CU(cuStreamDestroy_v2, CUstream stream)
 
 CU(cuStreamSynchronize, CUstream stream)
 {
-    CUcontext context;
-    (void)stream;
-    return cuda_context(&context);
+    return cuda_wait(stream);
 }
 
 CU(cuStreamGetCtx, CUstream stream, CUcontext *context)
@@ -277,13 +277,20 @@ CU(cuStreamAttachMemAsync, CUstream stream, CUdeviceptr address, size_t size, un
 
 CU(cuStreamQuery, CUstream stream)
 {
-    return cuStreamSynchronize(stream);
+    CUcontext context;
+    CUresult result = cuda_context(&context);
+    return result == CUDA_SUCCESS && cuda_stream_end(context, stream) > cuda_now() ? CUDA_ERROR_NOT_READY : result;
 }
 
 CU(cuStreamWaitEvent, CUstream stream, struct cu_event *event, unsigned int flags)
 {
+    CUcontext context;
     (void)flags;
-    return event != NULL ? cuStreamSynchronize(stream) : CUDA_ERROR_INVALID_HANDLE;
+    CUresult result = event != NULL ? cuda_context(&context) : CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS) {
+        cuda_stream_waits(stream, context, event->when);
+    }
+    return result;
 }
 
 CU(cuEventCreate, struct cu_event **event, unsigned int flags)
@@ -300,12 +307,13 @@ CU(cuEventCreate, struct cu_event **event, unsigned int flags)
 
 CU(cuEventRecord, struct cu_event *event, CUstream stream)
 {
-    (void)stream;
-    if (event == NULL) {
-        return CUDA_ERROR_INVALID_HANDLE;
+    CUcontext context;
+    CUresult result = event != NULL ? cuda_context(&context) : CUDA_ERROR_INVALID_HANDLE;
+    if (result == CUDA_SUCCESS) {
+        uint64_t now = cuda_now(), end = cuda_stream_end(context, stream);
+        event->when = end > now ? end : now;
     }
-    clock_gettime(CLOCK_MONOTONIC, &event->when);
-    return CUDA_SUCCESS;
+    return result;
 }
 
 CU(cuEventRecordWithFlags, struct cu_event *event, CUstream stream, unsigned int flags)
@@ -315,19 +323,23 @@ CU(cuEventRecordWithFlags, struct cu_event *event, CUstream stream, unsigned int
 
 CU(cuEventQuery, struct cu_event *event)
 {
-    return event != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    if (event == NULL) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    return event->when > cuda_now() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
-ALIAS(cuEventSynchronize, cuEventQuery, (event), struct cu_event *event)
+CU(cuEventSynchronize, struct cu_event *event)
+{
+    return event != NULL ? cuda_wait_for_event(event->when) : CUDA_ERROR_INVALID_HANDLE;
+}
 
 CU(cuEventElapsedTime, float *ms, struct cu_event *start, struct cu_event *end)
 {
     if (ms == NULL || start == NULL || end == NULL) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    double seconds = (double)(end->when.tv_sec - start->when.tv_sec);
-    double rest = (double)(end->when.tv_nsec - start->when.tv_nsec);
-    *ms = (float)(seconds * 1e3 + rest / 1e6);
+    *ms = (float)((double)(int64_t)(end->when - start->when) / 1e6);
     return CUDA_SUCCESS;
 }
 

@@ -85,28 +85,61 @@ static int once(const struct driver *driver, enum sluice_bench_cuda_loop loop, h
     return -1;
 }
 
+/* A context of device 0, a stream and a function; the driver's first error. No function where the driver loads no code. */
+static int begin(const struct driver *driver, handle *stream, handle *function)
+{
+    static const char empty[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n";
+    handle context, module;
+    int code = driver->init(0);
+    if (!code && !(code = driver->retain(&context, 0)) && !(code = driver->set(context)))
+        code = driver->stream(stream, 0);
+    if (!code && driver->load(&module, empty) == 0)
+        code = driver->function(function, module, "empty");
+    return code;
+}
+
+static enum sluice_error said(int code, struct sluice_error_text *text)
+{
+    if (code && text)
+        snprintf(text->text, sizeof text->text, "the CUDA driver answers %d (-1: there is none)", code);
+    return code ? SLUICE_ERROR_SYSTEM : SLUICE_OK;
+}
+
 enum sluice_error sluice_bench_cuda(enum sluice_bench_cuda_loop loop, uint32_t count, uint64_t *times,
                                     uint64_t *bare_times, struct sluice_error_text *text)
 {
-    static const char empty[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n";
     struct driver seen, bare;
-    handle context, stream = NULL, pool, module, function = NULL;
+    handle stream = NULL, pool, function = NULL;
     address scratch = 0;
     uint64_t everything = UINT64_MAX;
     int code = open_driver(&seen, false) && open_driver(&bare, true) ? 0 : -1;
-    if (!code && !(code = seen.init(0)) && !(code = seen.retain(&context, 0)) && !(code = seen.set(context)) &&
-        !(code = seen.stream(&stream, 0)) && !(code = seen.pool(&pool, 0)) &&
+    if (!code && !(code = begin(&seen, &stream, &function)) && !(code = seen.pool(&pool, 0)) &&
         !(code = seen.set_pool(pool, 4, &everything)))
         code = seen.alloc(&scratch, 4096);
-    if (!code && seen.load(&module, empty) == 0)
-        code = seen.function(&function, module, "empty");
     for (uint32_t i = 0; i < 2 * count && !code; i++) { /* in turn, and each as often before as behind the other */
         bool is_bare = (i ^ i >> 1) & 1;
         uint64_t before = bench_now_ns();
         code = once(is_bare ? &bare : &seen, loop, stream, function, scratch);
         (is_bare ? bare_times : times)[i / 2] = bench_now_ns() - before;
     }
-    if (code && text)
-        snprintf(text->text, sizeof text->text, "the CUDA driver answers %d (-1: there is none)", code);
-    return code ? SLUICE_ERROR_SYSTEM : SLUICE_OK;
+    return said(code, text);
+}
+
+enum sluice_error sluice_bench_launches(uint32_t blocks, uint32_t launches, uint32_t work, uint64_t *times,
+                                        struct sluice_error_text *text)
+{
+    struct driver driver;
+    handle stream = NULL, function = NULL;
+    int code = open_driver(&driver, false) ? begin(&driver, &stream, &function) : -1;
+    for (uint32_t i = 0; i < blocks && !code; i++) {
+        uint64_t before = bench_now_ns();
+        for (uint32_t j = 0; j < launches && !code; j++) {
+            for (volatile uint32_t done = 0; done < work; done++) {
+            }
+            code = driver.launch(function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+        }
+        code = code ? code : driver.wait(stream);
+        times[i] = bench_now_ns() - before;
+    }
+    return said(code, text);
 }

@@ -9,7 +9,7 @@ from runtimes import RUNTIMES, Runtime
 from sim_node import Node
 
 from gpu_sim import load_platform, write_node_state
-from tests.programs.begin import CUDART
+from tests.programs.begin import CUDART, KERNEL
 
 
 @pytest.fixture(params=RUNTIMES, ids=[f"cudart{runtime.version}" for runtime in RUNTIMES])
@@ -114,23 +114,11 @@ def test_a_kernel_takes_its_time_and_does_nothing(node: Node, runtime: Runtime) 
     """As the compiler's start code registers it: a fat binary, of which the simulated driver reads nothing."""
     ask = """
 import time
-class Wrapper(c.Structure):
-    _fields_ = [("magic", c.c_int), ("version", c.c_int), ("image", c.c_void_p), ("more", c.c_void_p)]
-class Size(c.Structure):
-    _fields_ = [("x", c.c_uint), ("y", c.c_uint), ("z", c.c_uint)]
-image = c.create_string_buffer(bytes.fromhex("50ed55ba 0100 1000 3000000000000000"), 64)
-wrapper, kernel = Wrapper(0x466243B1, 1, c.addressof(image), None), c.create_string_buffer(8)
-register = getattr(rt, "__cudaRegisterFatBinary")
-register.restype = c.c_void_p
-module = c.c_void_p(register(c.byref(wrapper)))
-getattr(rt, "__cudaRegisterFunction")(module, kernel, b"add", b"add", -1, None, None, None, None, None)
-getattr(rt, "__cudaRegisterFatBinaryEnd")(module)
-rt.cudaLaunchKernel.argtypes = [c.c_void_p, Size, Size, c.c_void_p, c.c_size_t, c.c_void_p]
 ok(rt.cudaFree(None))
 start = time.monotonic()
 codes = [rt.cudaLaunchKernel(kernel, Size(1, 1, 1), Size(threads, 1, 1), None, 0, None) for threads in (32, 2048)]
 ok(rt.cudaDeviceSynchronize())
 print(json.dumps(codes + [time.monotonic() - start >= 0.2]))
 """
-    codes = node.run(CUDART + ask, CUDART=runtime.library, SLUICE_SIM_KERNEL_US="200000")
+    codes = node.run(CUDART + KERNEL + ask, CUDART=runtime.library, SLUICE_SIM_KERNEL_US="200000")
     assert codes[0] == 0 and codes[1] != 0 and codes[2]

@@ -1,0 +1,151 @@
+"""What kernel profiles cost a program: launches in a row and a program's usual share of them, traced and not."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from benchmarks import Result
+from gpu_sim import library_dir, load_platform, write_node_state
+from sluice.base.errors import SluiceError
+from sluice.core import version
+
+OPTIONS = [
+    click.Option(
+        ["--driver"],
+        type=click.Choice(["simulated", "installed"]),
+        default="simulated",
+        show_default=True,
+        help="installed: a real NVIDIA GPU's, with its CUPTI.",
+    ),
+    click.Option(["--rounds"], type=click.IntRange(1), default=7, show_default=True, help="Of all arms in turn."),
+    click.Option(["--seconds"], type=click.FloatRange(0.1), default=0.7, show_default=True, help="An arm, a round."),
+]
+MUST = {"on_overhead_ns": ("<=", 200.0), "program_loss_percent": ("<=", 1.0)}
+
+_LIBRARY = Path(__file__).parents[1] / "sluice/core/libsluice_profile.so"
+_CONTROL = struct.Struct("<8sIIQIIQ24x")
+_HEADER, _END = 256, struct.Struct("<HHIQQIIIIQI4xQ")
+
+# Arms in turn in one process; prints for each by rounds its ns a launch: the median of blocks, and the processor's time of
+# all threads, the library's own among them. A profile is asked for as by `sluice profile start`; half a second lets it
+# begin, and its launches be timed.
+_CHILD = """
+import json, os, struct, sys, time
+from pathlib import Path
+import numpy as np
+from sluice.core._bench import ffi, lib
+from sluice.core.errors import check, new_error_text
+arms, rounds, seconds, launches, work = json.loads(sys.argv[1])
+folder = Path(os.environ["SLUICE_PROFILE_FOLDER"])
+def ask(wanted, number, budget):
+    (folder / "fresh").write_bytes(struct.pack("<8sIIQIIQ24x", b"SLUPCTL1", 0, wanted, 0, budget, number, 4 << 30))
+    (folder / "fresh").replace(folder / "control")
+def blocks(count):
+    times, text = np.zeros(count, dtype=np.uint64), new_error_text()
+    place = ffi.from_buffer("uint64_t[]", times, require_writable=True)
+    check(lib.sluice_bench_launches(count, launches, work, place, text), text)
+    return times / launches
+count = max(10, int(seconds * 1e9 / (np.median(blocks(20)) * launches)))
+seen, number = {arm: [] for arm in arms}, 0
+for _ in range(rounds):
+    for arm, budget in arms.items():
+        number += 1
+        if budget:
+            ask(47, number, budget)
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:
+            blocks(10)
+        before = time.process_time_ns()
+        times = blocks(count)
+        seen[arm].append([float(np.median(times)), (time.process_time_ns() - before) / count / launches])
+        ask(0, number, 0)
+        time.sleep(0.5)
+print(json.dumps(seen))
+"""
+_EVERYTHING, _DEFAULT = 1_000_000, 10_000  # millionths of the time that tracing may cost
+
+
+def _environment(driver: str, folder: Path) -> dict[str, str]:
+    environment = {**os.environ, "SLUICE_PROFILE_FOLDER": str(folder / "profile")}
+    (folder / "profile").mkdir()
+    if driver == "simulated":
+        write_node_state(folder / "node", load_platform("h100x1"), "n1")
+        environment |= {
+            "SLUICE_SIM_STATE": str(folder / "node/state"),
+            "LD_LIBRARY_PATH": str(library_dir()),
+            "SLUICE_SIM_KERNEL_US": "0.01",  # a launch is placed on its stream, and the stream is never in the way
+        }
+    return environment
+
+
+def _measure(
+    arms: dict[str, int], options: dict[str, Any], environment: dict[str, str], launches: int, work: int
+) -> dict[str, list[list[float]]]:
+    words = json.dumps([arms, options["rounds"], options["seconds"], launches, work])
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, words],
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise SluiceError(f"the program with the launches failed: {done.stderr.strip()[-500:]}")
+    seen: dict[str, list[list[float]]] = json.loads(done.stdout)
+    return seen
+
+
+def _ends(folder: Path) -> list[tuple[int, int, int, int]]:
+    """Of each profile: ns that it took, its events, why it ended, ns that it says it cost."""
+    ends = []
+    for path in folder.glob("*.profile"):
+        with path.open("rb") as file:
+            file.seek(_HEADER)
+            end = _END.unpack(file.read(_END.size))
+        ends.append((end[4] - end[3], end[9], end[10], end[11]))
+    return ends
+
+
+def _loss(seen: dict[str, list[list[float]]], arm: str, place: int) -> list[float]:
+    """Per cent by which an arm needs more than without a profile, by rounds."""
+    return [100 * (one[place] / off[place] - 1) for one, off in zip(seen[arm], seen["off"], strict=True)]
+
+
+def run(**options: Any) -> Result:
+    """Arms take turns in one process; the bare driver has a process of its own, without the library."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = _environment(options["driver"], folder)
+        injected = {**environment, "CUDA_INJECTION64_PATH": str(_LIBRARY)}
+        bare = _measure({"off": 0}, options, environment, 2000, 0)
+        loop = _measure({"off": 0, "on": _EVERYTHING, "governed": _DEFAULT}, options, injected, 2000, 0)
+        program = _measure({"off": 0, "governed": _DEFAULT}, options, injected, 20, 20_000)
+        ends = _ends(folder / "profile")
+        if not ends or any(events == 0 or why != 1 for _, events, why, _ in ends):
+            raise SluiceError(f"profiles without events, or that ended by themselves: {ends}")
+    on = [one[0] - off[0] for one, off in zip(loop["on"], loop["off"], strict=True)]
+    losses = _loss(program, "governed", 1)
+    governed = _loss(loop, "governed", 1)
+    return Result(
+        figures={
+            "off_overhead_ns": median(one[0] for one in loop["off"]) - median(one[0] for one in bare["off"]),
+            "on_overhead_ns": median(on),
+            "governed_loop_loss_percent": median(governed),
+            "program_loss_percent": median(losses),
+            "program_launches_a_second": 1e9 / median(one[0] for one in program["off"]),
+        },
+        peer={"launch_ns": median(one[0] for one in bare["off"])},
+        spread={
+            "on_overhead_ns": on,
+            "governed_loop_loss_percent": governed,
+            "program_loss_percent": losses,
+        },
+        versions={"sluice_core": version(), "driver": options["driver"]},
+    )

@@ -1,0 +1,232 @@
+"""Programs that are profiled, and their profiles by a reader of the tests' own."""
+
+from __future__ import annotations
+
+import itertools
+import select
+import struct
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from sim_node import Node
+
+LIBRARY = Path(__file__).parents[3] / "sluice/core/libsluice_profile.so"
+CONTROL = struct.Struct("<8sIIQIIQ24x")
+HEADER = struct.Struct("<8sIIIIQQIIIIIIII64s64s40s16x")
+RECORD = struct.Struct("<HHIQQIIII24s")
+LOSS = struct.Struct("<QI4xQ")
+
+NAME, DEVICE, KERNEL, COPY, FILL, SYNC, MEMORY, CALL = range(1, 9)
+CLOCK, GAP, LOST, END = range(11, 15)
+STOPPED, TIME, EXIT, QUOTA, DISK, BUDGET, BUFFERS, NO_LIBRARY, OCCUPIED = range(1, 10)
+ALL, CALLS = 47, 16
+NO_LIMIT = 1_000_000  # of the budget: all of the time
+
+# A context, a module, and what a program does with it: run(launches, function=gemm), copy(), wait(). Says "ready".
+CUDA = """
+import ctypes as c, os, sys, time
+cu = c.CDLL("libcuda.so.1")
+def ok(code): assert code == 0, code
+def begin():
+    global gemm, small, memory
+    context, module, gemm, small, memory = (c.c_void_p() for _ in range(5))
+    ok(cu.cuInit(0))
+    ok(cu.cuDevicePrimaryCtxRetain(c.byref(context), 0))
+    ok(cu.cuCtxSetCurrent(context))
+    ok(cu.cuModuleLoadData(c.byref(module), b"any"))
+    ok(cu.cuModuleGetFunction(c.byref(gemm), module, b"gemm"))
+    ok(cu.cuModuleGetFunction(c.byref(small), module, b"small"))
+    ok(cu.cuMemAlloc_v2(c.byref(memory), c.c_size_t(1 << 20)))
+one, block, none = c.c_uint(1), c.c_uint(128), c.c_uint(0)
+def run(count, function=None, stream=None):
+    for _ in range(count):
+        ok(cu.cuLaunchKernel(function or gemm, one, one, one, block, one, one, none, stream, None, None))
+def copy(size=1 << 20):
+    ok(cu.cuMemcpyHtoD_v2(memory, bytes(size), c.c_size_t(size)))
+def wait():
+    ok(cu.cuCtxSynchronize())
+def say(text="ready"):
+    print(text, flush=True)
+def told():
+    return sys.stdin.readline().strip()
+"""
+# Works until its standard input says something, then says how many kernels it launched.
+LOOP = (
+    CUDA
+    + """
+import select
+begin()
+say()
+launched = 0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    run(20)
+    launched += 20
+    copy(4096)
+    wait()
+say(str(launched))
+"""
+)
+
+
+class Record(NamedTuple):
+    kind: int
+    slots: int
+    device: int
+    start: int
+    end: int
+    context: int
+    stream: int
+    correlation: int
+    name: int
+    rest: bytes
+
+    @property
+    def loss(self) -> tuple[int, int, int]:
+        """Events, reason, cost."""
+        events, reason, cost = LOSS.unpack(self.rest)
+        return events, reason, cost
+
+
+@dataclass
+class Profile:
+    """All of a file, which must be whole records but for the last."""
+
+    path: Path
+    pid: int = 0
+    number: int = 0
+    started: int = 0
+    end: Record | None = None
+    names: dict[int, str] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> Profile:
+        data = path.read_bytes()
+        magic, version, size, record_size, vendor, started, _, pid, number, *_ = HEADER.unpack(data[: HEADER.size])
+        assert (magic, version, size, record_size, vendor) == (b"SLUPROF1", 1, 256, 64, 1)
+        profile = cls(path, pid, number, started)
+        body = data[size:]
+        records = [Record._make(raw) for raw in RECORD.iter_unpack(body[: len(body) // 64 * 64])]
+        if records and records[0].kind == END:
+            profile.end = records[0]
+        place = 1
+        while place < len(records):
+            one = records[place]
+            if one.kind == NAME:
+                length = int.from_bytes(one.rest[:8], "little")
+                text = body[(place + 1) * 64 : (place + 1) * 64 + length]
+                assert one.slots == (length + 63) // 64
+                profile.names[one.name] = text.decode()
+            else:
+                profile.records.append(one)
+            place += 1 + one.slots
+        return profile
+
+    def of(self, *kinds: int) -> list[Record]:
+        return [one for one in self.records if one.kind in kinds]
+
+    @property
+    def reason(self) -> int:
+        assert self.end is not None, f"{self.path} has no end"
+        return self.end.loss[1]
+
+    @property
+    def words(self) -> str:
+        assert self.end is not None
+        return self.names.get(self.end.name, "")
+
+    def named(self, name: str) -> list[Record]:
+        return [one for one in self.of(KERNEL) if self.names[one.name] == name]
+
+
+numbers = itertools.count(1)
+
+
+@dataclass
+class Profiled:
+    """A program and the folder of its profiles."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    @classmethod
+    def start(cls, node: Node, folder: Path, code: str, *arguments: object, **environment: str) -> Profiled:
+        names = {"CUDA_INJECTION64_PATH": str(LIBRARY), "SLUICE_PROFILE_FOLDER": str(folder)}
+        return cls(node.start(code, *arguments, **(names | environment)), folder)
+
+    def hears(self, timeout: float = 30) -> str:
+        """The next line that the program prints."""
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], timeout)[0], "the program says nothing"
+        line = self.process.stdout.readline().strip()
+        if not line:
+            assert self.process.stderr is not None
+            raise AssertionError(self.process.stderr.read())
+        return line
+
+    def tell(self, word: str = "go") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+
+    def ends(self) -> str:
+        """The rest of what it prints; it must exit with 0."""
+        out, err = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, err
+        return out.strip()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def ask(self, wanted: int = ALL, *, seconds: float = 0, budget: int = NO_LIMIT, limit: int = 0) -> int:
+        """Ask for a profile; its number."""
+        return ask(self.folder, wanted, seconds=seconds, budget=budget, limit=limit)
+
+    def stop(self, number: int) -> Profile:
+        write_control(self.folder, 0, number)
+        return self.profile(number)
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("*.profile"))
+
+    def profile(self, number: int | None = None, *, pid: int | None = None) -> Profile:
+        """The profile, when it has ended."""
+        number = number if number is not None else 1
+        return self.wait_for(number, pid or self.process.pid, ended=True)
+
+    def wait_for(self, number: int, pid: int, *, ended: bool = False) -> Profile:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            for path in self.files():
+                if path.name.endswith(f".{pid}.{number}.profile") and path.stat().st_size >= 320:
+                    profile = Profile.read(path)
+                    if profile.end is not None or not ended:
+                        return profile
+            time.sleep(0.02)
+        raise AssertionError(f"no profile {number} of {pid} among {self.files()}")
+
+    def collects(self, number: int) -> None:
+        """Wait until kernels are in the file."""
+        deadline = time.monotonic() + 20
+        while not self.wait_for(number, self.process.pid).of(KERNEL):
+            assert time.monotonic() < deadline, "nothing is collected"
+            time.sleep(0.02)
+
+
+def ask(folder: Path, wanted: int = ALL, *, seconds: float = 0, budget: int = NO_LIMIT, limit: int = 0) -> int:
+    """Of all processes that look into this folder."""
+    number = next(numbers)
+    until = time.monotonic_ns() + int(seconds * 1e9) if seconds else 0
+    write_control(folder, wanted, number, until, budget, limit)
+    return number
+
+
+def write_control(folder: Path, wanted: int, number: int, until: int = 0, budget: int = 0, limit: int = 0) -> None:
+    fresh = folder / ".control"
+    fresh.write_bytes(CONTROL.pack(b"SLUPCTL1", 0, wanted, until, budget, number, limit))
+    fresh.replace(folder / "control")

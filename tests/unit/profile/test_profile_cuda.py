@@ -1,0 +1,326 @@
+"""The injected library in programs on a simulated GPU: what is collected, and when it begins and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from profiled import (
+    BUDGET,
+    CALL,
+    CALLS,
+    CLOCK,
+    COPY,
+    CUDA,
+    DEVICE,
+    DISK,
+    EXIT,
+    FILL,
+    GAP,
+    KERNEL,
+    LOOP,
+    LOST,
+    MEMORY,
+    NO_LIBRARY,
+    OCCUPIED,
+    QUOTA,
+    SYNC,
+    TIME,
+    Profile,
+    Profiled,
+    ask,
+    write_control,
+)
+
+Make = Callable[..., Profiled]
+
+# Asked for before it starts: waits until that is seen, then does a known amount of work.
+KNOWN = (
+    CUDA
+    + """
+begin()
+say()
+told()
+run(100)
+run(10, small)
+stream = c.c_void_p()
+ok(cu.cuStreamCreate(c.byref(stream), 1))
+run(5, gemm, stream)
+copy()
+ok(cu.cuMemsetD8_v2(memory, c.c_ubyte(1), c.c_size_t(4096)))
+ok(cu.cuMemFree_v2(memory))
+wait()
+"""
+)
+
+
+def known_work(program: Profiled, number: int) -> Profile:
+    """When the profile runs, and its first launches are no longer timed before collection."""
+    assert program.hears() == "ready"
+    deadline = time.monotonic() + 20
+    while not program.wait_for(number, program.process.pid).of(CLOCK):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        program.wait_for(number, program.process.pid)
+    time.sleep(0.05)
+    program.tell()
+    program.ends()
+    return program.profile(number)
+
+
+def test_all_that_a_program_does_is_in_its_profile(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    number = ask(folder)
+    before = time.monotonic_ns()
+    profile = known_work(make(KNOWN, SLUICE_SIM_KERNEL_US="gemm=50,5", SLURM_JOB_ID="7", SLURM_PROCID="3"), number)
+    after = time.monotonic_ns()
+    assert profile.reason == EXIT
+    assert (len(profile.named("gemm")), len(profile.named("small"))) == (105, 10)
+    assert {one.end - one.start for one in profile.named("gemm")} == {50_000}
+    assert {one.end - one.start for one in profile.named("small")} == {5_000}
+    by_stream: dict[int, list[int]] = {}
+    for one in sorted(profile.of(KERNEL), key=lambda one: one.start):
+        assert before < one.start < one.end < after
+        assert one.start >= by_stream.get(one.stream, [0])[-1], "kernels of a stream follow each other"
+        by_stream.setdefault(one.stream, []).append(one.end)
+        assert int.from_bytes(one.rest[12:16], "little") == 128  # threads of a block
+    assert len(by_stream) == 2
+    (copy,) = profile.of(COPY)
+    assert (int.from_bytes(copy.rest[:8], "little"), *copy.rest[8:10]) == (1 << 20, 1, 3)  # from the host to the device
+    (fill,) = profile.of(FILL)
+    assert (int.from_bytes(fill.rest[:8], "little"), *fill.rest[8:10]) == (4096, 0, 3)
+    (freed,) = profile.of(MEMORY)
+    assert int.from_bytes(freed.rest[:8], "little") == 1 << 20 and freed.rest[17] == 1
+    assert len(profile.of(SYNC)) >= 2
+    (device,) = profile.of(DEVICE)
+    assert profile.names[device.name] == "NVIDIA H100 80GB HBM3" and any(device.rest[:16])
+    assert not profile.of(GAP, LOST, CALL)
+
+
+def test_calls_are_collected_where_they_are_wanted(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    profile = known_work(make(KNOWN), ask(folder, 1 | CALLS))
+    kernels, calls = profile.of(KERNEL), profile.of(CALL)
+    assert len(calls) == len(kernels) == 115
+    assert {profile.names[one.name] for one in calls} == {"cuLaunchKernel"}
+    assert {one.correlation for one in calls} == {one.correlation for one in kernels}
+    assert not profile.of(COPY, FILL, MEMORY, SYNC)
+
+
+def test_a_running_program_is_profiled_again_and_again(make: Make) -> None:
+    """Two profiles, and nothing of CUPTI in the process before the first."""
+    program = make(LOOP, SLUICE_SIM_KERNEL_US="20")
+    assert program.hears() == "ready"
+    time.sleep(0.5)
+    maps = Path(f"/proc/{program.process.pid}/maps").read_text()
+    assert "libsluice_profile.so" in maps and "libcupti" not in maps
+    assert program.files() == []
+    profiles = []
+    for _ in range(2):
+        number = program.ask()
+        program.collects(number)
+        profiles.append(program.stop(number))
+        time.sleep(0.3)
+    first, second = profiles
+    assert first.reason == second.reason == 1
+    assert max(one.end for one in first.of(KERNEL)) < min(one.start for one in second.of(KERNEL))
+    for profile in profiles:
+        assert len(profile.of(CLOCK)) >= 2 and not profile.of(GAP, LOST)
+    sizes = [path.stat().st_size for path in program.files()]
+    time.sleep(0.3)
+    assert [path.stat().st_size for path in program.files()] == sizes, "something is written after the end"
+    program.tell()
+    program.ends()
+
+
+def test_a_profile_ends_by_itself(make: Make) -> None:
+    program = make(LOOP)
+    program.hears()
+    number = program.ask(seconds=0.8)
+    profile = program.profile(number)
+    assert profile.reason == TIME and profile.of(KERNEL)
+    program.tell()
+    assert int(program.ends()) > len(profile.of(KERNEL))
+
+
+def test_what_a_killed_program_did_is_there(make: Make) -> None:
+    program = make(LOOP)
+    program.hears()
+    number = program.ask()
+    program.collects(number)
+    time.sleep(0.5)
+    program.process.send_signal(signal.SIGKILL)
+    killed = time.monotonic_ns()
+    program.process.wait()
+    profile = program.wait_for(number, program.process.pid)
+    assert profile.end is None
+    assert killed - max(one.end for one in profile.of(KERNEL)) < 1_000_000_000  # a tick of 100 ms, on a busy machine
+
+
+FORKS = (
+    LOOP.replace("say()\n", "say()\ntold()\n", 1).replace(
+        "while not",
+        """
+for how in ("exit", "_exit", "exec"):
+    child = os.fork()
+    if child == 0:
+        if how == "exec":
+            os.execv(sys.executable, [sys.executable, "-c", os.environ["CHILD"]])
+        os._exit(0) if how == "_exit" else sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+say("forked")
+while not""",
+    )
+)
+
+
+def test_forks_leave_the_profile_alone(make: Make) -> None:
+    """Children end in each way; one that begins with CUDA by itself has a profile of its own."""
+    program = make(FORKS, CHILD=CUDA + "begin()\ntime.sleep(0.6)\nrun(7)\nwait()\n")
+    program.hears()
+    number = program.ask()
+    program.wait_for(number, program.process.pid)
+    program.tell()
+    assert program.hears() == "forked"
+    program.collects(number)
+    program.tell()
+    launched = int(program.ends())
+    profile = program.profile(number)
+    assert profile.reason == EXIT and 0 < len(profile.named("gemm")) <= launched
+    (other,) = [path for path in program.files() if path != profile.path]
+    child = Profile.read(other)
+    assert child.reason == EXIT and len(child.named("gemm")) == 7
+
+
+def test_a_program_with_threads(make: Make, tmp_path: Path) -> None:
+    code = KNOWN.replace(
+        "run(100)\n",
+        """
+import threading
+def work(context=c.c_void_p()):
+    ok(cu.cuDevicePrimaryCtxRetain(c.byref(context), 0))
+    ok(cu.cuCtxSetCurrent(context))
+    run(1000)
+threads = [threading.Thread(target=work) for _ in range(4)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+""",
+    )
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    profile = known_work(make(code), ask(folder))
+    assert len(profile.named("gemm")) == 4005
+    assert len({one.correlation for one in profile.of(KERNEL)}) == 4015
+
+
+def test_tracing_that_costs_too_much_is_interrupted(make: Make) -> None:
+    """Each record costs 50 us: with 1 % of the time, most is left out, and that is said."""
+    program = make(LOOP, SLUICE_SIM_CUPTI_NS="50000")
+    program.hears()
+    number = program.ask(budget=10_000)
+    program.collects(number)
+    time.sleep(3)
+    profile = program.stop(number)
+    gaps = profile.of(GAP)
+    assert gaps and {one.loss[1] for one in gaps} == {BUDGET} and all(one.loss[0] > 0 for one in gaps)
+    assert profile.end is not None
+    cost, elapsed = profile.end.loss[2], profile.end.end - profile.end.start
+    missing = sum(one.end - one.start for one in gaps)
+    assert missing > elapsed / 2
+    assert cost < elapsed * 0.01 + 2 * 10_000_000 + 10_000_000  # what a second may cost, at the start, and one tick too much
+    for gap in gaps:
+        inside = [one for one in profile.of(KERNEL) if gap.start + 1_000_000 < one.start < gap.end - 1_000_000]
+        assert not inside, "something was collected in a gap"
+    program.tell()
+    program.ends()
+
+
+def test_a_profile_has_a_limit_of_bytes(make: Make) -> None:
+    program = make(LOOP)
+    program.hears()
+    number = program.ask(limit=200_000)
+    profile = program.profile(number)
+    assert profile.reason == QUOTA
+    assert profile.path.stat().st_size <= 200_000
+    (lost,) = profile.of(LOST)
+    assert lost.loss[:2] == (lost.loss[0], QUOTA) and lost.loss[0] > 0
+    program.tell()
+    program.ends()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_ends_the_profile_and_not_the_program(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    os.system(f"mount -t tmpfs -o size=256k none {folder}")  # noqa: S605
+    try:
+        program = make(LOOP, folder=folder)
+        program.hears()
+        number = program.ask()
+        profile = program.profile(number)
+        assert profile.reason == DISK and profile.of(KERNEL)
+        program.tell()
+        assert int(program.ends()) > len(profile.of(KERNEL))
+    finally:
+        program.end()
+        os.system(f"umount {folder}")  # noqa: S605
+
+
+def test_another_profiler_is_left_alone(make: Make) -> None:
+    """A program that has subscribed to CUPTI, as PyTorch's profiler does, keeps it."""
+    own = LOOP.replace(
+        "say()\n",
+        """
+cupti, subscriber, heard = c.CDLL("libcupti.so.12"), c.c_void_p(), []
+callback = c.CFUNCTYPE(None, c.c_void_p, c.c_uint, c.c_uint, c.c_void_p)(lambda *_: heard.append(1))
+ok(cupti.cuptiSubscribe(c.byref(subscriber), callback, None))
+ok(cupti.cuptiEnableCallback(1, subscriber, 1, 307))
+say()
+""",
+        1,
+    ).replace("say(str(launched))", "assert len(heard) == 2 * launched\nok(cupti.cuptiUnsubscribe(subscriber))\nsay(str(launched))")
+    program = make(own)
+    program.hears()
+    profile = program.profile(program.ask())
+    assert profile.reason == OCCUPIED and "another profiler, such as PyTorch's" in profile.words
+    assert "39" in profile.words and not profile.records
+    program.tell()
+    program.ends()
+
+
+def test_without_cupti_the_profile_says_so(make: Make, tmp_path: Path) -> None:
+    program = make(LOOP, SLUICE_PROFILE_CUPTI=str(tmp_path / "none.so"))
+    program.hears()
+    profile = program.profile(program.ask())
+    assert profile.reason == NO_LIBRARY
+    assert "no CUPTI was found" in profile.words and "SLUICE_PROFILE_CUPTI" in profile.words
+    program.tell()
+    program.ends()
+
+
+def test_a_control_file_that_is_none_is_nothing(make: Make, tmp_path: Path) -> None:
+    program = make(LOOP)
+    program.hears()
+    control = program.folder / "control"
+    write_control(tmp_path, 47, 1)
+    places: list[Callable[[], object]] = [
+        lambda: control.write_bytes(b"SLUPCTL1"),
+        lambda: control.write_bytes(bytes(64)),
+        lambda: control.symlink_to(tmp_path / "control"),
+        lambda: os.mkfifo(control),
+        control.mkdir,
+    ]
+    for place in places:
+        place()
+        time.sleep(0.4)
+        assert program.files() == []
+        control.rmdir() if control.is_dir() and not control.is_symlink() else control.unlink()
+    assert program.profile(program.ask(seconds=0.2)).reason == TIME, "it is no longer looked for"
+    program.tell()
+    assert int(program.ends()) > 0
