@@ -266,7 +266,7 @@ def prepare_profile(folder: str, own: str) -> None:
     if asked.isdecimal():
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         until = now + int(asked) * 10**9 if int(asked) else 0
-        write(f"{folder}/control", control(until, int(time.time())))
+        write(f"{folder}/control", control(until, time.time_ns() // 10**8))  # as sluice/profile/collect.py
 
 
 def control(until: int, number: int) -> bytes:

@@ -122,7 +122,8 @@ class Collector:
     def start(self, step: str, seconds: int) -> int:
         """Start a profile; in how many steps of nodes. Raises SluiceError, OSError."""
         self._compare_clocks()
-        self._ask(f"start {step} {int(time.time())} {seconds}", "started")
+        number = time.time_ns() // 10**8 % (1 << 32)  # a later one is larger
+        self._ask(f"start {step} {number} {seconds}", "started")
         return sum(node.count for node in self._nodes.values())
 
     def stop(self, step: str) -> None:
@@ -240,7 +241,7 @@ class Collector:
             if node.best is None or took < node.best[0]:
                 node.best = took, int(fields[1]) - (now + self._asked_at) // 2
         elif word == "file":
-            self._open(node, *fields)
+            self._open(node, fields)
         elif word == "problem":
             self._problem(f"{node.name}: {' '.join(fields)}")
         else:
@@ -248,8 +249,9 @@ class Collector:
             node.count = min(1 << 40, int(fields[0]))
         node.said.add(word)
 
-    def _open(self, node: _Node, step: str, name: str, size: str) -> None:
+    def _open(self, node: _Node, fields: list[str]) -> None:
         node.close()
+        step, name, size = fields
         if not _STEP.match(step) or not _NAME.match(name) or not node.name:
             raise ValueError(name)
         node.files += 1

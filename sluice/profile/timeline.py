@@ -8,6 +8,7 @@ used, and said to be.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ MOST_EVENTS = 2_000_000
 _MOST_FILES = 16_384
 _JUMP_NS = 1_000_000
 _LEAST_EACH = 1000
+_NUMBER = re.compile(r"\.([0-9]{1,10})\.profile\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,16 @@ class Timeline:
 
 
 def find(folder: Path, step: str = "") -> list[Path]:
-    """The files of a folder, and of its folders, which are named NODE.STEP. Raises SluiceError, OSError."""
+    """The files of a folder, and of its folders, which are named NODE.STEP: in each those of the newest profile.
+
+    Raises SluiceError, OSError.
+    """
     found: list[Path] = []
     for place in (folder, *sorted(folder.glob("*.*"))):
         if place.is_symlink() or not place.is_dir() or (step and place.name.rpartition(".")[2] != step):
             continue
-        found += sorted(place.glob("*.profile"))
+        numbered = {path: int(match[1]) for path in place.iterdir() if (match := _NUMBER.search(path.name))}
+        found += sorted(path for path, number in numbered.items() if number == max(numbered.values()))
         if len(found) > _MOST_FILES:
             raise SluiceError(f"{folder}: more than {_MOST_FILES} files", remedy="look at one step: JOB.STEP")
     return found

@@ -104,9 +104,9 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     killed.ended = bytes(64)
     occupied.end(5, reason=9, name=occupied.name("PyTorch\x1b[2J"))
     found = summary(tmp_path, full, killed, occupied)
-    (tmp_path / "n1.0/z.profile").write_bytes(b"\0" * 500)
+    (tmp_path / "n1.0/z.1.profile").write_bytes(b"\0" * 500)
     notes = "\n".join(summarise(load(tmp_path))["notes"])
-    for words in ("disk is full", "has no end", "another profiler has it: PyTorch [2J", "z.profile: not a profile"):
+    for words in ("disk is full", "has no end", "another profiler has it: PyTorch [2J", "z.1.profile: not a profile"):
         assert words in notes
     assert (found["lost_events"], found["lost_because"]) == (1000, ["budget"])
     assert all(line.isprintable() for line in render(found))
@@ -118,6 +118,11 @@ def test_a_step_is_looked_at_alone(tmp_path: Path) -> None:
     assert [one.pid for one in load(tmp_path, "batch").profiles] == [2]
     with pytest.raises(SluiceError, match="no profile"):
         load(tmp_path, "7")
+
+
+def test_the_newest_profile_of_a_step_counts(tmp_path: Path) -> None:
+    collected(tmp_path, Writer(pid=1, number=9), Writer(pid=2, number=10), Writer("n2", 3, number=8))
+    assert [(one.host, one.pid) for one in load(tmp_path).profiles] == [("n1", 2), ("n2", 3)]
 
 
 def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
