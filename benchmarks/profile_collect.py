@@ -39,7 +39,7 @@ def measure(nodes: int = 512, events: int = 1000) -> dict[str, float]:
             joined = time.monotonic()
             collector.stop("*")
             collector.collect("*")
-        collected = time.monotonic()
+        collected, began = time.monotonic(), time.process_time()
         timeline = load(target)
         write(timeline, folder / "trace.json.gz")
         found = summarise(timeline)
@@ -50,6 +50,7 @@ def measure(nodes: int = 512, events: int = 1000) -> dict[str, float]:
             "join_s": joined - begun,
             "collect_s": collected - joined,
             "merge_s": merged - collected,
+            "merge_cpu_s": time.process_time() - began,
             "profile_nodes": float(found["nodes"]),
             "profile_events": float(read),
             "profile_mb": sum(one.stat().st_size for one in target.glob("*/*")) / 1e6,

@@ -1,7 +1,7 @@
 """Writes a time line as Perfetto's UI opens it: Chrome's trace event format (JSON), compressed.
 
-One process of the trace is one process of the job, and one thread of it a stream of a GPU. The official package
-`perfetto` writes the protobuf format; it takes 15 times as long an event, and its UI shows the same of both.
+One process of the trace is one process of the job, and one thread of it a stream of a GPU. Perfetto's own
+package writes the protobuf format, an object of protobuf an event; its UI shows the same of both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sluice.profile.records import PLACES, Kind, Profile
 from sluice.profile.timeline import Timeline
 
 _HOST = 0xFFFF_FFFF  # the lane of what the process itself does
-_CATEGORY = {
+_CATEGORY: dict[int, str] = {
     Kind.KERNEL: "kernel", Kind.COPY: "copy", Kind.FILL: "fill", Kind.SYNC: "synchronisation", Kind.MEMORY: "memory",
     Kind.CALL: "call", Kind.COLLECTIVE: "collective", Kind.SAMPLE: "sample",
 }  # fmt: skip
@@ -89,7 +89,7 @@ def _process(profile: Profile, number: int, add: int) -> Iterator[str]:
             title = "process" if key[0] == _HOST else f"GPU {device} stream {stream}"
             yield _meta("thread_name", number, lane, name=title)
         at, took = max(0, start + add), end - start
-        text, more = names.get(name) or f'"{_CATEGORY[Kind(kind)]}"', ""
+        text, more = names.get(name) or f'"{_CATEGORY[kind]}"', ""
         if kind == Kind.MEMORY:
             text = '"release"' if places[1] else '"allocate"'
             more = f',"args":{{"bytes":{size}}}'
@@ -97,7 +97,7 @@ def _process(profile: Profile, number: int, add: int) -> Iterator[str]:
             more = f',"args":{{"bytes":{size},"from":"{_place(places[0])}","to":"{_place(places[1])}"}}'
         yield (
             f'{{"ph":"X","pid":{number},"tid":{lane},"ts":{at // 1000}.{at % 1000:03d},"dur":{took // 1000}.'
-            f'{took % 1000:03d},"cat":"{_CATEGORY[Kind(kind)]}","name":{text}{more}}}'
+            f'{took % 1000:03d},"cat":"{_CATEGORY[kind]}","name":{text}{more}}}'
         )
     for loss in profile.losses:
         at, took = max(0, loss.start + add), loss.end - loss.start

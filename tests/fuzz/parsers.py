@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import base64
+import gzip
 import hashlib
 import hmac
 import json
@@ -25,6 +26,7 @@ from joserfc.jwk import ECKey
 from pydantic import ValidationError
 from starlette.requests import Request, cookie_parser
 
+from benchmarks.profile_files import Writer, training
 from policy.service_jobs import ServicePolicy, ServicesPolicy, job_name, parse_job_name, replica_job
 from policy.service_jobs import parse as parse_services
 from policy.service_use import service_documents
@@ -60,6 +62,10 @@ from sluice.exchange.serve_status import parse_status
 from sluice.exchange.serving import Abilities, Heartbeat, Load, Orders, State
 from sluice.exchange.serving import parse as parse_serving
 from sluice.exchange.serving import render as render_serving
+from sluice.profile.summary import render as render_summary
+from sluice.profile.summary import summarise
+from sluice.profile.timeline import load as load_profiles
+from sluice.profile.trace import write as write_trace
 from sluice.report.fields import fields_of
 from sluice.report.output import row_document
 from sluice.report.services import ServiceKey, ServiceTally, rows_of
@@ -616,6 +622,27 @@ def batch_words() -> Target:
     )
 
 
+def profiles() -> Target:
+    """Files of profiles, their sums and their traces."""
+    folder = Path(tempfile.mkdtemp(prefix="sluice-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / "n1.1.1.profile"
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        try:
+            timeline = load_profiles(folder, most=1000)
+        except SluiceError:
+            return
+        found = models.ProfileSummary.model_validate(summarise(timeline))
+        assert all(line.isprintable() for line in render_summary(found.model_dump()))
+        write_trace(timeline, folder / "trace.json.gz")
+        with gzip.open(folder / "trace.json.gz") as file:
+            json.load(file)
+
+    return Target(run, (training(Writer(), 40, 1).content(), Writer().content()))
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "agent-requests": agent_requests,
     "inbox-requests": inbox_requests,
@@ -634,4 +661,5 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "gateway-heads": gateway_heads,
     "gateway-uploads": gateway_uploads,
     "batch-words": batch_words,
+    "profiles": profiles,
 }

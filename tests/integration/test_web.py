@@ -279,7 +279,7 @@ def test_what_a_job_did_until_it_ended_is_there(site: Site) -> None:
 def test_a_profile_that_is_asked_for_with_the_job_is_next_to_its_output(site: Site) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o777)
-        asked = ("-Achemistry", "--gpu-mem=1G", "--gpu-profile=1", f"-D{folder}")
+        asked = ("-Achemistry", "--gpu-mem=1G", "--gpu-profile=60", f"-D{folder}")
         job = working(site.cluster, *asked, kernel="k", user="mallory")
         injected = "--export=ALL,CUDA_INJECTION64_PATH=/no.so"
         own = working(site.cluster, *asked, injected, kernel="k", user="mallory")
