@@ -233,12 +233,14 @@ def task_prolog() -> None:
         if name not in os.environ:
             print(f"export {name}={value}")
     if folder is not None:
-        print(f"export {PROFILE_FOLDER}={folder}")  # a step inherits the batch script's
         own = os.environ.get("CUDA_INJECTION64_PATH", "")
         try:  # noqa: SIM105 - as in epilog
             prepare_profile(folder, "" if own == export.get("CUDA_INJECTION64_PATH", own) else own)
         except OSError:  # a full disk ends the profile, and not the job
             pass
+        if os.path.islink(folder):  # noqa: PTH114
+            folder = os.readlink(folder)  # noqa: PTH115
+        print(f"export {PROFILE_FOLDER}={folder}")  # a step inherits the batch script's
 
 
 def prepare_profile(folder: str, own: str) -> None:

@@ -168,8 +168,9 @@ def test_a_profile_that_was_asked_for_is_next_to_the_output(
     for _ in range(2):  # the second task of the step finds all of it
         (tmp_path / "agent.sock").unlink(missing_ok=True)
         path, _ = answering(answers(tmp_path / "7/0"))
-        assert program("sluice-task-prolog", path, tmp_path, **environment).returncode == 0
-    place = tmp_path / "work/sluice-profile-7/n1.0"
+        done = program("sluice-task-prolog", path, tmp_path, **environment)
+        place = tmp_path / "work/sluice-profile-7/n1.0"
+        assert f"export SLUICE_PROFILE_FOLDER={place}\n" in done.stdout  # the library follows no link
     assert (tmp_path / "7/0").readlink() == place and place.stat().st_mode & 0o777 == 0o700
     assert len((place / "control").read_bytes()) == 64 and [one.name for one in place.iterdir()] == ["control"]
 
