@@ -38,12 +38,10 @@ OPTIONS = [
 MUST = {"on_overhead_ns": ("<=", 200.0), "program_loss_percent": ("<=", 1.0), **profile_collect.MUST}
 
 _LIBRARY = Path(__file__).parents[1] / "sluice/core/libsluice_profile.so"
-_CONTROL = struct.Struct("<8sIIQIIQ24x")
 _HEADER, _END = 256, struct.Struct("<HHIQQIIIIQI4xQ")
 
-# Arms in turn in one process; prints for each by rounds its ns a launch: the median of blocks, and the processor's time of
-# all threads, the library's own among them. A profile is asked for as by `sluice profile start`; half a second lets it
-# begin, and its launches be timed.
+# Arms in turn in one process; prints for each by rounds its ns a launch: the median of blocks, and the processor time
+# of all threads, the library's own among them. A profile is asked for by its control file, and 0.6 s let it begin.
 _CHILD = """
 import json, os, struct, sys, time
 from pathlib import Path
@@ -131,7 +129,7 @@ def run(**options: Any) -> Result:
         injected = {**environment, "CUDA_INJECTION64_PATH": str(_LIBRARY)}
         bare = _measure({"off": 0}, options, environment, 2000, 0)
         loop = _measure({"off": 0, "on": _EVERYTHING, "governed": _DEFAULT}, options, injected, 2000, 0)
-        program = _measure({"off": 0, "governed": _DEFAULT}, options, injected, 20, 20_000)
+        program = _measure({"off": 0, "governed": _DEFAULT}, options, injected, 20, 200_000)
         ends = _ends(folder / "profile")
         if not ends or any(events == 0 or why != 1 for _, events, why, _ in ends):
             raise SluiceError(f"profiles without events, or that ended by themselves: {ends}")

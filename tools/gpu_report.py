@@ -29,6 +29,7 @@ GRACE_SECONDS = 20  # for a test that is interrupted
 TESTS = (
     "tests/unit/gres_probe/test_probe_real.py",
     "tests/unit/limit/test_limit_hardware.py",
+    "tests/unit/profile/test_profile_hardware.py",
     "tests/unit/prolog_epilog/test_metrics_hardware.py",
     "tests/unit/prolog_epilog/test_rungs_hardware.py",
 )

@@ -23,17 +23,17 @@ void governor_start(struct governor *governor, uint32_t budget, uint64_t now)
 {
     *governor = (struct governor){
         .budget = budget < MILLION ? budget : MILLION, .price = FIRST_PRICE, .looked = now, .on = true};
-    governor->credit = share(governor, FULL_NS);
+    governor->credit = share(governor, AGAIN_NS);
     governor->rate = FULL_NS; /* the worst, until it is known */
 }
 
-void governor_look(struct governor *governor, uint64_t now, uint64_t events, uint64_t own_ns)
+void governor_look(struct governor *governor, uint64_t now, uint64_t usable, uint64_t events, uint64_t own_ns)
 {
     uint64_t passed = now > governor->looked ? now - governor->looked : 0;
     uint64_t spent = events * governor->price + own_ns;
     int64_t full = share(governor, FULL_NS);
     /* Longer than the bucket takes to fill changes nothing, and would not fit. */
-    governor->credit += share(governor, passed < 60 * (uint64_t)FULL_NS ? passed : 60 * (uint64_t)FULL_NS);
+    governor->credit += share(governor, usable < 60 * (uint64_t)FULL_NS ? usable : 60 * (uint64_t)FULL_NS);
     governor->credit -= (int64_t)spent;
     governor->credit = governor->credit < full ? governor->credit : full;
     governor->cost += spent;
@@ -41,7 +41,8 @@ void governor_look(struct governor *governor, uint64_t now, uint64_t events, uin
     governor->collected += governor->on ? passed : 0;
     governor->looked = now;
     if (governor->on && passed > 0) {
-        governor->rate = (uint64_t)((double)spent / (double)passed * FULL_NS);
+        uint64_t rate = (uint64_t)((double)spent / (double)passed * FULL_NS);
+        governor->rate = rate > governor->rate / 2 ? rate : governor->rate / 2; /* trust grows slowly */
     }
     governor->on = governor->on ? governor->credit >= 0 : governor->credit >= share(governor, AGAIN_NS);
 }
@@ -83,5 +84,6 @@ bool governor_measure(struct governor *governor, uint32_t *without, size_t witho
     }
     uint32_t off = median(without, without_count), on = median(with, with_count);
     governor->price = on > off + LEAST_PRICE ? on - off : LEAST_PRICE;
+    governor->rate = FULL_NS;
     return true;
 }

@@ -24,10 +24,13 @@ struct governor {
     bool on;
 };
 
-/* Begins with collection on and what may be spent in a second. */
+/* Begins with collection on, and little to spend. */
 void governor_start(struct governor *governor, uint32_t budget, uint64_t now);
-/* What was spent since: events, and time of our own threads. Decides about `on`. */
-void governor_look(struct governor *governor, uint64_t now, uint64_t events, uint64_t own_ns);
+/*
+ * What was spent since: events, and time of our own threads; `usable` is the time that has passed, as far as the budget
+ * is a part of it. Decides about `on`.
+ */
+void governor_look(struct governor *governor, uint64_t now, uint64_t usable, uint64_t events, uint64_t own_ns);
 /* When to look again: before the credit is gone, at the rate of now. ns */
 uint64_t governor_interval(const struct governor *governor);
 /* Events that a span of time without collection would have had. */

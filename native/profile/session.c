@@ -9,6 +9,7 @@
 
 #include "buffers.h"
 #include "clock.h"
+#include "collectives.h"
 #include "cupti.h"
 #include "file.h"
 #include "governor.h"
@@ -21,6 +22,7 @@ enum {
     WITH_NS = 1000 * MS,    /* and after */
     DEFAULT_BUDGET = 10000, /* millionths */
     DEFAULT_BYTES = 256 << 20,
+    MOST_AT_ONCE = 64, /* buffers, before it is asked whether to go on */
     MAX_DEVICES = 64,
     MAX_WORDS = 512,
 };
@@ -79,11 +81,12 @@ struct session {
     void *subscriber;
     struct governor governor;
     int64_t clock; /* from CUPTI's to ours */
-    uint64_t begun, ticked, clocked;
+    uint64_t ticked, clocked, timed_since;
     uint64_t cpu;    /* of our thread, when the governor last looked */
+    uint64_t busy;   /* processor time of the process, then */
     uint64_t events; /* since then */
     uint64_t gap;    /* since when nothing is collected; 0: it is */
-    bool collecting, timing, priced;
+    bool collecting, timing, priced, over;
 };
 
 static atomic_bool ending;
@@ -96,6 +99,7 @@ static void time_into(struct session *session, struct timing *set)
     }
     atomic_fetch_add(&round_now, 1);
     atomic_store(&timing, set);
+    session->timed_since = clock_now(CLOCK_MONOTONIC);
     if ((set != NULL) != session->timing) {
         session->timing = set != NULL;
         cupti_watch_launches(session->cupti, session->subscriber, session->timing);
@@ -184,13 +188,14 @@ static void end_gap(struct session *session, uint64_t now)
 static uint32_t collect(struct session *session, bool on)
 {
     session->collecting = on;
+    collectives_collect(on && (session->control->wanted & SLUICE_PROFILE_WANT_COLLECTIVES) != 0);
     return cupti_collect(session->cupti, session->control->wanted, on);
 }
 
 /* The governor's decision, carried out. Without a measured price, the time without collection measures it. */
 static void obey(struct session *session, uint64_t now)
 {
-    if (session->governor.on == session->collecting) {
+    if (session->over || session->governor.on == session->collecting) {
         return;
     }
     if (session->governor.on) {
@@ -206,8 +211,8 @@ static void obey(struct session *session, uint64_t now)
 
 static void price(struct session *session, uint64_t now)
 {
-    bool enough = timed(&with) == GOVERNOR_SAMPLES || now - session->begun > WITH_NS;
-    if (session->priced || !session->collecting || !enough) {
+    bool enough = timed(&with) == GOVERNOR_SAMPLES || now - session->timed_since > WITH_NS;
+    if (!session->timing || !session->collecting || !enough) {
         return;
     }
     session->priced = governor_measure(&session->governor, without.ns, timed(&without), with.ns, timed(&with));
@@ -218,6 +223,7 @@ static void tick(struct session *session, uint64_t now)
 {
     session->cupti->cuptiActivityFlushAll(0);
     session->clock = cupti_clock(session->cupti);
+    session->events += collectives_write(session->file);
     note_dropped(session, now);
     if (now - session->clocked >= CLOCK_NS) {
         note_clock(session, now);
@@ -226,11 +232,23 @@ static void tick(struct session *session, uint64_t now)
     session->ticked = now;
 }
 
+/*
+ * What has passed since the last look, of the time that a program without a processor does not have: on a busy node a
+ * part of the clock's time would be a larger part of the program's.
+ */
+static uint64_t usable_time(struct session *session, uint64_t now)
+{
+    uint64_t busy = clock_now(CLOCK_PROCESS_CPUTIME_ID), used = busy - session->busy;
+    uint64_t passed = now - session->governor.looked;
+    session->busy = busy;
+    return used < passed ? used : passed;
+}
+
 static void look(struct session *session, uint64_t now)
 {
     uint64_t cpu = clock_now(CLOCK_THREAD_CPUTIME_ID);
     price(session, now);
-    governor_look(&session->governor, now, session->events, cpu - session->cpu);
+    governor_look(&session->governor, now, usable_time(session, now), session->events, cpu - session->cpu);
     session->cpu = cpu;
     session->events = 0;
     obey(session, now);
@@ -239,7 +257,7 @@ static void look(struct session *session, uint64_t now)
 static void drain(struct session *session, uint64_t wait_ns)
 {
     struct buffer buffer;
-    while (buffers_wait(&buffer, wait_ns)) {
+    for (int i = 0; i < MOST_AT_ONCE && buffers_wait(&buffer, wait_ns); i++) {
         session->events += cupti_write(session->cupti, session->file, buffer.data, buffer.valid, session->clock);
         buffers_return(&buffer);
         wait_ns = 0;
@@ -276,16 +294,17 @@ static void time_without(struct session *session)
     for (int ms = 0; ms < WITHOUT_NS / MS && timed(&without) < GOVERNOR_SAMPLES; ms++) {
         nanosleep(&while_waiting, NULL);
     }
-    time_into(session, &with);
 }
 
 static void finish(struct session *session, enum sluice_profile_reason reason, const char *words)
 {
     uint64_t now = clock_now(CLOCK_MONOTONIC);
+    session->over = true;
     collect(session, false);
     time_into(session, NULL);
     session->cupti->cuptiActivityFlushAll(CUPTI_FLUSH_FORCED);
     drain(session, 0);
+    collectives_write(session->file);
     end_gap(session, now);
     note_dropped(session, now);
     note_clock(session, now);
@@ -345,12 +364,13 @@ static enum sluice_profile_reason subscribe(struct session *session, char *words
 
 static void begin(struct session *session)
 {
-    session->begun = session->ticked = clock_now(CLOCK_MONOTONIC);
+    session->ticked = clock_now(CLOCK_MONOTONIC);
     session->cpu = clock_now(CLOCK_THREAD_CPUTIME_ID);
+    session->busy = clock_now(CLOCK_PROCESS_CPUTIME_ID);
     session->clock = cupti_clock(session->cupti);
     governor_start(&session->governor, session->control->budget != 0 ? session->control->budget : DEFAULT_BUDGET,
-                   session->begun);
-    note_clock(session, session->begun);
+                   session->ticked);
+    note_clock(session, session->ticked);
     note_devices(session);
 }
 
@@ -372,6 +392,7 @@ void session_run(int folder, const struct sluice_profile_control *control, sessi
     time_without(&session);
     begin(&session);
     uint32_t result = collect(&session, true);
+    time_into(&session, &with);
     reason = result != CUPTI_OK ? refused(session.cupti, "cuptiActivityEnable", result, words) : trace(&session);
     finish(&session, reason, words);
 }

@@ -1,4 +1,7 @@
-"""How Python programs that use a GPU begin: the text of cuda.py, cudart.py or hip.py, to which a test adds its own; KERNEL follows CUDART."""
+"""How Python programs that use a GPU begin: the text of cuda.py, cudart.py or hip.py, to which a test adds its own.
+
+KERNEL follows CUDART.
+"""
 
 from pathlib import Path
 

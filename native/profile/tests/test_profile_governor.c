@@ -14,7 +14,7 @@ static uint64_t run(struct governor *governor, uint64_t *now, uint64_t ns, uint6
         uint64_t step = governor_interval(governor);
         step = governor->on && rate * step / SECOND > BUFFER ? 5 * MS : step;
         *now += step;
-        governor_look(governor, *now, governor->on ? rate * step / SECOND : 0, 0);
+        governor_look(governor, *now, step, governor->on ? rate * step / SECOND : 0, 0);
     }
     return governor->cost - before;
 }
@@ -46,9 +46,9 @@ static void test_quiet_does_not_save_up(void)
     run(&governor, &now, 3600 * (uint64_t)SECOND, 0);
     CHECK(run(&governor, &now, SECOND, 1000000) <= 2 * 10 * MS + 10 * MS);
     now += 86400 * (uint64_t)SECOND; /* suspended, or a clock that jumps */
-    governor_look(&governor, now, 0, 0);
+    governor_look(&governor, now, 86400 * (uint64_t)SECOND, 0, 0);
     CHECK_INT(governor.credit, 10 * MS);
-    governor_look(&governor, now - SECOND, 0, 0);
+    governor_look(&governor, now - SECOND, 0, 0, 0);
     CHECK_INT(governor.credit, 10 * MS);
 }
 

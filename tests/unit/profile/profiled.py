@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import struct
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ RECORD = struct.Struct("<HHIQQIIII24s")
 LOSS = struct.Struct("<QI4xQ")
 
 NAME, DEVICE, KERNEL, COPY, FILL, SYNC, MEMORY, CALL = range(1, 9)
+COLLECTIVE = 9
 CLOCK, GAP, LOST, END = range(11, 15)
 STOPPED, TIME, EXIT, QUOTA, DISK, BUDGET, BUFFERS, NO_LIBRARY, OCCUPIED = range(1, 10)
 ALL, CALLS = 47, 16
@@ -29,6 +32,8 @@ NO_LIMIT = 1_000_000  # of the budget: all of the time
 CUDA = """
 import ctypes as c, os, sys, time
 cu = c.CDLL("libcuda.so.1")
+PTX = b".version 6.0\\n.target sm_50\\n.address_size 64\\n" + b"".join(
+    b".visible .entry %s() { ret; }\\n" % name for name in (b"gemm", b"small"))
 def ok(code): assert code == 0, code
 def begin():
     global gemm, small, memory
@@ -36,7 +41,7 @@ def begin():
     ok(cu.cuInit(0))
     ok(cu.cuDevicePrimaryCtxRetain(c.byref(context), 0))
     ok(cu.cuCtxSetCurrent(context))
-    ok(cu.cuModuleLoadData(c.byref(module), b"any"))
+    ok(cu.cuModuleLoadData(c.byref(module), PTX))
     ok(cu.cuModuleGetFunction(c.byref(gemm), module, b"gemm"))
     ok(cu.cuModuleGetFunction(c.byref(small), module, b"small"))
     ok(cu.cuMemAlloc_v2(c.byref(memory), c.c_size_t(1 << 20)))
@@ -66,7 +71,27 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     launched += 20
     copy(4096)
     wait()
+    time.sleep(0.002)
 say(str(launched))
+"""
+)
+
+# Asked for before it starts: waits until that is seen, then does a known amount of work.
+KNOWN = (
+    CUDA
+    + """
+begin()
+say()
+told()
+run(100)
+run(10, small)
+stream = c.c_void_p()
+ok(cu.cuStreamCreate(c.byref(stream), 1))
+run(5, gemm, stream)
+copy()
+ok(cu.cuMemsetD8_v2(memory, c.c_ubyte(1), c.c_size_t(4096)))
+ok(cu.cuMemFree_v2(memory))
+wait()
 """
 )
 
@@ -145,12 +170,28 @@ class Profile:
 numbers = itertools.count(1)
 
 
+def has_begun(path: Path, ended: bool) -> bool:
+    """Whether its first record is there; `ended`: and says that it was the last."""
+    with path.open("rb") as file:
+        start = file.read(HEADER.size + RECORD.size)
+    return len(start) == HEADER.size + RECORD.size and (start[HEADER.size] == END or not ended)
+
+
 @dataclass
 class Profiled:
     """A program and the folder of its profiles."""
 
     process: subprocess.Popen[str]
     folder: Path
+
+    @classmethod
+    def on_hardware(cls, folder: Path, code: str, **environment: str) -> Profiled:
+        """With the driver of this machine."""
+        names = {"CUDA_INJECTION64_PATH": str(LIBRARY), "SLUICE_PROFILE_FOLDER": str(folder)}
+        pipe = subprocess.PIPE
+        words = [sys.executable, "-c", code]
+        environment = os.environ | names | environment
+        return cls(subprocess.Popen(words, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True), folder)
 
     @classmethod
     def start(cls, node: Node, folder: Path, code: str, *arguments: object, **environment: str) -> Profiled:
@@ -203,10 +244,8 @@ class Profiled:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             for path in self.files():
-                if path.name.endswith(f".{pid}.{number}.profile") and path.stat().st_size >= 320:
-                    profile = Profile.read(path)
-                    if profile.end is not None or not ended:
-                        return profile
+                if path.name.endswith(f".{pid}.{number}.profile") and has_begun(path, ended):
+                    return Profile.read(path)
             time.sleep(0.02)
         raise AssertionError(f"no profile {number} of {pid} among {self.files()}")
 
@@ -230,3 +269,17 @@ def write_control(folder: Path, wanted: int, number: int, until: int = 0, budget
     fresh = folder / ".control"
     fresh.write_bytes(CONTROL.pack(b"SLUPCTL1", 0, wanted, until, budget, number, limit))
     fresh.replace(folder / "control")
+
+
+def known_work(program: Profiled, number: int) -> Profile:
+    """When the profile runs, and its first launches are no longer timed before collection."""
+    assert program.hears() == "ready"
+    deadline = time.monotonic() + 20
+    while not program.wait_for(number, program.process.pid).of(CLOCK):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        program.wait_for(number, program.process.pid)
+    time.sleep(0.05)
+    program.tell()
+    program.ends()
+    return program.profile(number)

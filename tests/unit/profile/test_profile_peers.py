@@ -6,13 +6,14 @@ import ctypes
 import importlib.metadata
 import os
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from profiled import CUDA, EXIT, KERNEL, LIBRARY, LOOP, NO_LIBRARY, Profile, Profiled, ask
+from profiled import COLLECTIVE, CUDA, EXIT, KERNEL, LIBRARY, LOOP, NO_LIBRARY, Profile, Profiled, ask
 from runtimes import RUNTIMES, Runtime
 from sim_node import Node
 
@@ -102,7 +103,11 @@ ok(rt.cudaDeviceSynchronize())
     platform = load_platform("h100x1").model_copy(update={"drivers": {"nvidia": runtime.driver}})
     write_node_state(tmp_path / "n1", platform, "n1")
     program = Profiled.start(
-        Node(tmp_path / "n1"), folder, "import sys\n" + code, CUDART=runtime.library, SLUICE_PROFILE_CUPTI="libcupti.so.12"
+        Node(tmp_path / "n1"),
+        folder,
+        "import sys\n" + code,
+        CUDART=runtime.library,
+        SLUICE_PROFILE_CUPTI="libcupti.so.12",
     )
     assert program.hears() == "ready"
     while not program.wait_for(number, program.process.pid).records:
@@ -123,7 +128,8 @@ def test_the_limiter_charges_the_same(h100: Node, tmp_path: Path) -> None:
     code = CUDA + (
         "begin()\nsay()\nrun(50)\ncopy()\nwait()\nfree, all = c.c_size_t(), c.c_size_t()\n"
         "again = c.c_void_p()\ncode = cu.cuMemAlloc_v2(c.byref(again), c.c_size_t(200 << 20))\n"
-        "ok(cu.cuMemGetInfo_v2(c.byref(free), c.byref(all)))\ntime.sleep(0.8)\nrun(50)\nsay(f'{code} {free.value} {all.value}')\ntold()\n"
+        "ok(cu.cuMemGetInfo_v2(c.byref(free), c.byref(all)))\ntime.sleep(0.8)\nrun(50)\n"
+        "say(f'{code} {free.value} {all.value}')\ntold()\n"
     )
     total, context = 81559 * MIB, 520 * MIB
     seen = []
@@ -146,3 +152,69 @@ def test_the_limiter_charges_the_same(h100: Node, tmp_path: Path) -> None:
             (path,) = folder.glob(f"*.{number}.profile")
             assert Profile.read(path).of(KERNEL)
     assert seen[0] == seen[1] and seen[0][0][1].startswith("2 ")
+
+
+# Does what NCCL 2.27 and later do with a profiler plugin; `mask` is what NCCL looks at before each call.
+NCCL = (
+    CUDA
+    + """
+class Event(c.Structure):
+    _fields_ = [("type", c.c_uint8), ("parent", c.c_void_p), ("rank", c.c_int), ("sequence", c.c_uint64),
+                ("function", c.c_char_p), ("send", c.c_void_p), ("receive", c.c_void_p), ("count", c.c_size_t),
+                ("root", c.c_int), ("datatype", c.c_char_p), ("more", c.c_char * 64)]
+class Plugin(c.Structure):
+    _fields_ = [("name", c.c_char_p),
+                ("init", c.CFUNCTYPE(c.c_int, c.POINTER(c.c_void_p), c.POINTER(c.c_int), c.c_char_p, c.c_uint64,
+                                     c.c_int, c.c_int, c.c_int, c.c_void_p)),
+                ("start", c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_void_p), c.POINTER(Event))),
+                ("stop", c.CFUNCTYPE(c.c_int, c.c_void_p)), ("state", c.c_void_p),
+                ("finalize", c.CFUNCTYPE(c.c_int, c.c_void_p))]
+begin()
+plugin = Plugin.in_dll(c.CDLL(os.environ["NCCL_PROFILER_PLUGIN"]), "ncclProfiler_v4")
+context, mask = c.c_void_p(), c.c_int(-1)
+ok(plugin.init(c.byref(context), c.byref(mask), b"", 0xC0FFEE, 2, 16, 3, None))
+def call(function=b"AllReduce", count=1000, datatype=b"ncclBfloat16"):
+    handle = c.c_void_p(1)
+    event = Event(type=2, function=function, count=count, datatype=datatype)
+    ok(plugin.start(context, c.byref(handle), c.byref(event)))
+    time.sleep(0.001)
+    ok(plugin.stop(handle))
+    return handle.value
+def until(value):
+    end = time.monotonic() + 20
+    while mask.value != value:
+        assert time.monotonic() < end, mask.value
+        time.sleep(0.01)
+assert mask.value == 0 and call() is None, "collected before anybody asked"
+say()
+until(6)
+assert all(call() for _ in range(20)) and call(b"AllGather", 10, b"ncclFloat64")
+say("called")
+until(0)
+ok(plugin.finalize(context))
+mask.value = 77
+say("finalized")
+told()
+assert mask.value == 77, "NCCL's memory was written after its end"
+"""
+)
+
+
+def test_calls_of_nccl(make: Callable[..., Profiled]) -> None:
+    program = make(NCCL, NCCL_PROFILER_PLUGIN=str(LIBRARY))
+    assert program.hears() == "ready"
+    number = program.ask()
+    assert program.hears() == "called"
+    profile = program.stop(number)
+    assert program.hears() == "finalized"
+    again = program.ask()
+    program.wait_for(again, program.process.pid)
+    program.stop(again)
+    program.tell()
+    program.ends()
+    calls = profile.of(COLLECTIVE)
+    assert [profile.names[one.name] for one in calls] == ["AllReduce"] * 20 + ["AllGather"]
+    for one in calls:
+        thread, result, size, communicator = struct.unpack("<IiQQ", one.rest)
+        assert (thread, result, communicator) == (program.process.pid, 0, 0xC0FFEE)
+        assert size == (80 if one is calls[-1] else 2000) and one.end - one.start > 1_000_000
