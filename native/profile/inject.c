@@ -66,6 +66,15 @@ static void profile(const struct sluice_profile_control *control)
     pthread_mutex_unlock(&here.lock);
 }
 
+/* Its seconds count from now. */
+static void set_end(struct sluice_profile_control *control)
+{
+    uint64_t end = clock_now(CLOCK_MONOTONIC) + control->seconds * UINT64_C(1000000000);
+    if (control->seconds != 0 && (control->until == 0 || end < control->until)) {
+        control->until = end;
+    }
+}
+
 static void *watch(void *unused)
 {
     const struct timespec pause = {.tv_nsec = LOOK_NS};
@@ -76,6 +85,7 @@ static void *watch(void *unused)
         struct sluice_profile_control control;
         if (read_control(&control) && control.wanted != 0 && (!any || control.number != done) &&
             (control.until == 0 || clock_now(CLOCK_MONOTONIC) < control.until)) {
+            set_end(&control);
             profile(&control);
             any = true;
             done = control.number;

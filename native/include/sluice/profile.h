@@ -46,9 +46,9 @@ enum {
 /* 64 bytes, replaced by rename. Processes look four times a second; a profile that is asked for starts in later ones, too. */
 struct sluice_profile_control {
     char magic[8];
-    uint32_t unused;      /* 0 */
+    uint32_t seconds;     /* that a process is profiled, from when its own profile begins; 0: without end */
     uint32_t wanted;      /* 0: no profile */
-    uint64_t until;       /* ns of CLOCK_MONOTONIC at which processes stop by themselves; 0: never */
+    uint64_t until;       /* ns of CLOCK_MONOTONIC at which all processes stop by themselves; 0: never */
     uint32_t budget;      /* millionths of the time that tracing may cost a process; 0: the default, 10,000 (1 %) */
     uint32_t number;      /* of the profile: another one ends it, and starts the next; a process has each once */
     uint64_t bytes;       /* the most that one process may write; 0: the default, 256 MiB */

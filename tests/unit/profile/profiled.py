@@ -265,9 +265,11 @@ def ask(folder: Path, wanted: int = ALL, *, seconds: float = 0, budget: int = NO
     return number
 
 
-def write_control(folder: Path, wanted: int, number: int, until: int = 0, budget: int = 0, limit: int = 0) -> None:
+def write_control(
+    folder: Path, wanted: int, number: int, until: int = 0, budget: int = 0, limit: int = 0, seconds: int = 0
+) -> None:
     fresh = folder / ".control"
-    fresh.write_bytes(CONTROL.pack(b"SLUPCTL1", 0, wanted, until, budget, number, limit))
+    fresh.write_bytes(CONTROL.pack(b"SLUPCTL1", seconds, wanted, until, budget, number, limit))
     fresh.replace(folder / "control")
 
 

@@ -118,6 +118,18 @@ def test_a_profile_ends_by_itself(make: Make) -> None:
     assert int(program.ends()) > len(profile.of(KERNEL))
 
 
+def test_seconds_count_from_when_the_process_begins_with_the_gpu(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    write_control(folder, 47, 1, seconds=1)
+    program = make(LOOP.replace("begin()\nsay", "time.sleep(1.5)\nbegin()\nsay", 1))
+    profile = program.profile(1)
+    assert profile.reason == TIME and profile.of(KERNEL)
+    assert profile.end is not None and profile.end.end - profile.end.start >= 900_000_000
+    program.tell()
+    program.ends()
+
+
 def test_what_a_killed_program_did_is_there(make: Make) -> None:
     program = make(LOOP)
     program.hears()
