@@ -18,6 +18,7 @@ from sluice.base.log import log
 from sluice.exchange.record import JobRecord
 
 LIBRARY = "libsluice_profile.so"
+_LOADERS = ("CUDA_INJECTION64_PATH", "NCCL_PROFILER_PLUGIN")  # of CUDA's driver, and of NCCL from 2.27 on
 _REMOVE = ("/usr/bin/find", ".", "-xdev", "-mindepth", "1", "-delete")
 _REMOVE_S = 5.0
 _NOGROUP = 65534
@@ -59,8 +60,9 @@ class Profiles:
         if not place.step or not self._of(record).is_dir():
             return {}
         found = {"SLUICE_PROFILE_FOLDER": str(self._link / str(record.job) / place.step)}
-        nvidia = any(grant.vendor == "nvidia" for grant in record.grants)
-        return found | ({"CUDA_INJECTION64_PATH": str(self._library)} if nvidia and self._library.exists() else {})
+        if self._library.exists() and any(grant.vendor == "nvidia" for grant in record.grants):
+            found |= dict.fromkeys(_LOADERS, str(self._library))
+        return found
 
     def retire(self, record: JobRecord) -> None:
         """A job has ended: nobody finds its folder any more, and `sweep` removes it."""

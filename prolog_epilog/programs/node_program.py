@@ -266,14 +266,12 @@ def prepare_profile(folder: str, own: str) -> None:
     if own:
         write(f"{folder}/injected", own.encode()[:4096])
     if asked.isdecimal():
-        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        until = now + int(asked) * 10**9 if int(asked) else 0
-        write(f"{folder}/control", control(until, time.time_ns() // 10**8))  # as sluice/profile/collect.py
+        write(f"{folder}/control", control(int(asked), time.time_ns() // 10**8))  # as sluice/profile/collect.py
 
 
-def control(until: int, number: int) -> bytes:
-    """Of native/include/sluice/profile.h: start a profile of all kinds of events."""
-    fields = ((0, 4), (PROFILE_ALL, 4), (until, 8), (0, 4), (number & 0xFFFFFFFF, 4), (0, 8))
+def control(seconds: int, number: int) -> bytes:
+    """Of native/include/sluice/profile.h: a profile of all kinds of events, so long from each process's own begin."""
+    fields = ((seconds & 0xFFFFFFFF, 4), (PROFILE_ALL, 4), (0, 8), (0, 4), (number & 0xFFFFFFFF, 4), (0, 8))
     return b"SLUPCTL1" + b"".join([value.to_bytes(size, "little") for value, size in fields]) + bytes(24)
 
 

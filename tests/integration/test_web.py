@@ -284,9 +284,11 @@ def test_a_profile_that_is_asked_for_with_the_job_is_next_to_its_output(site: Si
         injected = "--export=ALL,CUDA_INJECTION64_PATH=/no.so"
         own = working(site.cluster, *asked, injected, kernel="k", user="mallory")
         until(lambda: [one.stat().st_size > 320 for one in Path(folder).glob(f"sluice-profile-{job}/*/*.profile")], any)
-        until(lambda: state(site.cluster, own), lambda now: now == "RUNNING")
-        said = site.cluster.run(["sluice", "profile", "start", own], user="mallory", cwd="/tmp", check=False).stderr
-        assert "its user set CUDA_INJECTION64_PATH" in said
+        start = ["sluice", "profile", "start", own]
+        until(
+            lambda: site.cluster.run(start, user="mallory", cwd="/tmp", check=False).stderr,
+            lambda said: "its user set CUDA_INJECTION64_PATH" in said,
+        )
         site.cluster.run(["scancel", job, own])
         until(lambda: state(site.cluster, job), lambda now: now == "CANCELLED")
         words = ["sluice", "profile", "get", job, "-o", f"{folder}/trace.json.gz"]

@@ -46,6 +46,7 @@ def test_a_folder_is_its_users_and_goes_with_the_job(made: Profiles, tmp_path: P
     assert found == {
         "SLUICE_PROFILE_FOLDER": str(folder / "batch"),
         "CUDA_INJECTION64_PATH": str(tmp_path / LIBRARY),
+        "NCCL_PROFILER_PLUGIN": str(tmp_path / LIBRARY),
     }
     assert "CUDA_INJECTION64_PATH" not in made.exports(a_record("amd"), BATCH)
     woken: list[bool] = []
