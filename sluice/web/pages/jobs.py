@@ -160,7 +160,7 @@ async def _profile(site: Site, viewer: Viewer, request: Request) -> Seen:
     name = request.path_params["job"]
     found, problem = await soon(ask(site, viewer, "/jobs/{job}/profile", job=name), 60.0)
     lines = None if found is None else render(found)
-    return {"name": name, "lines": lines, "problem": problem or "no answer in time", "title": name}
+    return {"name": name, "lines": lines, "not_profiled": problem or "no answer in time", "title": name}
 
 
 async def _act(site: Site, viewer: Viewer, form: dict[str, str], path: Mapping[str, str]) -> Done:
