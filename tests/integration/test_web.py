@@ -283,7 +283,8 @@ def test_a_profile_that_is_asked_for_with_the_job_is_next_to_its_output(site: Si
         job = working(site.cluster, *asked, kernel="k", user="mallory")
         injected = "--export=ALL,CUDA_INJECTION64_PATH=/no.so"
         own = working(site.cluster, *asked, injected, kernel="k", user="mallory")
-        until(lambda: [one.stat().st_size > 30_000 for one in Path(folder).glob(f"sluice-profile-{job}/*/*.profile")], any)
+        files = f"sluice-profile-{job}/*/*.profile"
+        until(lambda: [one.stat().st_size > 30_000 for one in Path(folder).glob(files)], any)
         start = ["sluice", "profile", "start", own]
         until(
             lambda: site.cluster.run(start, user="mallory", cwd="/tmp", check=False).stderr,
