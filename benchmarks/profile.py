@@ -1,6 +1,6 @@
 """What kernel profiles cost a program: launches in a row and a program's usual share of them, traced and not.
 
-And how long a profile of many nodes takes from its end to a trace and a summary (`benchmarks.profile_collect`).
+And how long a profile of many nodes takes from its end to a trace (`benchmarks.profile_collect`).
 """
 
 from __future__ import annotations

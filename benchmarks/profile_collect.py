@@ -1,4 +1,4 @@
-"""A profile of many nodes: from the moment it is stopped until it is collected, merged, written and summed up.
+"""A profile of many nodes: from the moment it is stopped until it is collected, and merged into one trace.
 
 Each node's files are simulated, and sent by the real program of nodes; one process plays all of them, one after the
 other, in place of srun. Before that a collector is killed half-way: what the next one gets must be all.
@@ -42,15 +42,17 @@ def measure(nodes: int = 512, events: int = 1000) -> dict[str, float]:
         collected, began = time.monotonic(), time.process_time()
         timeline = load(target)
         write(timeline, folder / "trace.json.gz")
+        merged, spent = time.monotonic(), time.process_time() - began
         found = summarise(timeline)
-        merged = time.monotonic()
+        summed = time.monotonic()
         read = sum(len(one.events) for one in timeline.profiles)
         return {
             "collect_and_merge_s": merged - joined,
             "join_s": joined - begun,
             "collect_s": collected - joined,
             "merge_s": merged - collected,
-            "merge_cpu_s": time.process_time() - began,
+            "merge_cpu_s": spent,
+            "summary_s": summed - merged,
             "profile_nodes": float(found["nodes"]),
             "profile_events": float(read),
             "profile_mb": sum(one.stat().st_size for one in target.glob("*/*")) / 1e6,

@@ -23,8 +23,11 @@ def both(one: Spans, other: Spans) -> int:
     """How long both are."""
     total = i = j = 0
     while i < len(one) and j < len(other):
-        total += max(0, min(one[i][1], other[j][1]) - max(one[i][0], other[j][0]))
-        if one[i][1] < other[j][1]:
+        (start, end), (other_start, other_end) = one[i], other[j]
+        common = (end if end < other_end else other_end) - (start if start > other_start else other_start)
+        if common > 0:
+            total += common
+        if end < other_end:
             i += 1
         else:
             j += 1

@@ -92,6 +92,7 @@ def load(folder: Path, step: str = "", most: int = MOST_EVENTS) -> Timeline:
             except OSError as error:
                 notes.append(f"{path}: {error.strerror}")
     finally:
+        gc.freeze()
         gc.enable()
     if not profiles:
         why = f": {notes[0]}" if notes else ""
