@@ -173,13 +173,20 @@ CU(cuMemFree_v2, CUdeviceptr address);
 /* Before a context is gone: what the runtime library keeps with it. */
 void cuda_context_ends(CUcontext context);
 
+enum { CUDA_QUEUED = 1024 }; /* launches that a stream takes before the next one waits */
+
+/* The time of a stream (cuda_time.c): when it has nothing left to do, and when its last launches are done. */
+struct cuda_line {
+    _Atomic uint64_t end, launches, ends[CUDA_QUEUED];
+};
+
 struct cu_stream {
     int priority;
     unsigned flags;
     CUcontext context;
     struct cu_graph *capture; /* the graph that is recorded, or NULL */
     uint32_t id;
-    _Atomic uint64_t end; /* cuda_time.c */
+    struct cuda_line line;
 };
 
 /* The graph that a stream is recorded to, or NULL. */

@@ -6,9 +6,7 @@
 #include <stdatomic.h>
 #include <time.h>
 
-enum { QUEUED = 1024 }; /* launches that a stream takes before the next one waits */
-
-static _Atomic uint64_t default_ends[RT_MAX_DEVICES];
+static struct cuda_line default_lines[RT_MAX_DEVICES];
 static _Atomic uint64_t device_ends[RT_MAX_DEVICES]; /* of all streams */
 static const struct cuda_tracer *_Atomic tracer_now;
 
@@ -34,14 +32,14 @@ static bool is_default(CUstream stream)
     return (uintptr_t)stream <= 2;
 }
 
-static _Atomic uint64_t *end_of(CUcontext context, CUstream stream)
+static struct cuda_line *line_of(CUcontext context, CUstream stream)
 {
-    return is_default(stream) ? &default_ends[context->device] : &stream->end;
+    return is_default(stream) ? &default_lines[context->device] : &stream->line;
 }
 
 uint64_t cuda_stream_end(CUcontext context, CUstream stream)
 {
-    return atomic_load(end_of(context, stream));
+    return atomic_load(&line_of(context, stream)->end);
 }
 
 static void raise_to(_Atomic uint64_t *end, uint64_t to)
@@ -58,12 +56,12 @@ static uint64_t others_end(CUcontext context, CUstream stream)
     if (is_default(stream)) {
         return atomic_load(&device_ends[context->device]);
     }
-    return (stream->flags & NON_BLOCKING) != 0 ? 0 : atomic_load(&default_ends[context->device]);
+    return (stream->flags & NON_BLOCKING) != 0 ? 0 : atomic_load(&default_lines[context->device].end);
 }
 
 uint64_t cuda_enqueue(CUcontext context, CUstream stream, uint64_t duration)
 {
-    _Atomic uint64_t *end = end_of(context, stream);
+    _Atomic uint64_t *end = &line_of(context, stream)->end;
     uint64_t first = cuda_now(), others = others_end(context, stream), was = atomic_load(end), start;
     first = others > first ? others : first;
     do {
@@ -135,7 +133,7 @@ CU(cuCtxSynchronize, void)
 
 void cuda_stream_waits(CUstream stream, CUcontext context, uint64_t when)
 {
-    raise_to(end_of(context, stream), when);
+    raise_to(&line_of(context, stream)->end, when);
 }
 
 void cuda_run_kernel(CUcontext context, CUstream stream, const struct cuda_kernel *kernel)
@@ -144,10 +142,11 @@ void cuda_run_kernel(CUcontext context, CUstream stream, const struct cuda_kerne
     if (duration == 0 && cuda_tracer() == NULL) {
         return;
     }
+    struct cuda_line *line = line_of(context, stream);
+    _Atomic uint64_t *end = &line->ends[atomic_fetch_add(&line->launches, 1) % CUDA_QUEUED];
+    cuda_sleep_until(atomic_load(end));
     uint64_t start = cuda_enqueue(context, stream, duration);
-    if (start > QUEUED * duration) {
-        cuda_sleep_until(start - QUEUED * duration);
-    }
+    atomic_store(end, start + duration);
     struct cuda_activity ran = {.kind = CUDA_RAN,
                                 .start = start,
                                 .end = start + duration,
