@@ -233,8 +233,8 @@ int main(void)
     check_spellings();
     check_disguises();
     check_sizes_in_all();
-    for (size_t i = 0; i < 5; i++)
+    for (size_t i = 0; i < 6; i++)
         CHECK(sluice_option_name(i) != NULL);
-    CHECK(sluice_option_name(5) == NULL);
+    CHECK(sluice_option_name(6) == NULL);
     return 0;
 }
