@@ -15,7 +15,7 @@
 #include "clock.h"
 #include "session.h"
 
-enum { STACK_BYTES = 256 << 10, EXIT_SECONDS = 3, LOOK_NS = 250000000 };
+enum { STACK_BYTES = 1 << 20, EXIT_SECONDS = 3, LOOK_NS = 250000000 };
 
 static struct {
     int folder;
