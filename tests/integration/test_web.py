@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import re
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +15,14 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.layout import python_in_tree
+from dev_cluster.layout import INSIDE, python_in_tree
 from sluice.base.run import PYTHON
 from tests.integration import kill_writers
 from tests.integration.jobs import shown, state, submit
 from tests.integration.kill_writers import submit_while_killed
 from tests.integration.profiles import kernels, summary, working
 from tests.integration.settled import until
+from tests.integration.slurm_features import gpu_indices
 from tests.integration.versions import NATIVE_FIRST
 from tests.integration.web_site import WEB, Site, web_site
 
@@ -223,7 +222,8 @@ def profiled(site: Site) -> Iterator[dict[str, str]]:
         for user, account in users.items()
     }
     until(lambda: [state(site.cluster, job) for job in jobs.values()], lambda now: now == ["RUNNING"] * 2)
-    assert len({re.findall(r"IDX:(\d+)", shown(site.cluster, job)["GRES"])[0] for job in jobs.values()}) == 1
+    one, other = (gpu_indices(shown(site.cluster, job)["GRES"]) for job in jobs.values())
+    assert one == other and len(one) == 1
     yield jobs
     site.cluster.run(["scancel", *jobs.values()])
 
@@ -277,25 +277,23 @@ def test_what_a_job_did_until_it_ended_is_there(site: Site) -> None:
 
 
 def test_a_profile_that_is_asked_for_with_the_job_is_next_to_its_output(site: Site) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o777)
-        asked = ("-Achemistry", "--gpu-mem=1G", "--gpu-profile=60", f"-D{folder}")
-        job = working(site.cluster, *asked, kernel="k", user="mallory")
-        injected = "--export=ALL,CUDA_INJECTION64_PATH=/no.so"
-        own = working(site.cluster, *asked, injected, kernel="k", user="mallory")
-        files = f"sluice-profile-{job}/*/*.profile"
-        until(lambda: [one.stat().st_size > 30_000 for one in Path(folder).glob(files)], any)
-        start = ["sluice", "profile", "start", own]
-        until(
-            lambda: site.cluster.run(start, user="mallory", cwd="/tmp", check=False).stderr,
-            lambda said: "its user set CUDA_INJECTION64_PATH" in said,
-        )
-        site.cluster.run(["scancel", job, own])
-        until(lambda: state(site.cluster, job), lambda now: now == "CANCELLED")
-        words = ["sluice", "profile", "get", job, "-o", f"{folder}/trace.json.gz"]
-        site.cluster.run(words, user="mallory", cwd="/tmp")
-        with gzip.open(f"{folder}/trace.json.gz") as file:
-            assert sum(one["name"] == "k" for one in json.load(file)["traceEvents"]) > 100
+    home, seen = INSIDE / "home/mallory", site.cluster.layout.folder / "home/mallory"
+    asked = ("-Achemistry", "--gpu-mem=1G", "--gpu-profile=60", f"-D{home}")
+    job = working(site.cluster, *asked, kernel="k", user="mallory")
+    injected = "--export=ALL,CUDA_INJECTION64_PATH=/no.so"
+    own = working(site.cluster, *asked, injected, kernel="k", user="mallory")
+    files = f"sluice-profile-{job}/*/*.profile"
+    until(lambda: [one.stat().st_size > 30_000 for one in seen.glob(files)], any)
+    start = ["sluice", "profile", "start", own]
+    until(
+        lambda: site.cluster.run(start, user="mallory", cwd="/tmp", check=False).stderr,
+        lambda said: "its user set CUDA_INJECTION64_PATH" in said,
+    )
+    site.cluster.run(["scancel", job, own])
+    until(lambda: state(site.cluster, job), lambda now: now == "CANCELLED")
+    site.cluster.run(["sluice", "profile", "get", job, "-o", f"{home}/trace.json.gz"], user="mallory", cwd="/tmp")
+    with gzip.open(seen / "trace.json.gz") as file:
+        assert sum(one["name"] == "k" for one in json.load(file)["traceEvents"]) > 100
 
 
 def test_what_would_become_of_a_request(site: Site) -> None:
