@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,6 +35,8 @@ struct name {
 
 struct profile_file {
     int fd;
+    dev_t device; /* which file it is: a program may close what it did not open, and reuse the number */
+    ino_t inode;
     uint64_t started, limit, bytes; /* written and held */
     uint64_t events, lost;
     enum sluice_profile_reason failed;
@@ -131,6 +134,21 @@ static void forget(struct profile_file *file)
     free(file);
 }
 
+static bool is_ours(const struct profile_file *file)
+{
+    struct stat now;
+    return fstat(file->fd, &now) == 0 && now.st_dev == file->device && now.st_ino == file->inode;
+}
+
+static bool remember(struct profile_file *file)
+{
+    struct stat now;
+    bool known = fstat(file->fd, &now) == 0;
+    file->device = known ? now.st_dev : 0;
+    file->inode = known ? now.st_ino : 0;
+    return known;
+}
+
 struct profile_file *file_create(int folder, const struct sluice_profile_header *wanted, uint64_t limit)
 {
     struct {
@@ -146,7 +164,7 @@ struct profile_file *file_create(int folder, const struct sluice_profile_header 
     file->started = start.header.started;
     file->limit = limit > LEAST_LIMIT ? limit : LEAST_LIMIT;
     file->bytes = sizeof start;
-    if (file->fd < 0 || write_all(file->fd, &start, sizeof start) != sizeof start) {
+    if (file->fd < 0 || !remember(file) || write_all(file->fd, &start, sizeof start) != sizeof start) {
         int saved = errno;
         forget(file);
         errno = saved;
@@ -158,7 +176,9 @@ struct profile_file *file_create(int folder, const struct sluice_profile_header 
 void file_flush(struct profile_file *file)
 {
     size_t size = file->held * RECORD;
-    if (size > 0 && file->failed != SLUICE_PROFILE_DISK && write_all(file->fd, file->records, size) != size) {
+    bool able = size == 0 || file->failed == SLUICE_PROFILE_DISK ||
+                (is_ours(file) && write_all(file->fd, file->records, size) == size);
+    if (!able) {
         file->failed = SLUICE_PROFILE_DISK;
         file->lost += file->held; /* a part of them may be there */
     }
@@ -281,7 +301,9 @@ void file_end(struct profile_file *file, enum sluice_profile_reason reason, cons
     }
     file_flush(file);
     end.name = file->failed == SLUICE_PROFILE_DISK ? 0 : end.name;
-    if (pwrite(file->fd, &end, sizeof end, sizeof(struct sluice_profile_header)) != sizeof end) {
+    if (!is_ours(file)) {
+        file->fd = -1; /* the program's now */
+    } else if (pwrite(file->fd, &end, sizeof end, sizeof(struct sluice_profile_header)) != sizeof end) {
         /* Then it reads as that of a process that died, which is all that can still be said. */
     }
     forget(file);
@@ -289,5 +311,7 @@ void file_end(struct profile_file *file, enum sluice_profile_reason reason, cons
 
 void file_abandon(const struct profile_file *file)
 {
-    close(file->fd);
+    if (is_ours(file)) {
+        close(file->fd);
+    }
 }

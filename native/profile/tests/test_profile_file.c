@@ -98,6 +98,29 @@ static void test_no_file_is_replaced(void)
     CHECK_INT(record_of(3, 0).loss.reason, SLUICE_PROFILE_STOPPED);
 }
 
+static void test_a_file_of_the_program_is_not_written(void)
+{
+    char theirs[128];
+    int before = open("/dev/null", O_RDONLY); /* the number that the profile will have */
+    close(before);
+    struct profile_file *file = new_file(4, 0);
+    struct sluice_profile_record one = kernel(file, "gemm");
+    file_add(file, &one);
+    file_flush(file);
+    off_t size = size_of(4, "");
+    snprintf(theirs, sizeof theirs, "%s/theirs", folder);
+    int other = open(theirs, O_RDWR | O_CREAT, 0600);
+    CHECK(dup2(other, before) == before);
+    file_add(file, &one);
+    file_flush(file);
+    CHECK_INT(file_failed(file), SLUICE_PROFILE_DISK);
+    file_end(file, SLUICE_PROFILE_STOPPED, "why", 0);
+    CHECK(lseek(other, 0, SEEK_END) == 0 && lseek(before, 0, SEEK_END) == 0); /* and still open */
+    CHECK(size_of(4, "") == size && record_of(4, 0).kind == 0);
+    close(before);
+    close(other);
+}
+
 static void clean_up(void)
 {
     DIR *open_folder = fdopendir(folder_fd);
@@ -115,6 +138,7 @@ int main(void)
     test_names();
     test_limit();
     test_no_file_is_replaced();
+    test_a_file_of_the_program_is_not_written();
     clean_up();
     return 0;
 }
