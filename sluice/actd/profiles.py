@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pwd
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,6 +23,11 @@ _SECONDS = 100.0  # less than the web process waits
 _EVENTS = 200_000
 """Fewer than for users on their own: memory of programs that are run here is bounded."""
 _OPERATOR = 1
+
+
+def _python() -> dict[str, str]:
+    """Where this process's Python has its packages from, if not from its own place."""
+    return {name: os.environ[name] for name in ("PYTHONHOME", "PYTHONPATH") if name in os.environ}
 
 
 class Profiles:
@@ -65,7 +71,7 @@ class Profiles:
         done = run_as(
             who if found.uid == who.uid else self._account(user),
             [*PYTHON, "-m", "sluice.main", "profile", did, *self._prefix(), *words, name],
-            env={"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/", **self._where()},
+            env={"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/", **_python(), **self._where()},
             timeout=_SECONDS,
             most=1 << 20,
         )

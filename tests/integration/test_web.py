@@ -242,7 +242,8 @@ def test_two_tenants_on_one_gpu_see_their_own_profiles(site: Site, profiled: dic
 def test_operators_profile_all_and_users_their_own(site: Site, profiled: dict[str, str]) -> None:
     place = f"/jobs/{profiled['mallory']}/profile"
     assert site.send(f"{place}/start", {}, "alice")[0] == site.ask(place, "alice")[0] == 404
-    assert site.send(f"{place}/start", {"seconds": 60}, "oper")[0] == 200
+    status, found = site.send(f"{place}/start", {"seconds": 60}, "oper")
+    assert status == 200, found
     assert site.send(f"{place}/stop", {"step": "batch"}, "mallory")[1]["did"] == "stop"
     status, found = site.ask(place, "oper")
     assert (status, list(kernels(found))) == (200, ["of_mallory"])
