@@ -1,4 +1,7 @@
-"""What kernel profiles cost a program: launches in a row and a program's usual share of them, traced and not."""
+"""What kernel profiles cost a program: launches in a row and a program's usual share of them, traced and not.
+
+And how long a profile of many nodes takes from its end to a trace (`benchmarks.profile_collect`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any
 
 import click
 
-from benchmarks import Result
+from benchmarks import Result, profile_collect
 from gpu_sim import library_dir, load_platform, write_node_state
 from sluice.base.errors import SluiceError
 from sluice.core import version
@@ -29,8 +32,10 @@ OPTIONS = [
     ),
     click.Option(["--rounds"], type=click.IntRange(1), default=7, show_default=True, help="Of all arms in turn."),
     click.Option(["--seconds"], type=click.FloatRange(0.1), default=0.7, show_default=True, help="An arm, a round."),
+    click.Option(["--nodes"], type=click.IntRange(2), default=512, show_default=True, help="That are collected from."),
+    click.Option(["--events"], type=click.IntRange(4), default=1000, show_default=True, help="Of each of these."),
 ]
-MUST = {"on_overhead_ns": ("<=", 200.0), "program_loss_percent": ("<=", 1.0)}
+MUST = {"on_overhead_ns": ("<=", 200.0), "program_loss_percent": ("<=", 1.0), **profile_collect.MUST}
 
 _LIBRARY = Path(__file__).parents[1] / "sluice/core/libsluice_profile.so"
 _HEADER, _END = 256, struct.Struct("<HHIQQIIIIQI4xQ")
@@ -147,6 +152,7 @@ def run(**options: Any) -> Result:
             "program_loss_percent": 100 * (min(of_program["governed"]) / min(of_program["off"]) - 1),
             "program_accounted_percent": median(accounted),
             "program_launches_a_second": 1e9 / median(one[0] for one in program["off"]),
+            **profile_collect.measure(options["nodes"], options["events"]),
         },
         peer={"launch_ns": median(one[0] for one in bare["off"])},
         spread={

@@ -42,7 +42,8 @@ class NodeAgents:
         """Programs, limiter, and the SPANK plugin with its line in plugstack.conf; files next to slurm.conf."""
         programs = layout.folder / _PROGRAMS.name
         shutil.copytree(_PROJECT / "prolog_epilog/programs", programs, symlinks=True)
-        shutil.copy(library_path(), programs)
+        for library in library_path().parent.glob("libsluice_*.so"):
+            shutil.copy(library, programs)
         if self.headers is not None:
             build_limit_plugin(self.headers, self.version, layout.folder)
         elif self.packaged is not None:

@@ -28,6 +28,7 @@ from prolog_epilog.outages import PERIOD_S as OUTAGES_S
 from prolog_epilog.outages import Outages
 from prolog_epilog.power.keeper import CHECK_S, PowerKeeper
 from prolog_epilog.power.reports import PowerReports
+from prolog_epilog.profiles import LIBRARY, Profiles
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.regions import Regions
 from prolog_epilog.rungs.base import Rung
@@ -66,7 +67,13 @@ class Agent:
         self.regions = Regions(self.state, self.contexts)
         file = NodePolicyFile(settings.policy.with_name(FILE_NAME))
         self.power = PowerKeeper(self.state, self.watcher, lambda: file.current().power)
-        self.jobs = Jobs(self.state, self.watcher, self.contexts, self.regions, *self._limits(), self.power)
+        self.profiles = Profiles(
+            settings.records.parent / "profiles", settings.run / "profile", settings.library.with_name(LIBRARY)
+        )
+        self.profiles.on_retired = self.duties.add("profiles", _IDLE_S, self.profiles.sweep, retry=60.0).wake
+        self.jobs = Jobs(
+            self.state, self.watcher, self.contexts, self.regions, *self._limits(), self.power, self.profiles
+        )
         self.jobs.answer_to(self.server)
         self.server.add("restart", self.restart)
         self.server.add("pause", self.pause)
@@ -181,6 +188,7 @@ class Agent:
         self.end_notices.prepare(self.state.settings.run / "ended")
         self.holds.prepare()
         self.regions.prepare()
+        self.profiles.prepare()
 
     def forget_old(self) -> None:
         """A duty: remove records that were kept long enough, sent or not. Raises OSError."""

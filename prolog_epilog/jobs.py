@@ -14,6 +14,7 @@ from prolog_epilog.devices import NodeDevice, select
 from prolog_epilog.gpu_reset import GpuReset
 from prolog_epilog.hints import hints
 from prolog_epilog.power.keeper import Plan, PowerKeeper
+from prolog_epilog.profiles import Profiles
 from prolog_epilog.reclaim import Reclaim
 from prolog_epilog.refusals import Blame, Refusal
 from prolog_epilog.regions import Regions
@@ -67,6 +68,7 @@ class Jobs:
         ladder: Ladder,
         gpu_reset: GpuReset,
         power: PowerKeeper,
+        profiles: Profiles,
     ) -> None:
         self._state = state
         self._watcher = watcher
@@ -75,6 +77,7 @@ class Jobs:
         self._ladder = ladder
         self._gpu_reset = gpu_reset
         self._power = power
+        self._profiles = profiles
         self._reclaim = Reclaim(state, watcher)
         self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
         self.on_end: list[Callable[[JobRecord], None]] = []  # gets a job's record before it is written, locked
@@ -186,6 +189,7 @@ class Jobs:
                 if error.blame is Blame.JOB:
                     self._turn_away(record, error)
                 raise
+            self._profiles.make(record)
             self._state.jobs.save(record)
             self._state.records[job] = record
             self._inherited.discard(job)
@@ -356,7 +360,7 @@ class Jobs:
             self._refuse_strange(record, place, open)
         given = [self._state.devices[grant.index] for grant in record.grants]
         near = hints([device for device in given if device.own_file in open], nics)
-        return {"export": near | self._ladder.exports(record)}
+        return {"export": near | self._ladder.exports(record) | self._profiles.exports(record, place)}
 
     def _refuse_strange(self, record: JobRecord, place: cgroups.Place | None, open: list[str]) -> None:
         """Refuse a task that can open a GPU which its job was not given."""
@@ -398,6 +402,7 @@ class Jobs:
         with self._state.lock:
             with suppress(*_LEFTOVERS):  # the tenant's claims, which say nothing of the GPUs
                 self._regions.collect(record)
+            self._profiles.retire(record)
             record.end(time.time(), uptime())
             for grant in record.grants:
                 grant.clean = grant.uuid not in unclean

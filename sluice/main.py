@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plugin": ("sluice.cli.plugin", "Sluice's plugins in Slurm: build, install, check, set the level, remove."),
     "pool": ("sluice.cli.pool", "Nodes that come and go: list, show, why, drain, return."),
     "power": ("sluice.cli.power", "Power of GPUs: budgets, what is drawn, why a job has its caps."),
+    "profile": ("sluice.cli.profile", "What a job's processes do with their GPUs: start, stop, get, summary."),
     "probe": ("sluice.cli.probe", "The GPUs of this node."),
     "replicad": ("sluice.cli.replicad", "The daemon that keeps the replicas of model services (on the controllers)."),
     "report": ("sluice.cli.report", "What was used, by whom, and how efficiently."),

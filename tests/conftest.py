@@ -37,6 +37,7 @@ LONGEST_FIRST = (
     "test_native",
     "test_node_faults",
     "test_guard",
+    "test_web",
     "test_metrics",
     "test_slurm_features",
     "test_plan",

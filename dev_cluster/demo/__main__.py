@@ -18,6 +18,7 @@ from dev_cluster.demo.health import POLICY as HEALTH_POLICY
 from dev_cluster.demo.health import health
 from dev_cluster.demo.models import models
 from dev_cluster.demo.page import page
+from dev_cluster.demo.profile import profile
 from dev_cluster.demo.schedule import schedule
 from dev_cluster.demo.stage import Stage
 from dev_cluster.demo.submit import submit
@@ -81,6 +82,7 @@ def _show(stage: Stage, *, keep: bool) -> None:
         submit(stage)
         if stage.plugins:
             enforce(stage)
+            profile(stage)
             schedule(stage)
             health(stage)
             failover(stage)

@@ -29,6 +29,8 @@ SHARES = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_share", "SPANK__SLURM_SPANK_OPTI
 POWERS = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_power", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-power")
 PLANNED_POWER = "SPANK_SLUICE_GPU_POWER"  # set by slurmctld, to start within a budget
 MOST_TEXT = 64
+PROFILE_FOLDER = "SLUICE_PROFILE_FOLDER"
+PROFILE_ALL = 47  # SLUICE_PROFILE_WANT_ALL
 JOBS_OWN_FAULT = 3  # exit status of sluice-task-init, for the SPANK plugin
 MOST = 1 << 20
 SECONDS = 20.0
@@ -231,9 +233,63 @@ def task_prolog() -> None:
     said = {"open": [path for path in devices["files"] if opens(path)]}
     if "nics" in devices:
         said["nics"] = [name for name, path in devices["nics"].items() if opens(path)]
-    for name, value in ask(do="task", **said)["export"].items():
+    export = ask(do="task", **said)["export"]
+    folder = export.pop(PROFILE_FOLDER, None)
+    for name, value in export.items():
         if name not in os.environ:
             print(f"export {name}={value}")
+    if folder is not None:
+        own = os.environ.get("CUDA_INJECTION64_PATH", "")
+        try:  # noqa: SIM105 - as in epilog
+            prepare_profile(folder, "" if own == export.get("CUDA_INJECTION64_PATH", own) else own)
+        except OSError:  # a full disk ends the profile, and not the job
+            pass
+        if os.path.islink(folder):  # noqa: PTH114
+            folder = os.readlink(folder)  # noqa: PTH115
+        print(f"export {PROFILE_FOLDER}={folder}")  # a step inherits the batch script's
+
+
+def prepare_profile(folder: str, own: str) -> None:
+    """The first task of a step makes its folder, and starts the profile that its user asked for. Raises OSError.
+
+    Such a profile is next to the job's output, where it stays when the job has ended, if that folder can be written.
+    `own`: what the user has injected, so that nothing is profiled; the collector says so.
+    """
+    asked = os.environ.get("SLUICE_GPU_PROFILE", "")
+    job, step = folder.split("/")[-2:]
+    beside = f"{os.getcwd()}/sluice-profile-{job}"  # noqa: PTH109
+    target = f"{beside}/{os.environ.get('SLURMD_NODENAME', os.uname().nodename)}.{step}"
+    try:
+        if not asked.isdecimal() or not os.access(".", os.W_OK):
+            os.mkdir(folder, 0o700)  # noqa: PTH102
+        else:
+            os.symlink(target, folder)
+            for path in (beside, target):
+                if not os.access(path, os.W_OK):
+                    os.mkdir(path, 0o700)  # noqa: PTH102
+    except FileExistsError:
+        return
+    if own:
+        write(f"{folder}/injected", own.encode()[:4096])
+    if asked.isdecimal():
+        write(f"{folder}/control", control(int(asked), time.time_ns() // 10**8))  # as sluice/profile/collect.py
+
+
+def control(seconds: int, number: int) -> bytes:
+    """Of native/include/sluice/profile.h: a profile of all kinds of events, so long from each process's own begin."""
+    fields = ((seconds & 0xFFFFFFFF, 4), (PROFILE_ALL, 4), (0, 8), (0, 4), (number & 0xFFFFFFFF, 4), (0, 8))
+    return b"SLUPCTL1" + b"".join([value.to_bytes(size, "little") for value, size in fields]) + bytes(24)
+
+
+def write(path: str, content: bytes) -> None:
+    """A file that is there whole, or not at all. Raises OSError."""
+    fresh = f"{path}.{os.getpid()}"
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+    os.rename(fresh, path)  # noqa: PTH104
 
 
 def health() -> int:

@@ -212,11 +212,12 @@ class Jobs:
         files: tuple[int, ...] = (),
         folder: str = "",
     ) -> Finished:
-        env = {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/", "SLURM_TIME_FORMAT": "%s", **self._where()}
+        env = {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/", "SLURM_TIME_FORMAT": "%s", **self.where()}
         start = [_ENV, f"--chdir={folder}"] if folder else []
         return run_as(who, [*start, self._program(name), *words], env=env, timeout=_COMMAND_S, given=given, files=files)
 
-    def _where(self) -> Mapping[str, str]:
+    def where(self) -> Mapping[str, str]:
+        """Which cluster Slurm's commands talk to."""
         conf = self._commands.environment().get("SLURM_CONF")
         return {"SLURM_CONF": conf} if conf else {}
 

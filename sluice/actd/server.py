@@ -29,6 +29,7 @@ from sluice.actd.become import Account, account, least_uid
 from sluice.actd.jobs import Jobs
 from sluice.actd.keys import Entry, Keys
 from sluice.actd.operate import Policies, ServiceWords, audited, lower_budget, return_gpus, silence, unsilence
+from sluice.actd.profiles import Profiles
 from sluice.actd.proofs import Proofs
 from sluice.actd.replicas import Replicas
 from sluice.base.errors import SluiceError
@@ -140,6 +141,7 @@ class Actd:
         )  # fmt: skip
         self._client = TextClient(commands)
         self._accounting = Accounting(commands)
+        self.profiles = Profiles(commands, self._account, lambda user: self._accounting.level(user)[0], self.jobs.where)
         self._lock = threading.Lock()
         self._config: Mapping[str, str] = {}
         self._config_at = -_CONFIG_S
@@ -454,6 +456,12 @@ ACTS: dict[str, Act] = {
     "release": Act(lambda actd, it: actd.jobs.control(it.who, "release", it.job), job=True),
     "requeue": Act(lambda actd, it: actd.jobs.control(it.who, "requeue", it.job), job=True),
     "update": Act(lambda actd, it: actd.jobs.update(it.who, it.job, it.body), models.JobChange, job=True),
+    "profile-start": Act(lambda actd, it: actd.profiles.change(it.who, "start", it.job, it.body), models.ProfileRequest,
+                         job=True),
+    "profile-stop": Act(lambda actd, it: actd.profiles.change(it.who, "stop", it.job, it.body), models.ProfileRequest,
+                        job=True),
+    "profile-summary": Act(lambda actd, it: actd.profiles.summary(it.who, it.job, it.body), models.ProfileRequest,
+                           job=True, scope="read"),
     "health-return": Act(lambda actd, it: return_gpus(it.body), models.ReturnRequest, _OPERATOR),
     "power-budget": Act(lambda actd, it: lower_budget(it.who, it.body), models.BudgetRequest, _ADMINISTRATOR),
     "silence": Act(lambda actd, it: silence(actd.state_save, it.who, it.body, it.mark), models.SilenceRequest,

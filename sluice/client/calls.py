@@ -760,6 +760,35 @@ class Client(BaseClient):
         """Requeue a job, or a task as 17_4. `POST /jobs/{job}/requeue`."""
         return self.call(Call(models.JobDone, "POST", "/jobs/{job}/requeue", names={"job": job}, key=key))
 
+    def job_profile_start(
+        self, job: int | str, *, step: str = "", seconds: int | None = None, key: str = ""
+    ) -> models.ProfileDone:
+        """Start a profile of a job. `POST /jobs/{job}/profile/start`."""
+        return self.call(
+            Call(
+                models.ProfileDone,
+                "POST",
+                "/jobs/{job}/profile/start",
+                names={"job": job},
+                body={"step": step, "seconds": seconds},
+                key=key,
+            )
+        )
+
+    def job_profile_stop(self, job: int | str, *, step: str = "", key: str = "") -> models.ProfileDone:
+        """Stop the profile of a job. `POST /jobs/{job}/profile/stop`."""
+        return self.call(
+            Call(
+                models.ProfileDone, "POST", "/jobs/{job}/profile/stop", names={"job": job}, body={"step": step}, key=key
+            )
+        )
+
+    def job_profile(self, job: int, *, step: str = "") -> models.ProfileSummary:
+        """What the GPUs of a job, or of a step, did while they were profiled. `GET /jobs/{job}/profile`."""
+        return self.call(
+            Call(models.ProfileSummary, "GET", "/jobs/{job}/profile", names={"job": job}, query={"step": step})
+        )
+
     def update(
         self,
         job: int | str,
@@ -1633,6 +1662,35 @@ class AsyncClient(BaseAsyncClient):
     async def requeue(self, job: int | str, *, key: str = "") -> models.JobDone:
         """Requeue a job, or a task as 17_4. `POST /jobs/{job}/requeue`."""
         return await self.call(Call(models.JobDone, "POST", "/jobs/{job}/requeue", names={"job": job}, key=key))
+
+    async def job_profile_start(
+        self, job: int | str, *, step: str = "", seconds: int | None = None, key: str = ""
+    ) -> models.ProfileDone:
+        """Start a profile of a job. `POST /jobs/{job}/profile/start`."""
+        return await self.call(
+            Call(
+                models.ProfileDone,
+                "POST",
+                "/jobs/{job}/profile/start",
+                names={"job": job},
+                body={"step": step, "seconds": seconds},
+                key=key,
+            )
+        )
+
+    async def job_profile_stop(self, job: int | str, *, step: str = "", key: str = "") -> models.ProfileDone:
+        """Stop the profile of a job. `POST /jobs/{job}/profile/stop`."""
+        return await self.call(
+            Call(
+                models.ProfileDone, "POST", "/jobs/{job}/profile/stop", names={"job": job}, body={"step": step}, key=key
+            )
+        )
+
+    async def job_profile(self, job: int, *, step: str = "") -> models.ProfileSummary:
+        """What the GPUs of a job, or of a step, did while they were profiled. `GET /jobs/{job}/profile`."""
+        return await self.call(
+            Call(models.ProfileSummary, "GET", "/jobs/{job}/profile", names={"job": job}, query={"step": step})
+        )
 
     async def update(
         self,

@@ -1453,6 +1453,92 @@ class BudgetLowered(Document):
     until: float
 
 
+class ProfileQuery(Body):
+    """Which step of a job."""
+
+    step: str = Field("", pattern=r"^[A-Za-z0-9]{0,16}$", description="0, batch; empty: all steps.")
+
+
+class ProfileRequest(ProfileQuery):
+    """A profile of a job that runs; without seconds, until it is stopped."""
+
+    seconds: int | None = Field(None, ge=1, le=86_400)
+
+
+class ProfileDone(Document):
+    """A profile was started or stopped."""
+
+    job: str
+    did: Literal["start", "stop"]
+    messages: list[str]
+
+
+class ProfiledKernel(BaseModel):
+    """A kernel of all processes; percent is of all kernels' time."""
+
+    name: str
+    calls: int
+    seconds: float
+    percent: float | None
+    mean_us: float
+
+
+class ProfiledCopies(BaseModel):
+    """All copies from one kind of memory to another."""
+
+    direction: str
+    count: int
+    bytes: int
+    seconds: float
+    gb_per_s: float | None
+
+
+class ProfiledRank(BaseModel):
+    """What one process did; `compute_seconds` are without collectives."""
+
+    rank: int | None
+    node: str
+    pid: int
+    program: str
+    compute_seconds: float
+    compute_percent: float | None
+    waiting_percent: float | None
+
+
+class ProfiledClock(BaseModel):
+    """How far a node's time of day is ahead, and how well its clock is known; null: not measured."""
+
+    node: str
+    ahead_ms: float | None
+    uncertainty_us: float | None
+
+
+class ProfileSummary(Document):
+    """What a job's GPUs did while it was profiled; percent of the time of all its GPUs."""
+
+    job_id: int
+    start: float
+    seconds: float
+    nodes: int
+    processes: int
+    gpus: int
+    busy_percent: float | None
+    copies_percent: float | None
+    idle_percent: float | None
+    collectives_percent: float | None
+    copies_overlapped_percent: float | None
+    collectives_overlapped_percent: float | None
+    kernels: list[ProfiledKernel]
+    copies: list[ProfiledCopies]
+    slowest_over_median_percent: float | None
+    ranks: list[ProfiledRank]
+    lost_events: int
+    lost_because: list[str]
+    cost_percent: float | None
+    clocks: list[ProfiledClock]
+    notes: list[str]
+
+
 class ReturnRequest(Body):
     """GPUs to return to service; without numbers all that Sluice took out of the node."""
 

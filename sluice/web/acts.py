@@ -25,7 +25,7 @@ from sluice.web.problems import ProblemError
 _TIMEOUT_S = 120.0
 _AT_A_TIME = 16
 _OF_USER = 4
-_READS = frozenset({"audit", "policy-drift"})
+_READS = frozenset({"audit", "policy-drift", "profile-summary"})
 _QUEUED_OF_USER = 64
 _HELD_OF_USER = 2 * MOST_BODY
 _HELD = 16 * MOST_BODY

@@ -44,13 +44,17 @@ static bool is_step_of_allocation(void)
     return spank_context() == S_CTX_LOCAL && surrounding_job();
 }
 
+/* A profile is of steps; it is the only option that a step can have without its job. */
+#define PROFILE "gpu-profile"
+#define PROFILE_VARIABLE "SLUICE_GPU_PROFILE" /* for the task prolog: seconds, or 0 until the step ends */
+
 static int take(int index, const char *value, int remote)
 {
     const char *name = sluice_option_name((size_t)index);
     char why[SLUICE_OPTION_WHY_MAX];
     if (!name)
         return ESPANK_BAD_ARG;
-    if (!remote && is_step_of_allocation()) {
+    if (!remote && is_step_of_allocation() && strcmp(name, PROFILE) != 0) {
         slurm_error(
             "sluice: --%s is an option of jobs, and this srun starts a step of job %s; give a step its part of the "
             "job's GPUs with --gres",
@@ -71,6 +75,7 @@ static struct spank_option options[] = {
     {"gpu-spread", NULL, "GPUs on as many nodes as allowed", 0, 3, take},
     {"gang", "NAME:COUNT", "start together with the COUNT jobs of that name", 1, 4, take},
     {"gpu-power", "WATTS", "power that each GPU may draw: 300W", 1, 5, take},
+    {PROFILE, "SECONDS", "profile what the job's GPUs do: sluice-profile(1)", 2, 6, take},
 };
 
 /* Variables that count whole GPUs in a job's environment, and would make each srun in the job ask for GPUs that it does
@@ -172,6 +177,18 @@ static void trace_task(spank_t spank)
     }
 }
 
+/* The steps of a batch script have its environment, and so its profile; a job that is submitted there has not. */
+static void profile_tasks(spank_t spank)
+{
+    char seconds[16];
+    if (spank_context() == S_CTX_ALLOCATOR || (spank_context() == S_CTX_LOCAL && !is_step_of_allocation()))
+        unsetenv(PROFILE_VARIABLE);
+    if (spank_context() != S_CTX_REMOTE || !asked.gpu_profile)
+        return;
+    snprintf(seconds, sizeof seconds, "%" PRIu32, asked.gpu_profile == SLUICE_PROFILE_WHOLE ? 0 : asked.gpu_profile);
+    spank_setenv(spank, PROFILE_VARIABLE, seconds, 1);
+}
+
 int slurm_spank_init(spank_t spank, int argument_count, char *arguments[])
 {
     (void)argument_count;
@@ -198,6 +215,7 @@ int slurm_spank_init_post_opt(spank_t spank, int argument_count, char *arguments
     if ((context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR) && !is_step_of_allocation() &&
         has_argument("trace", argument_count, arguments))
         trace_submission(spank);
+    profile_tasks(spank);
     return ESPANK_SUCCESS;
 }
 

@@ -29,7 +29,7 @@ static bool same(const struct sluice_options *one, const struct sluice_options *
     return one->gpu_mem_mib == other->gpu_mem_mib && one->gpu_share == other->gpu_share &&
            one->gpu_power_w == other->gpu_power_w && one->gang_count == other->gang_count &&
            one->gpu_affinity == other->gpu_affinity && one->gpu_spread == other->gpu_spread &&
-           strcmp(one->gang_name, other->gang_name) == 0;
+           one->gpu_profile == other->gpu_profile && strcmp(one->gang_name, other->gang_name) == 0;
 }
 
 /* The node's rule (prolog_epilog/jobs.py: _PERCENT), on the one variable that it looks at. */

@@ -219,6 +219,22 @@ static bool set_gang(struct sluice_options *options, const char *value)
     return true;
 }
 
+static bool set_gpu_profile(struct sluice_options *options, const char *value)
+{
+    if (value[0] && strcmp(value, NO_ARGUMENT) != 0)
+        return parse_number(value, 1, SLUICE_PROFILE_MAX_S, &options->gpu_profile);
+    options->gpu_profile = SLUICE_PROFILE_WHOLE;
+    return true;
+}
+
+static void write_gpu_profile(const struct sluice_options *options, char *value, size_t size)
+{
+    if (options->gpu_profile == SLUICE_PROFILE_WHOLE)
+        snprintf(value, size, "%s", NO_ARGUMENT);
+    else
+        snprintf(value, size, "%" PRIu32, options->gpu_profile);
+}
+
 static const struct {
     const char *name;
     bool (*set)(struct sluice_options *options, const char *value);
@@ -232,6 +248,7 @@ static const struct {
     {"gang", set_gang, write_gang,
      "NAME:COUNT: a name of at most 64 letters, digits, '.', '_', '-', and 1 to 256 jobs, e.g. train:4"},
     {"gpu-power", set_gpu_power, write_gpu_power, "watts of each GPU, 1 to 100000, e.g. 300W"},
+    {"gpu-profile", set_gpu_profile, write_gpu_profile, "no value, or seconds of each step, 1 to 86400, e.g. 30"},
 };
 
 enum { KNOWN = sizeof known / sizeof known[0] };

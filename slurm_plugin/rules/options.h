@@ -13,6 +13,7 @@
 
 enum {
     SLUICE_GANG_NAME_MAX = 64,
+    SLUICE_PROFILE_MAX_S = 86400, /* of a profile whose end is not its step's */
     SLUICE_GANG_COUNT_MAX = 256,  /* as many as the core places together: SLUICE_MAX_GROUP */
     SLUICE_OPTION_WHY_MAX = 256,  /* room that any message of this parser fits in */
     SLUICE_OPTION_TEXT_MAX = 128, /* and any option as sluice_option_canonical writes it */
@@ -34,6 +35,8 @@ enum {
 #define SLUICE_SPANK_NAME "sluice"
 #define SLUICE_SPANK_ENV_PREFIX "_SLURM_SPANK_OPTION_" SLUICE_SPANK_NAME "_"
 
+#define SLUICE_PROFILE_WHOLE UINT32_MAX /* until the step ends */
+
 enum sluice_affinity {
     SLUICE_AFFINITY_UNSET, /* the site's placement policy decides */
     SLUICE_AFFINITY_NONE,
@@ -46,6 +49,7 @@ struct sluice_options {
     uint64_t gpu_mem_mib; /* of each GPU; 1 to SLUICE_GPU_MEM_MAX_MIB */
     uint32_t gpu_share;   /* percent of a GPU's compute time; 1 to 100 */
     uint32_t gpu_power_w; /* that each GPU may draw; 1 to SLUICE_GPU_POWER_MAX_W */
+    uint32_t gpu_profile; /* seconds of each step; 1 to SLUICE_PROFILE_MAX_S, or SLUICE_PROFILE_WHOLE */
     uint32_t gang_count;  /* jobs that start together; 1 to SLUICE_GANG_COUNT_MAX */
     enum sluice_affinity gpu_affinity;
     bool gpu_spread; /* the job's GPUs on as many nodes as it may have */

@@ -82,6 +82,8 @@ static void check_options(void)
     CHECK(set("gpu-affinity", "numa") && options.gpu_affinity == SLUICE_AFFINITY_NUMA);
     CHECK(set("gpu-spread", NULL) && options.gpu_spread);
     CHECK(set("gpu-spread", "(null)") && set("gpu-spread", ""));
+    CHECK(set("gpu-profile", "30") && options.gpu_profile == 30);
+    CHECK(set("gpu-profile", NULL) && options.gpu_profile == SLUICE_PROFILE_WHOLE);
     CHECK(set("gang", "train.v2_x-1:4"));
     CHECK_STR(options.gang_name, "train.v2_x-1");
     CHECK_INT(options.gang_count, 4);
@@ -109,6 +111,9 @@ static void check_options(void)
         {"gpu-affinity", ""},
         {"gpu-affinity", "link,numa"},
         {"gpu-spread", "yes"},
+        {"gpu-profile", "0"},
+        {"gpu-profile", "86401"},
+        {"gpu-profile", "10s"},
         {"gang", "train"},
         {"gang", ":4"},
         {"gang", "train:"},
@@ -202,6 +207,8 @@ static void check_spellings(void)
     check_canonical("_SLURM_SPANK_OPTION_sluice_gpu_affinity=numa", "_SLURM_SPANK_OPTION_sluice_gpu_affinity=numa");
     check_canonical("_SLURM_SPANK_OPTION_sluice_gpu_spread=", "_SLURM_SPANK_OPTION_sluice_gpu_spread=(null)");
     check_canonical("_SLURM_SPANK_OPTION_sluice_gpu-power=0400", "_SLURM_SPANK_OPTION_sluice_gpu_power=400W");
+    check_canonical("_SLURM_SPANK_OPTION_sluice_gpu_profile=", "_SLURM_SPANK_OPTION_sluice_gpu_profile=(null)");
+    check_canonical("_SLURM_SPANK_OPTION_sluice_gpu-profile=030", "_SLURM_SPANK_OPTION_sluice_gpu_profile=30");
     check_canonical("_SLURM_SPANK_OPTION_sluice_gang=a:02", "_SLURM_SPANK_OPTION_sluice_gang=a:2");
     CHECK(!sluice_option_canonical(&options, "_SLURM_SPANK_OPTION_other_gpu_share=1", text, sizeof text));
     CHECK(!sluice_option_canonical(&options, "_SLURM_SPANK_OPTION_sluice_unknown=1", text, sizeof text));
@@ -238,7 +245,7 @@ int main(void)
     check_spellings();
     check_disguises();
     check_sizes_in_all();
-    for (size_t i = 0; i < 5; i++)
+    for (size_t i = 0; i < 6; i++)
         CHECK(sluice_option_name(i) != NULL);
     CHECK(sluice_option_name(6) == NULL);
     return 0;

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import base64
+import gzip
 import hashlib
 import hmac
 import json
@@ -25,6 +26,7 @@ from joserfc.jwk import ECKey
 from pydantic import ValidationError
 from starlette.requests import Request, cookie_parser
 
+from benchmarks.profile_files import Writer, training
 from gres_probe.lint import Site, lint
 from policy.service_jobs import ServicePolicy, ServicesPolicy, job_name, parse_job_name, replica_job
 from policy.service_jobs import parse as parse_services
@@ -65,6 +67,10 @@ from sluice.fabric.ibnet import read_ibnetdiscover
 from sluice.fabric.lldp import parse_lldp
 from sluice.fabric.model import Fabric, Reported
 from sluice.fabric.tree import tree_of
+from sluice.profile.summary import render as render_summary
+from sluice.profile.summary import summarise
+from sluice.profile.timeline import load as load_profiles
+from sluice.profile.trace import write as write_trace
 from sluice.report.fields import fields_of
 from sluice.report.output import row_document
 from sluice.report.services import ServiceKey, ServiceTally, rows_of
@@ -669,6 +675,27 @@ def _ibnet(text: bytes) -> Reported:
     return read_ibnetdiscover(text.decode(errors="replace"), "fuzz")
 
 
+def profiles() -> Target:
+    """Files of profiles, their sums and their traces."""
+    folder = Path(tempfile.mkdtemp(prefix="sluice-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / "n1.1.1.profile"
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        try:
+            timeline = load_profiles(folder, most=1000)
+        except SluiceError:
+            return
+        found = models.ProfileSummary.model_validate(summarise(timeline))
+        assert all(line.isprintable() for line in render_summary(found.model_dump()))
+        write_trace(timeline, folder / "trace.json.gz")
+        with gzip.open(folder / "trace.json.gz") as file:
+            json.load(file)
+
+    return Target(run, (training(Writer(), 40, 1).content(), Writer().content()))
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "agent-requests": agent_requests,
     "fabrics": fabrics,
@@ -688,4 +715,5 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "gateway-heads": gateway_heads,
     "gateway-uploads": gateway_uploads,
     "batch-words": batch_words,
+    "profiles": profiles,
 }

@@ -162,7 +162,8 @@ def refused(cluster: DevCluster, *options: str, account: str = "free") -> str:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_options_are_in_the_help(cluster: DevCluster, command: str) -> None:
     said = cluster.run([command, "--help"]).stdout
-    for option in ("--gpu-mem=SIZE", "--gpu-share=PERCENT", "--gpu-affinity=WHAT", "--gpu-spread", "--gang=NAME:COUNT"):
+    for option in ("--gpu-mem=SIZE", "--gpu-share=PERCENT", "--gpu-affinity=WHAT", "--gpu-spread", "--gang=NAME:COUNT",
+                   "--gpu-profile=SECONDS"):  # fmt: skip
         assert option in said
 
 
@@ -175,6 +176,7 @@ def test_the_options_are_in_the_help(cluster: DevCluster, command: str) -> None:
         ("--gpu-share=0", "percent of each GPU, 1 to 100"),
         ("--gpu-affinity=near", "link, numa or none"),
         ("--gang=team", "NAME:COUNT"),
+        ("--gpu-profile=0", "1 to 86400"),
     ],
 )
 def test_a_malformed_option_is_refused_by_the_command(

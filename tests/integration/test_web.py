@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import signal
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.layout import python_in_tree
+from dev_cluster.layout import INSIDE, python_in_tree
 from sluice.base.run import PYTHON
 from tests.integration import kill_writers
 from tests.integration.jobs import shown, state, submit
 from tests.integration.kill_writers import submit_while_killed
+from tests.integration.profiles import kernels, summary, working
 from tests.integration.settled import until
+from tests.integration.slurm_features import gpu_indices
 from tests.integration.versions import NATIVE_FIRST
 from tests.integration.web_site import WEB, Site, web_site
 
@@ -208,6 +211,90 @@ def test_slurm_decides_who_may_do_what(site: Site) -> None:
     reader = site.create("alice", "read")
     status, refused = site.send("/jobs", {"script": SCRIPT}, token=reader)
     assert status == 403 and "--scope write" in refused["remedy"]
+
+
+@pytest.fixture(scope="module")
+def profiled(site: Site) -> Iterator[dict[str, str]]:
+    """A job of two tenants each, on one GPU."""
+    users = {"alice": "physics", "mallory": "chemistry"}
+    jobs = {
+        user: working(site.cluster, f"-A{account}", "--gpu-mem=1G", kernel=f"of_{user}", user=user)
+        for user, account in users.items()
+    }
+    until(lambda: [state(site.cluster, job) for job in jobs.values()], lambda now: now == ["RUNNING"] * 2)
+    one, other = (gpu_indices(shown(site.cluster, job)["GRES"]) for job in jobs.values())
+    assert one == other and len(one) == 1
+    yield jobs
+    site.cluster.run(["scancel", *jobs.values()])
+
+
+def test_two_tenants_on_one_gpu_see_their_own_profiles(site: Site, profiled: dict[str, str]) -> None:
+    for user, job in profiled.items():
+        found = summary(site.cluster, job, "--seconds", "2", user=user)
+        assert list(kernels(found)) == [f"of_{user}"] and 90 < found["busy_percent"] <= 100, found
+        (clock,) = found["clocks"]  # this machine's own
+        assert abs(clock["ahead_ms"]) < 1 and clock["uncertainty_us"] < 100_000
+    words = ["sluice", "profile", "summary", profiled["mallory"]]
+    done = site.cluster.run(words, user="alice", cwd="/tmp", check=False)
+    assert done.returncode == 1 and "is of user" in done.stderr
+
+
+def test_operators_profile_all_and_users_their_own(site: Site, profiled: dict[str, str]) -> None:
+    place = f"/jobs/{profiled['mallory']}/profile"
+    assert site.send(f"{place}/start", {}, "alice")[0] == site.ask(place, "alice")[0] == 404
+    status, found = site.send(f"{place}/start", {"seconds": 60}, "oper")
+    assert status == 200, found
+    assert site.send(f"{place}/stop", {"step": "batch"}, "mallory")[1]["did"] == "stop"
+    status, found = site.ask(place, "oper")
+    assert (status, list(kernels(found))) == (200, ["of_mallory"])
+    noted = [one["action"] for one in site.get("/audit", "root2")["entries"] if one["user"] == "oper"]
+    assert noted[:2] == ["web profile-summary", "web profile-start"]
+
+
+def test_a_collector_that_is_killed_has_lost_nothing(site: Site, profiled: dict[str, str]) -> None:
+    job = profiled["alice"]
+    found = kernels(summary(site.cluster, job, "--seconds", "1", user="alice"))
+    for seconds in ("0.8", "1.2", "1.6"):
+        words = ["timeout", "-s", "KILL", seconds, "sluice", "profile", "summary", job]
+        site.cluster.run(words, user="alice", cwd="/tmp", check=False)
+    assert kernels(summary(site.cluster, job, user="alice")) == found != {}
+
+
+def test_what_a_job_did_until_it_ended_is_there(site: Site) -> None:
+    job = working(site.cluster, "-Achemistry", "--gpu-mem=1G", kernel="last", user="mallory")
+    until(lambda: state(site.cluster, job), lambda now: now == "RUNNING")
+
+    def end() -> None:
+        files = f"/run/sluice/profile/{job}/batch/*.profile"
+        words = ["find", "/run/sluice/profile/", "-path", files, "-size", "+4k"]
+        until(lambda: site.cluster.run(words, node="n1", check=False).stdout)
+        site.cluster.run(["scancel", job])
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    found = summary(site.cluster, job, "--seconds", "60", user="mallory")
+    ending.join()
+    assert list(kernels(found)) == ["last"] and "the job has ended meanwhile" in found["notes"], found
+
+
+def test_a_profile_that_is_asked_for_with_the_job_is_next_to_its_output(site: Site) -> None:
+    home, seen = INSIDE / "home/mallory", site.cluster.layout.folder / "home/mallory"
+    asked = ("-Achemistry", "--gpu-mem=1G", "--gpu-profile=60", f"-D{home}")
+    job = working(site.cluster, *asked, kernel="k", user="mallory")
+    injected = "--export=ALL,CUDA_INJECTION64_PATH=/no.so"
+    own = working(site.cluster, *asked, injected, kernel="k", user="mallory")
+    files = f"sluice-profile-{job}/*/*.profile"
+    until(lambda: [one.stat().st_size > 30_000 for one in seen.glob(files)], any)
+    start = ["sluice", "profile", "start", own]
+    until(
+        lambda: site.cluster.run(start, user="mallory", cwd="/tmp", check=False).stderr,
+        lambda said: "its user set CUDA_INJECTION64_PATH" in said,
+    )
+    site.cluster.run(["scancel", job, own])
+    until(lambda: state(site.cluster, job), lambda now: now == "CANCELLED")
+    site.cluster.run(["sluice", "profile", "get", job, "-o", f"{home}/trace.json.gz"], user="mallory", cwd="/tmp")
+    with gzip.open(seen / "trace.json.gz") as file:
+        assert sum(one["name"] == "k" for one in json.load(file)["traceEvents"]) > 100
 
 
 def test_what_would_become_of_a_request(site: Site) -> None:

@@ -142,3 +142,20 @@ def fill_series(demo: Demo, store: Store) -> None:
             }
             for name, row in store.rows("services").items()
         })  # fmt: skip
+
+
+def profile(job: int, kernel: str) -> dict[str, Any]:
+    """What `sluice profile summary --json` prints."""
+    rank = {
+        "rank": 0, "node": "gpu01", "pid": 4711, "program": kernel, "compute_seconds": 8.1, "compute_percent": 81.0,
+        "waiting_percent": 12.5,
+    }  # fmt: skip
+    return {
+        "schema_version": 1, "job_id": job, "start": 1_790_000_000.0, "seconds": 10.0, "nodes": 1, "processes": 2, "gpus": 2,
+        "busy_percent": 81.0, "copies_percent": 20.0, "idle_percent": 12.0, "collectives_percent": 10.0,
+        "copies_overlapped_percent": 65.0, "collectives_overlapped_percent": 0.0,
+        "kernels": [{"name": kernel, "calls": 81_000, "seconds": 8.1, "percent": 100.0, "mean_us": 100.0}],
+        "copies": [{"direction": "host (pinned) to device", "count": 9, "bytes": 1 << 30, "seconds": 2.0, "gb_per_s": 0.537}],
+        "slowest_over_median_percent": 4.2, "ranks": [rank, {**rank, "rank": 1}], "lost_events": 7, "lost_because": ["budget"],
+        "cost_percent": 0.9, "clocks": [{"node": "gpu01", "ahead_ms": 0.1, "uncertainty_us": 41.0}], "notes": [kernel],
+    }  # fmt: skip

@@ -22,6 +22,7 @@ import uvicorn
 from gres_probe.inventory import Gpu, Health, Inventory, Link, LinkType, Nic, Partition
 from policy.service_jobs import ServicePolicy, ServicesPolicy, job_name
 from policy.service_use import service_documents
+from sluice.base.text import one_line
 from sluice.base.tokens import SCOPES
 from sluice.controllerd.snapshot import gpu_rows, job_row, node_row
 from sluice.exchange.live import GpuNow, JobNow, Live
@@ -575,6 +576,10 @@ class DemoSite:
             self.snapshot.put_one("jobs", str(number), job_row(self.demo.jobs[number]))
             self.apply()
             return {"schema_version": 1, "job_id": number, "messages": [f"Submitted batch job {number}"]}
+        if do == "profile-summary":
+            from tests.web import demo_reports
+
+            return demo_reports.profile(int(str(words["job"]).partition("_")[0]), one_line(HOSTILE))
         if do == "what-if":
             return {
                 "schema_version": 1, "accepted": True, "refused": [], "messages": [], "start_time": self.demo.now + 1850,

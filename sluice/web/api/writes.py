@@ -62,6 +62,17 @@ async def _update(site: Site, viewer: Viewer, body: models.JobChange, path: Mapp
     return await _on_job(site, viewer, "update", path["job"], words)
 
 
+def _change_profile(do: str) -> Answer:
+    async def answer(site: Site, viewer: Viewer, body: Any, path: Mapping[str, str]) -> dict[str, Any]:
+        return await _on_job(site, viewer, f"profile-{do}", path["job"], _words(body))
+
+    return answer
+
+
+async def _profile(site: Site, viewer: Viewer, query: models.ProfileQuery, path: Mapping[str, str]) -> dict[str, Any]:
+    return await _on_job(site, viewer, "profile-summary", path["job"], query.model_dump())
+
+
 def _pass_on(do: str) -> Answer:
     async def answer(site: Site, viewer: Viewer, body: Any, path: Mapping[str, str]) -> dict[str, Any]:
         return await site.acts.ask(viewer, do, **_words(body))
@@ -103,6 +114,18 @@ ENDPOINTS = (
     *(
         _write(f"/jobs/{{job}}/{do}", _act(do), models.JobDone, f"{do.capitalize()} a job, or a task as 17_4")
         for do in ("cancel", "hold", "release", "requeue")
+    ),
+    _write(
+        "/jobs/{job}/profile/start", _change_profile("start"), models.ProfileDone, "Start a profile of a job",
+        body=models.ProfileRequest,
+    ),
+    _write(
+        "/jobs/{job}/profile/stop", _change_profile("stop"), models.ProfileDone, "Stop the profile of a job",
+        body=models.ProfileQuery,
+    ),
+    Endpoint(
+        "/jobs/{job}/profile", _profile, models.ProfileSummary,
+        "What the GPUs of a job, or of a step, did while they were profiled", models.ProfileQuery, by_proof=True,
     ),
     _write("/jobs/{job}", _update, models.JobDone, "Change a job", method="PATCH", body=models.JobChange),
     _write(

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from sluice.client import models
+from sluice.profile.summary import render
 from sluice.web.access import Viewer
 from sluice.web.api.jobs import JobsQuery
 from sluice.web.endpoint import Site
@@ -33,7 +34,9 @@ ACTS = {
     "hold": "The job is held.",
     "release": "The job was released.",
     "requeue": "The job waits again.",
+    "profile": "The job is profiled for 30 s.",
 }
+_PROFILE_S = 30
 _RUNS = ("RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED")
 _PAGE = "50"
 _PATIENCE_S = 0.7
@@ -147,13 +150,26 @@ def _acts(viewer: Viewer, job: Mapping[str, Any] | None) -> list[str]:
         return []
     if job["state"] == "PENDING":
         return ["cancel", "release" if job["reason"].startswith("JobHeld") else "hold"]
-    return ["cancel", "requeue"] if job["state"] in ("RUNNING", "SUSPENDED") else ["requeue"]
+    if job["state"] not in ("RUNNING", "SUSPENDED"):
+        return ["requeue"]
+    may_profile = viewer.operator or job["user"] == viewer.user
+    return ["cancel", "requeue", *(["profile"] if may_profile and job["gpus"] else [])]
+
+
+async def _profile(site: Site, viewer: Viewer, request: Request) -> Seen:
+    name = request.path_params["job"]
+    found, problem = await soon(ask(site, viewer, "/jobs/{job}/profile", job=name), 60.0)
+    lines = None if found is None else render(found)
+    return {"name": name, "lines": lines, "not_profiled": problem or "no answer in time", "title": name}
 
 
 async def _act(site: Site, viewer: Viewer, form: dict[str, str], path: Mapping[str, str]) -> Done:
     do, name = path["act"], path["job"]
     if do not in ACTS:
         raise ProblemError(404, f"{do[:40]!r}: no such thing to do", remedy=f"use one of {', '.join(ACTS)}")
+    if do == "profile":
+        await write(site, viewer, "POST", "/jobs/{job}/profile/start", {"seconds": _PROFILE_S}, job=name)
+        return Done(f"/jobs/{name}/profile", ACTS[do])
     done = await write(site, viewer, "POST", f"/jobs/{{job}}/{do}", job=name)
     return Done(f"/jobs/{name}", "; ".join(done["messages"]) or ACTS[do])
 
@@ -161,5 +177,6 @@ async def _act(site: Site, viewer: Viewer, form: dict[str, str], path: Mapping[s
 VIEWS = (
     View("/jobs", _jobs, "jobs.html", "Jobs", nav="/jobs"),
     View("/jobs/{job}", _job, "job.html", "Job", nav="/jobs"),
+    View("/jobs/{job}/profile", _profile, "profile.html", "Profile", nav="/jobs"),
 )
 FORMS = (Form("/jobs/{job}/{act}", _act, "error.html", "Job", nav="/jobs"),)

@@ -136,6 +136,52 @@ def test_a_task_keeps_what_its_user_set(answering: Answering, tmp_path: Path) ->
     assert asked[1] == {"do": "task", "open": [str(own)], "nics": ["mlx5_0"]}
 
 
+def answers(folder: Path, library: str = "/lib/profile.so") -> list[bytes]:
+    export = {"SLUICE_PROFILE_FOLDER": str(folder), "CUDA_INJECTION64_PATH": library}
+    return [b'{"ok": {"files": []}}\n', json.dumps({"ok": {"export": export}}).encode() + b"\n"]
+
+
+def test_a_task_is_told_where_its_profile_is(answering: Answering, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    path, _ = answering(answers(tmp_path / "7/0"))
+    done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", SLUICE_PROFILE_FOLDER="/of/the/batch")
+    assert done.stdout.splitlines() == [
+        "export CUDA_INJECTION64_PATH=/lib/profile.so", f"export SLUICE_PROFILE_FOLDER={tmp_path}/7/0",
+    ]  # fmt: skip
+    assert list((tmp_path / "7/0").iterdir()) == []
+
+
+def test_a_users_own_injection_stays_and_is_noted(answering: Answering, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    path, _ = answering(answers(tmp_path / "7/0"))
+    done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", CUDA_INJECTION64_PATH="/my.so")
+    assert "CUDA_INJECTION64_PATH" not in done.stdout
+    assert (tmp_path / "7/0/injected").read_text() == "/my.so"
+
+
+def test_a_profile_that_was_asked_for_is_next_to_the_output(
+    answering: Answering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    environment = {"SLURM_STEP_GPUS": "0", "SLURMD_NODENAME": "n1", "SLUICE_GPU_PROFILE": "30"}
+    for _ in range(2):  # the second task of the step finds all of it
+        (tmp_path / "agent.sock").unlink(missing_ok=True)
+        path, _ = answering(answers(tmp_path / "7/0"))
+        done = program("sluice-task-prolog", path, tmp_path, **environment)
+        place = tmp_path / "work/sluice-profile-7/n1.0"
+        assert f"export SLUICE_PROFILE_FOLDER={place}\n" in done.stdout  # the library follows no link
+    assert (tmp_path / "7/0").readlink() == place and place.stat().st_mode & 0o777 == 0o700
+    assert len((place / "control").read_bytes()) == 64 and [one.name for one in place.iterdir()] == ["control"]
+
+
+def test_a_job_runs_without_its_profile_where_no_folder_can_be_made(answering: Answering, tmp_path: Path) -> None:
+    path, _ = answering(answers(tmp_path / "gone/0"))
+    done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", SLUICE_GPU_PROFILE="1")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_epilog_waits_while_memory_is_cleared(tmp_path: Path) -> None:
     """Other requests are given up after 20 s; this one may take as long as a policy allows."""
     names = dict(

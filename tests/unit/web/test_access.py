@@ -39,6 +39,7 @@ from sluice.web.serve import make_site
 from sluice.web.stream import TOPICS
 from tests.unit.controllerd.slurm_objects import a_job, a_node
 from tests.unit.web.reported import OWNERS, Reported
+from tests.web.demo_reports import profile
 
 LAUNCH = "0123456789abcdef"
 BUDGET = {
@@ -192,7 +193,9 @@ class Web:
             "notes": [],
         }
         audit = {"schema_version": 1, "entries": []}
-        self.acts: dict[str, Any] = defaultdict(dict, {"audit": audit, "policy-drift": drift})
+        self.acts: dict[str, Any] = defaultdict(
+            dict, {"audit": audit, "policy-drift": drift, "profile-summary": profile(1, "gemm")}
+        )
         """What it answers, or the error that it raises."""
 
         async def send(line: bytes) -> bytes:

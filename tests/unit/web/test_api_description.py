@@ -176,7 +176,8 @@ def test_each_answer_that_is_described_can_be_had(served: Served, one: tuple[str
         headers = served.headers("" if status == 401 else "alice" if status == 403 else "root")
         sent: dict[str, Any] = {} if body is None else {"json": example(body)}
         place = good
-        if status == 403 and MODELS.get(one) and MODELS[one].by_proof:
+        by_proof = bool(MODELS.get(one)) and MODELS[one].by_proof
+        if status == 403 and by_proof:
             headers, served.refusal = served.headers("root"), 403
         elif status == 403 and method != "GET":
             headers = served.headers("root", "read")
@@ -188,7 +189,7 @@ def test_each_answer_that_is_described_can_be_had(served: Served, one: tuple[str
             sent = {"content": b"{}", "headers": {"content-type": "text/plain"}}
         elif status == 429:
             served.rates.spent = True
-        elif status in (404, 409, 422) and method != "GET":
+        elif status in (404, 409, 422) and (method != "GET" or by_proof):
             served.refusal = status
         elif status == 404:
             place = path.format(job=4_000_000_000, tenant="nobody", node="nowhere", report="nothing")

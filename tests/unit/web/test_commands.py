@@ -55,6 +55,7 @@ SHOWN = {
     "power show": "/power",
     "drift": "/policy/drift",
     **{f"report {kind}": f"/reports/{'nodes' if kind == 'nodes' else '{report}'}" for kind in GROUPED_BY},
+    "profile summary": "/jobs/{job}/profile",
     "report job": "/jobs/{job}/report",
     "report jobs": "/reports/jobs",
     "report services": "/reports/services",

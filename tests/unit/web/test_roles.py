@@ -33,7 +33,7 @@ NAMES_IN = {**PATHS, "silence": "12345678", "act": "cancel", "change": "pause", 
 FIELDS = {"node": "n1", "rule": "x", "subject": "*", "seconds": "3600", "do": "check", "text": "tenants: {}",
           "script": "#!/bin/sh\n", "hash": "0" * 64}  # fmt: skip
 DOES = ("cancel", "health-return", "silence", "silence-end", "policy-check", "service-change")
-OF_PROOFS = {"/audit", "/policy/drift"}  # read by root's helper, which wants a proof
+OF_PROOFS = {"/audit", "/policy/drift", "/jobs/{job}/profile"}  # read by root's helper, which wants a proof
 
 Headers = dict[str, str]
 Make = Callable[[Web], Proof]

@@ -33,6 +33,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "PolicyText": {"text": "tenants: {}"},
     "ApplyRequest": {"hash": "0" * 64},
     "ServiceChange": {"most": 2},
+    "ProfileRequest": {"seconds": 30},
+    "ProfileQuery": {"step": "0"},
 }
 
 

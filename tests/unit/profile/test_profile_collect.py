@@ -1,0 +1,149 @@
+"""The collector and the program of nodes, without Slurm between them."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.profile_files import Writer, training
+from sluice.base.errors import SluiceError
+from sluice.profile.collect import Collector
+from sluice.profile.timeline import load
+
+PROGRAM = Path(__file__).parents[3] / "prolog_epilog/programs/profile_node.py"
+Nodes = Callable[[Path], Collector]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The folder of job 17 on the node."""
+    folder = tmp_path / "profile/17"
+    (folder / "0").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "collected").mkdir()
+    return tmp_path / "collected"
+
+
+@pytest.fixture
+def node(tmp_path: Path, job: Path, target: Path) -> Iterator[Collector]:
+    """The real program, which finds the folder elsewhere."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.read_text().replace("/run/sluice/profile", str(job.parent)))
+    env = {"SLURM_PROCID": "0", "SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "9"}
+    with Collector(["/usr/bin/python3", "-IS", str(program)], 1, target, env) as collector:
+        yield collector
+
+
+TALKER = """
+import sys
+for text in sys.argv[1:]:
+    sys.stdout.buffer.write(bytes.fromhex(text))
+    sys.stdout.flush()
+    sys.stdin.readline()
+"""
+
+
+def talking(*said: bytes, target: Path, tasks: int = 1) -> Collector:
+    """A node that says the first of this, and the next whenever it is asked something."""
+    return Collector([sys.executable, "-c", TALKER, *(text.hex() for text in said)], tasks, target)
+
+
+def test_a_profile_is_started_stopped_and_collected(node: Collector, job: Path, target: Path) -> None:
+    assert node.start("*", 60) == 1
+    magic, unused, wanted, until, budget, number, size = struct.unpack("<8sIIQIIQ24x", (job / "0/control").read_bytes())
+    assert (magic, unused, wanted, budget, size) == (b"SLUPCTL1", 0, 47, 0, 0) and number > 0
+    assert 50 * 10**9 < until - time.clock_gettime_ns(time.CLOCK_MONOTONIC) <= 60 * 10**9
+    writer = training(Writer(number=number), 4000, 1)
+    (job / "0" / writer.file_name).write_bytes(writer.content())
+    node.stop("0")
+    assert struct.unpack_from("<I", (job / "0/control").read_bytes(), 12) == (0,)
+    assert node.collect("0") == 0
+    assert (target / "n1.0" / writer.file_name).read_bytes() == writer.content()
+    (offset,) = load(target).offsets.values()
+    assert offset.node == "n1" and node.problems == []
+
+
+def test_what_is_not_a_profile_stays_there(node: Collector, job: Path, target: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (job / "0/a.1.profile").symlink_to(secret)
+    os.mkfifo(job / "0/b.1.profile")
+    (job / "0/c.1.profile\n").write_text("x")
+    (job / "0/.d.profile.txt").write_text("x")
+    (job / "9").mkdir()  # of the collector's own step
+    (job / "9/e.1.profile").write_text("x")
+    (job / "0/f.1.profile").write_bytes(b"kept")
+    node.collect("*")
+    assert [path.name for path in target.glob("*/*")] == ["f.1.profile"]
+    assert len(node.problems) == 2
+
+
+def test_a_user_with_something_injected_is_not_profiled(node: Collector, job: Path) -> None:
+    (job / "0/injected").write_text("/opt/nsight.so")
+    assert node.start("*", 0) == 0
+    assert node.problems == ["n1: step 0: its user set CUDA_INJECTION64_PATH: not profiled"]
+
+
+def test_when_the_job_ends_all_is_sent_first(node: Collector, job: Path, target: Path) -> None:
+    writer = training(Writer(), 400, 1)
+    (job / "0" / writer.file_name).write_bytes(writer.content())
+    node.start("*", 60)
+    node._step.terminate()  # as Slurm does
+    assert not node.wait(30)
+    assert (target / "n1.0" / writer.file_name).read_bytes() == writer.content()
+
+
+HELLO = b"0 hello n1 boot\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"0 file ../../etc x.1.profile 5\n",
+        b"0 file 0 ../x.1.profile 5\n",
+        b"0 file 0 x.profile\n",
+        b"0 file 0 x.1.profile -5x\n",
+        b"0 clock 1\n",
+        b"0 started many\n",
+        b"0 data not-base64!\n0 file 0 x.1.profile 9\n0 data AAAA\n",
+        b"0 file 0 x.1.profile 9\n0 data eJwLSUxWMDQyBgAQcwKT\n",  # of another length
+    ],
+)
+def test_what_a_node_says_without_sense_is_a_problem_and_writes_nothing(target: Path, said: bytes) -> None:
+    with talking(HELLO, said + b"0 sent 0\n", target=target) as collector:
+        collector._ask("send * 1", "sent")
+    assert sum(path.stat().st_size for path in target.rglob("*") if path.is_file()) <= 9
+    assert len(collector.problems) == 1 and collector.problems[0].isprintable()
+
+
+def test_a_node_that_says_too_much(target: Path) -> None:
+    with talking(HELLO, b"x" * 5000, target=target) as collector, pytest.raises(SluiceError, match="too long"):
+        collector.stop("*")
+
+
+def test_a_step_that_does_not_begin(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.profile.collect._BEGIN_S", 0.5)
+    with pytest.raises(SluiceError, match="no node has answered"), talking(b"noise\n7 hello n8 x\n", target=target):
+        pass
+    words = ["/bin/sh", "-c", "echo 'srun: job 17 is\033gone' >&2"]
+    with pytest.raises(SluiceError, match="step has ended: job 17 is gone"), Collector(words, 1, target):
+        pass
+
+
+def test_nodes_that_do_not_answer_are_named_and_the_others_collected(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.profile.collect._BEGIN_S", 1.0)
+    with talking(HELLO, target=target, tasks=2) as collector:
+        assert collector.problems == ["1 of 2 nodes have not answered within 1 s"]
+        assert collector.nodes == ["n1"]

@@ -1,0 +1,97 @@
+"""Folders for profiles: a job's own, whatever its user leaves there."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from prolog_epilog import profiles
+from prolog_epilog.cgroups import Place
+from prolog_epilog.profiles import LIBRARY, Profiles
+from sluice.exchange.record import Grant, JobRecord
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to users")
+BATCH = Place(7, "batch")
+
+
+def a_record(vendor: str = "nvidia") -> JobRecord:
+    record = JobRecord(7, 2001, "alice", "physics", "main", "n1", 0.0)
+    record.grants.append(Grant(0, "GPU-0", vendor, "H100", 80 << 30))
+    return record
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Profiles:
+    (tmp_path / "run").mkdir()
+    for path in (tmp_path, *tmp_path.parents):  # pytest's own are closed to other users
+        if path.stat().st_uid == os.geteuid() and len(path.parts) > 2:
+            path.chmod(0o755)
+    (tmp_path / LIBRARY).touch()
+    found = Profiles(tmp_path / "profiles", tmp_path / "run/profile", tmp_path / LIBRARY)
+    found.prepare()
+    found.prepare()  # an agent that starts again
+    return found
+
+
+@needs_root
+def test_a_folder_is_its_users_and_goes_with_the_job(made: Profiles, tmp_path: Path) -> None:
+    record = a_record()
+    made.make(record)
+    folder = tmp_path / "run/profile/7"
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (2001, 0o700)
+    found = made.exports(record, BATCH)
+    assert found == {
+        "SLUICE_PROFILE_FOLDER": str(folder / "batch"),
+        "CUDA_INJECTION64_PATH": str(tmp_path / LIBRARY),
+        "NCCL_PROFILER_PLUGIN": str(tmp_path / LIBRARY),
+    }
+    assert "CUDA_INJECTION64_PATH" not in made.exports(a_record("amd"), BATCH)
+    woken: list[bool] = []
+    made.on_retired = lambda: woken.append(True)
+    made.retire(record)
+    made.retire(record)
+    assert woken == [True] and made.exports(record, BATCH) == {}
+    made.sweep()
+    assert list((tmp_path / "profiles").iterdir()) == []
+
+
+@needs_root
+def test_what_a_user_left_is_removed_as_that_user(made: Profiles, tmp_path: Path) -> None:
+    """A link leads nowhere, and what is not the user's stays."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").touch()
+    record = a_record()
+    made.make(record)
+    folder = tmp_path / "profiles/7"
+    (folder / "0").mkdir()
+    os.chown(folder / "0", 2001, 2001)
+    (folder / "0/link").symlink_to(other)
+    (folder / "roots").mkdir()
+    (folder / "roots/file").touch()
+    made.make(record)  # it runs again, with a folder of its own
+    with pytest.raises(OSError, match="not empty"):
+        made.sweep()
+    assert (other / "file").exists() and list((tmp_path / "profiles/7").iterdir()) == []
+    (left,) = (tmp_path / "profiles").glob(".ended-*")
+    assert [path.name for path in left.rglob("*")] == ["roots", "file"]
+
+
+@needs_root
+def test_a_crowd_of_files_takes_root_no_longer_than_a_bound(
+    made: Profiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiles, "_REMOVE", ("/bin/sleep", "60"))
+    monkeypatch.setattr(profiles, "_REMOVE_S", 0.2)
+    record = a_record()
+    made.make(record)
+    (tmp_path / "profiles/7/file").touch()
+    made.retire(record)
+    begin = time.monotonic()
+    with pytest.raises(OSError, match="not empty"):
+        made.sweep()
+    assert time.monotonic() - begin < 10
+    made.make(record)
