@@ -45,9 +45,7 @@ def cap_for(policy: NodePower, gpu_type: str, account: str) -> NodeCap | None:
     )
 
 
-def job_cap(
-    cap: NodeCap | None, asked: int | None, planned: int | None, limit: PowerLimit, site_mw: int
-) -> int | None:
+def job_cap(cap: NodeCap | None, asked: int | None, planned: int | None, limit: PowerLimit, site_mw: int) -> int | None:
     """A job's cap of a GPU in mW; None: as the site has set it. Raises RefusalError for what it may not ask for.
 
     `asked`: with --gpu-power; `planned`: by slurmctld, to start within a budget; watts. `site_mw`: what the GPU had

@@ -113,8 +113,9 @@ class TextClient:
         mark = new_mark()
         shape = {"SQUEUE_FORMAT2": ",".join(f"{field}:0{mark}" for field in _JOB_FIELDS)}  # an option all would see
         arguments = _filters(("--jobs", map(str, ids)), ("--states", states), ("--user", users))
+        environment = self.commands.environment() | shape
         try:
-            done = self.commands.run("squeue", "--noheader", "--all", *arguments, env=self.commands.environment() | shape)
+            done = self.commands.run("squeue", "--noheader", "--all", *arguments, env=environment)
         except CommandError as error:  # only where it is asked for one
             if "Invalid job id" in f"{error} {error.stderr}":
                 return []

@@ -64,6 +64,7 @@ class PowerControl:
         self._uses: tuple[BudgetUse, ...] = ()
         self._gpus: list[Gpu] = []
         self._reported: dict[str, GpuPower] = {}
+        self._own_caps: dict[str, tuple[tuple[int, ...], float]] = {}  # by GPU: its jobs, and the cap of these
         self._to_stop: deque[tuple[int, str]] = deque()
         self._stopped_total = 0
 
@@ -176,8 +177,10 @@ class PowerControl:
                 if not default or gpu.cap_w is None:
                     continue  # its driver has no power limits
                 least = gpu.least_w or (kind.least if kind else default)
-                lowest = max(least, default * policy.lowest_percent / 100)
-                self._reported[f"{node}/{gpu.uuid}"] = gpu
+                key = f"{node}/{gpu.uuid}"
+                self._reported[key] = gpu
+                want = self._wanted(key, gpu, default)
+                lowest = min(want, max(least, default * policy.lowest_percent / 100))
                 found.append(
                     Gpu(
                         node=node,
@@ -185,7 +188,7 @@ class PowerControl:
                         cap_w=gpu.cap_w,
                         least_w=least,
                         lowest_w=lowest,
-                        want_w=default,
+                        want_w=want,
                         idle_w=max(kind.idle if kind else 0, gpu.power_w or 0 if not gpu.jobs else 0),
                         power_w=gpu.power_w or 0.0,
                         booked_w=self._booked(kind, gpu, lowest),
@@ -193,7 +196,17 @@ class PowerControl:
                         silent=not one.fresh,
                     )
                 )
+        self._own_caps = {key: own for key, own in self._own_caps.items() if key in self._reported}
         return found
+
+    def _wanted(self, key: str, gpu: GpuPower, default: float) -> float:
+        """The cap of its jobs, by the policy or --gpu-power, also while an order is lower; else what the site has."""
+        if gpu.why == "job" and gpu.cap_w is not None:
+            self._own_caps[key] = gpu.jobs, gpu.cap_w
+        jobs, cap = self._own_caps.get(key, ((), 0.0))
+        if cap and jobs == gpu.jobs:
+            return cap
+        return gpu.before_w or (None if gpu.why else gpu.cap_w) or default
 
     def _class_of(self, policy: ControlPower, node: str, gpu: GpuPower) -> ControlGpu | None:
         """Of a node with several types, the one with the GPU's default limit."""
@@ -211,7 +224,8 @@ class PowerControl:
         """From GPUs with jobs of one user, where no cap held them back."""
         for gpu in self._gpus:
             users = {self._jobs[job].uid for job in gpu.jobs if job in self._jobs}
-            held = gpu.cap_w < gpu.want_w and gpu.power_w >= HELD * gpu.cap_w
+            default = self._reported[gpu.key].default_w or gpu.want_w
+            held = gpu.cap_w < default and gpu.power_w >= HELD * gpu.cap_w
             kind = self._class_of(policy, gpu.node, self._reported[gpu.key])
             if len(users) == 1 and kind is not None and not held and not gpu.silent:
                 self._known_estimates().learn(users.pop(), kind.name, gpu.power_w, seconds, time.time())
@@ -400,8 +414,9 @@ class PowerControl:
                 "budgets": [one for one in self.show()["budgets"] if one["name"] in inside],
                 "estimates": {kind: self._known_estimates().watts(job.uid, kind) for kind in sorted(kinds)},
                 "gpus": [
-                    {"node": gpu.node, "uuid": gpu.uuid, "cap_w": gpu.cap_w, "default_w": gpu.want_w,
-                     "power_w": gpu.power_w, "why": self._reported[gpu.key].why, "jobs": len(gpu.jobs)}
+                    {"node": gpu.node, "uuid": gpu.uuid, "cap_w": gpu.cap_w, "power_w": gpu.power_w,
+                     "default_w": self._reported[gpu.key].default_w, "why": self._reported[gpu.key].why,
+                     "jobs": len(gpu.jobs)}
                     for gpu in mine
                 ],
             }  # fmt: skip

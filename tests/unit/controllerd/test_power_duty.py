@@ -128,7 +128,7 @@ def test_a_lowered_budget_is_ordered_published_and_jobs_give_way(daemon: Daemon)
     daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
     assert daemon.report("n1", (1, 2))["order"]["caps"]["n1-2"] < 700
     assert daemon.plan()[1].startswith("budget hall 2000 ")
-    daemon.step(3, cap=300)
+    daemon.step(3, cap=300, why="order")
     daemon.control.stop(cast(Site, daemon.site))
     assert daemon.site.ran == ["scontrol requeue 2"]  # job 1 is guaranteed
     assert daemon.control.why({"job": 1}, None)["gives_way"] == "never stopped"
@@ -145,6 +145,28 @@ def test_a_new_leader_takes_over_the_caps_in_force(daemon: Daemon) -> None:
     daemon.step(1, cap=300, why="order")
     caps = daemon.report("n1", (1, 2))["order"]["caps"]
     assert caps == {"n1-1": 420, "n1-2": 420}  # what the planner counts them with, and more when there was room
+
+
+def test_a_job_with_a_cap_of_its_own_takes_no_watts_from_others(daemon: Daemon) -> None:
+    def step(cap: float, why: str) -> dict[str, Any]:
+        daemon.report("n2", (3,), drawn=cap, cap=cap, why=why)
+        daemon.step(drawn=700)
+        return daemon.report("n1", (1, 2))["order"]["caps"]
+
+    for _ in range(int(LOOK_S) + 2):
+        daemon.report("n2", (3,), drawn=300, cap=300, why="job")
+        daemon.step(drawn=700)
+    daemon.control.lower({"name": "hall", "watts": 1800, "seconds": 60})  # 700 + 700 + 300
+    assert step(300, "job") == {}
+    assert step(250, "order") == {}  # it wants no more while it has less
+
+
+def test_a_limit_that_the_site_has_raised_counts(daemon: Daemon) -> None:
+    daemon.report("n2", ())
+    daemon.step(int(LOOK_S) + 2, cap=900, drawn=900)
+    daemon.control.lower({"name": "hall", "watts": 1500, "seconds": 60})
+    daemon.step(cap=900, drawn=900)
+    assert daemon.report("n1", (1, 2))["order"]["caps"] == {"n1-2": 600}  # the guaranteed one keeps its 900
 
 
 def test_only_a_job_that_runs_is_cancelled_where_it_cannot_be_requeued(daemon: Daemon) -> None:
