@@ -32,8 +32,9 @@ from sluice.exchange.fleet import REQUESTS, STATE, FleetStatus, render_status
 from sluice.exchange.pool_costs import COSTS, render_costs
 from sluice.fleet.driver import CREDENTIALS, Driver, DriverSite, Failure, ProviderError, load_driver
 from sluice.fleet.journal import Journal
-from sluice.fleet.keeper import LOST_S, Keeper
+from sluice.fleet.keeper import Keeper
 from sluice.fleet.slurm import change, read_view
+from sluice.fleet.state import LOST_S
 from sluice.fleet.views import (
     Act,
     Changed,
