@@ -305,14 +305,19 @@ class Fleetd:
             self._providers.ask(act)
 
     def _change(self, act: NodeAct | JobAct, queued: float) -> None:
-        """A change that waited for long behind a slurmctld that hung was wanted of what Slurm said then: not made."""
+        """A change that waited for long behind a slurmctld that hung was wanted of what Slurm said then, one of a
+        controller that leads no more of what the next one may see otherwise: neither is made.
+        """
         if time.monotonic() - queued > _QUEUED_S:
             self._bring(Changed(act, "not made: it waited for too long"))
             return
         try:
+            if not leads(self._config, self.settings.host, lambda: True):  # alone, nobody else could
+                self._bring(Changed(act, f"not made: {self.settings.host} leads no more"))
+                return
             change(self._commands, act)
             self._bring(Changed(act))
-        except SluiceError as error:
+        except (SluiceError, OSError) as error:
             self._bring(Changed(act, str(error)))
         self._look.set()
 
