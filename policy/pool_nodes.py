@@ -56,6 +56,7 @@ class PoolPolicy(_Compiled):
     boot_s: float = 600
     give_back_s: float = 60
     back_off_s: float = 60
+    list_s: float = 30
 
 
 class PoolsPolicy(_Compiled):
@@ -103,6 +104,7 @@ def compile_pools(policy: Policy, cluster: str, *, shards: bool) -> PoolsPolicy:
                 boot_s=one.boot_within,
                 give_back_s=one.give_back_within,
                 back_off_s=one.back_off,
+                list_s=one.list_every,
             )
             for name, one in policy.pools.items()
         },

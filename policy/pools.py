@@ -100,6 +100,9 @@ class Pool(_Section):
     back_off: Annotated[Seconds, Field(ge=1, le=3600)] = 60
     """After no capacity a zone and shape is asked again after this time, which doubles up to 15 times. Example:
     `30s`."""
+    list_every: Annotated[Seconds, Field(ge=1, le=600)] = 30
+    """While nothing of the pool is under way, the provider is asked this often for its machines, and so for notices
+    that it takes one back. Example: `10s`."""
     node_options: Annotated[str, Field(max_length=1000)] = ""
     """More parameters of the nodes' line. Example: `Sockets=2 CoresPerSocket=48 ThreadsPerCore=2`."""
     partition_options: Annotated[str, Field(max_length=1000)] = ""

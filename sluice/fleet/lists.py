@@ -16,7 +16,7 @@ from sluice.fleet.views import POOL_REASON, ListAct, Listed
 
 SETTLE_S = 60.0
 """A request to a provider takes effect within this time, or never, and is seen in lists after it."""
-_LIST_S, _QUICK_LIST_S = 30.0, 3.0
+_QUICK_LIST_S = 3.0  # while something is under way
 
 
 class Provided:
@@ -135,7 +135,7 @@ class Provided:
 
     def ask(self) -> None:
         """Ask for the lists that are due."""
-        for name in self._state.pools:
+        for name, pool in self._state.pools.items():
             mine = [one for one in self._state.memory.launches.values() if one.pool == name]
             lists = self._state.lists.get(name)
             open_ = lists is None or not lists.complete or lists.suspect or bool(lists.odd)
@@ -143,4 +143,6 @@ class Provided:
             pause = self._state.waits(name)
             if pause is not None and pause.kind in PAUSES:
                 continue
-            self._state.do(("list", name), ListAct(name), again=_QUICK_LIST_S if open_ else _LIST_S)
+            self._state.do(
+                ("list", name), ListAct(name), again=min(_QUICK_LIST_S, pool.list_s) if open_ else pool.list_s
+            )
