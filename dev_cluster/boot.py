@@ -29,6 +29,7 @@ from dev_cluster.configuration import (
     cgroup_conf,
     controllers,
     hosts_file,
+    node_addresses,
     slurm_conf,
     slurmdbd_conf,
     with_ports,
@@ -67,6 +68,7 @@ _SHARED_FROM = 16
 probed for all."""
 
 _CGROUP_VIEW = Path(__file__).parent / "cgroup_view/libcgroup_view.so"
+_OWN_ADDRESS = Path(__file__).parent / "own_address/libown_address.so"
 
 
 class Boot:
@@ -121,8 +123,7 @@ class Boot:
             self.start_controller(primary)
             for host in self.description.hosts:
                 if host not in self.description.fixed_hosts:
-                    just_booted = [*self.slurmd(host), "-b"]  # slurmctld waits for a machine that booted since it asked
-                    self.commands[f"slurmd@{host}"] = self.daemon(host, just_booted, env=self.node_environment)
+                    self.commands[f"slurmd@{host}"] = self.machine(host)
                     continue
                 if self.plugins is not None and self.agents is not None and self.plugins.build.has("prep_script"):
                     self.cluster.run(self.plugins.node_links(), node=host)
@@ -196,6 +197,8 @@ class Boot:
         (layout.slurm / "cgroup.conf").write_text(cgroup_conf(self.description))
         if self.description.cgroup == "v2":
             shutil.copy(_CGROUP_VIEW, layout.folder)
+        if self.description.fleet:
+            shutil.copy(_OWN_ADDRESS, layout.folder)
         if self.description.topology_conf:
             (layout.slurm / "topology.conf").write_text(self.description.topology_conf)
         for group in self.description.nodes:
@@ -570,6 +573,17 @@ class Boot:
         # INVOCATION_ID: as systemd starts it, so that slurmd stays in the cgroup of its service.
         preloaded = [given.get("LD_PRELOAD", ""), str(INSIDE / _CGROUP_VIEW.name)]
         return {"INVOCATION_ID": "sluice", **given, "LD_PRELOAD": " ".join(filter(None, preloaded))}
+
+    def machine(self, host: str) -> dict[str, Any]:
+        """How slurmd is started on a machine of a pool."""
+        environment = self.node_environment
+        preloaded = [environment.get("LD_PRELOAD", ""), str(INSIDE / _OWN_ADDRESS.name)]
+        own = {
+            "LD_PRELOAD": " ".join(filter(None, preloaded)),
+            "SLUICE_OWN_ADDRESS": node_addresses(self.description)[host],
+        }
+        just_booted = [*self.slurmd(host), "-b"]  # slurmctld waits for a machine that booted since it asked
+        return self.daemon(host, just_booted, env={**environment, **own})
 
     def slurmd(self, host: str) -> list[str]:
         """slurmd's command line."""
