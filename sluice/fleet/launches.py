@@ -84,18 +84,20 @@ class Launches:
             self._end(launch, "not_wanted", "called off and wanted again")
         elif launch.notice and stage == "launched":
             self._end(launch, "notice", launch.notice)
-        elif launch.notice:
+        elif launch.leaves and stage == "registered":
             self._leave(launch, seen, view)
 
     def _leave(self, launch: Launch, seen: SlurmNode, view: SlurmView) -> None:
-        """The provider takes the machine back soon: jobs that save their state do, all that may start elsewhere."""
-        reason = f"{POOL_REASON}{launch.notice}"[:200]
+        """The provider takes the machine back soon: jobs that save their state do, all that may start elsewhere. From
+        one that is only at risk no job is taken.
+        """
+        reason = f"{POOL_REASON}{launch.leaves}"[:200]
         if not seen.drained:
             self._state.change((launch.node,), "drain", reason)
         jobs = self._state.jobs_on(launch.node)
         if not jobs and seen.drained:
             self._state.change((launch.node,), "power_down_force", reason)
-        for job in jobs:
+        for job in jobs if launch.notice else ():
             saves = view.jobs[job].saves
             if saves and job not in self._state.signalled:
                 signal = JobAct(job, "signal", view.jobs[job].name, self._state.checkpoint.signal)
@@ -202,14 +204,21 @@ class Launches:
             self._state.forget_hold(launch.node)
         if machine.notice and not launch.notice:
             launch.notice, launch.noticed = machine.notice, self._state.now
-            self._state.event(launch, "notice", machine.notice)
-            self._state.count(launch.pool, "notice")
-            pool = self._state.pools[launch.pool]
-            if len(pool.shapes) * len(pool.zones) > 1:  # the next one is launched elsewhere
-                self._state.back_off(launch, "no_capacity", machine.notice)
+            self._warned(launch, "notice", machine.notice)
+        if machine.at_risk and not launch.at_risk:
+            launch.at_risk = machine.at_risk
+            self._warned(launch, "at_risk", machine.at_risk)
         if machine.address and machine.address != launch.address and launch.stage == "launched":
             launch.address = machine.address
             self._state.dirty = True
+
+    def _warned(self, launch: Launch, what: Difference, text: str) -> None:
+        """The next machine is launched elsewhere, where there is an elsewhere."""
+        self._state.event(launch, what, text)
+        self._state.count(launch.pool, what)
+        pool = self._state.pools[launch.pool]
+        if len(pool.shapes) * len(pool.zones) > 1:
+            self._state.back_off(launch, "no_capacity", text)
 
     def _refused(self, launch: Launch, failure: Failure, text: str) -> None:
         kind = difference_of(failure)

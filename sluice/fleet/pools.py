@@ -111,7 +111,7 @@ class Pools:
             closed = self._state.closed(name)
             seen = [(node, view.nodes[node]) for node in nodes if node in view.nodes]
             broken = {node for node, _ in seen if self._state.waits(f"{name}|{node}") is not None}
-            left = {one.node for one in self._state.memory.launches.values() if one.notice}
+            left = {one.node for one in self._state.memory.launches.values() if one.leaves}
             ours = [
                 node for node, one in seen
                 if one.drained and one.reason.startswith(POOL_REASON) and node not in broken | left

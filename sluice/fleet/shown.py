@@ -99,6 +99,8 @@ class Shown:
             return ("boots" if launch.sent <= launch.asked else "unanswered"), launch.text, None
         if launch.notice:
             return "notice", launch.notice, None
+        if launch.at_risk:
+            return "at_risk", launch.at_risk, None
         if launch.stage == "launched":
             return "boots", "", None
         return ("none" if seen.want == "on" else "down"), "", None

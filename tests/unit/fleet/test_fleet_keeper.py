@@ -21,6 +21,7 @@ from sluice.fleet.views import (
     JobAct,
     LaunchAct,
     Launched,
+    ListAct,
     Listed,
     NodeAct,
     SlurmJob,
@@ -471,3 +472,22 @@ def test_an_idle_node_is_let_go_after_its_time_unless_the_plan_needs_it() -> Non
     assert changes(one.step(1)) == [], "it had a job a moment ago"
     assert changes(one.step(599)) == []
     assert changes(one.step(1)) == [("power_down", ("n1",))]
+
+
+def test_from_a_machine_that_is_only_at_risk_no_job_is_taken() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.jobs = {7: SlurmJob(7, waits=False, nodes=frozenset({"n1"}), name="7", saves=True)}
+    one.lists(replace(machine, at_risk="may end"))
+    assert one.step(1) == [NodeAct(("n1",), "drain", f"{POOL_REASON}may end")]
+    one.drained.add("n1")
+    assert one.step(30) == [ListAct("p")]
+    assert (one.node().difference, one.keeper.status().pools["p"].failures) == ("at_risk", {"at_risk": 1})
+    one.wants["n2"] = "up"
+    assert places(one.launches()) == ["big/b"]  # the next one, elsewhere
+    one.lists(replace(machine, at_risk="may end", notice="ends"))
+    assert [act.change for act in one.step(1) if isinstance(act, JobAct)] == ["signal"]
+    one.jobs = {}
+    assert [(act.nodes, act.change) for act in one.step(1) if isinstance(act, NodeAct)] == [
+        (("n1",), "power_down_force")
+    ]
