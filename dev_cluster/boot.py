@@ -50,7 +50,7 @@ from dev_cluster.description import ClusterDescription, NodeGroup
 from dev_cluster.handle import ClusterHandle, DaemonError, Progress
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN, MARKER
 from dev_cluster.plugins import ClusterPlugins
-from dev_cluster.policy_file import first_pools, first_snippet, policy_text
+from dev_cluster.policy_file import dynamic_nodes, first_pools, first_snippet, policy_text
 from dev_cluster.ports import claim_ports, listens
 from dev_cluster.probing import probe
 from dev_cluster.slurm_tree import SlurmTree
@@ -97,6 +97,7 @@ class Boot:
         self.users = UserDatabase(tree.root or Path("/"), description)
         self.plugins = None if description.sluice is None else ClusterPlugins(description.sluice, tree, progress)
         self.policy = policy_text(description.policy)
+        self.dynamic = dynamic_nodes(description, self.policy)
         self.agents = NodeAgents(tree, only_ends=description.agent == "ends") if description.agent else None
         self.claim = claim_ports(Ports.needed(len(description.hosts)), base=description.port_base)
         self.ports = Ports(self.claim.base)
@@ -588,6 +589,8 @@ class Boot:
     def slurmd(self, host: str) -> list[str]:
         """slurmd's command line."""
         command = [self.program("slurmd"), "-D", "-N", host]
+        if host in self.dynamic:
+            command += ["-Z", "--conf", self.dynamic[host]]
         if self.description.group_of(host).config == "configless":
             servers = (f"{name}:{self.ports.slurmctld}" for name in controllers(self.description))
             command += ["--conf-server", ",".join(servers)]

@@ -103,6 +103,9 @@ class Pool(_Section):
     list_every: Annotated[Seconds, Field(ge=1, le=600)] = 30
     """While nothing of the pool is under way, the provider is asked this often for its machines, and so for notices
     that it takes one back. Example: `10s`."""
+    dynamic: bool = False
+    """Its nodes are created in slurmctld while that runs, and deleted when `nodes` names them no more; slurm.conf has a
+    `MaxNodeCount` then, and their slurmd is started with `-Z`. Default: they are lines of slurm.conf."""
     node_options: Annotated[str, Field(max_length=1000)] = ""
     """More parameters of the nodes' line. Example: `Sockets=2 CoresPerSocket=48 ThreadsPerCore=2`."""
     partition_options: Annotated[str, Field(max_length=1000)] = ""

@@ -175,7 +175,7 @@ class Fleetd:
         self._config_at = -1e9
         self._keeper: Keeper | None = None
         self._lock: IO[str]
-        self._nodes: frozenset[str] = frozenset()
+        self._nodes: frozenset[str] | None = None  # of the pools; None: nobody looks at them
         self._problem = ""
 
     def now(self) -> float:
@@ -214,7 +214,7 @@ class Fleetd:
                     led_at = time.monotonic()
                     self._lead(self._leads())
                 if self._keeper is not None:
-                    if time.monotonic() > policy_at + _POLICY_S or not self._nodes:
+                    if time.monotonic() > policy_at + _POLICY_S or self._nodes is None:
                         policy_at = time.monotonic()
                         self._set_policy(self._keeper)
                     self._step(self._keeper)
@@ -251,7 +251,7 @@ class Fleetd:
         """The controller that begins to lead reads the journal, which the other one may have written."""
         if not it_does:
             self._keeper = None
-            self._nodes = frozenset()  # nothing is read for nobody
+            self._nodes = None  # nothing is read for nobody
             self._forget_results()
             if self._providers.let_go():  # else the next one could launch what is just being launched
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -333,8 +333,8 @@ class Fleetd:
             self._look.clear()
             problem = ""
             try:
-                if self._nodes:
-                    self._bring(read_view(self._client, self._nodes, self.now(), time.time()))
+                if (nodes := self._nodes) is not None:
+                    self._bring(read_view(self._client, nodes, self.now(), time.time()))
                 for request in requests:
                     request.unlink(missing_ok=True)
             except (SluiceError, OSError) as error:

@@ -103,6 +103,7 @@ class Keeper:
             self._state.signalled &= {
                 job for one in self._state.by_node.values() if one.notice for job in self._state.jobs_on(one.node)
             }  # one that starts again may meet the next notice
+            self._pools.create_and_delete(view)
             self._pools.give_back(view)
             self._pools.keep_least(view)
             self._pools.open_and_close(view)

@@ -20,6 +20,22 @@ class Pools:
         self._state = state
         self._idle: dict[str, float] = {}  # nodes that are on without a job, since when this process has seen it
 
+    def create_and_delete(self, view: SlurmView) -> None:
+        """Nodes of dynamic pools are those of the policy. Slurm deletes none that a job or a reservation has."""
+        for name, pool in self._state.policy.pools.items():
+            missing = [node for node in self._state.names[name] if node not in view.nodes]
+            if pool.node_conf and missing:
+                self._state.change(tuple(missing), "create", pool.node_conf)
+        for node, seen in view.nodes.items():
+            pool_of = self._state.pool_of.get(node)
+            kept = pool_of is not None and self._state.policy.pools[pool_of].made == seen.made
+            if not seen.made or kept or node in self._state.by_node or self._state.jobs_on(node):
+                continue
+            if seen.want == "off":
+                self._state.change((node,), "delete")
+            elif pool_of is None:
+                self._state.change((node,), "power_down", f"{POOL_REASON}not in the policy any more")
+
     def give_back(self, view: SlurmView) -> None:
         """Jobs for which a node cannot be had: all their nodes are given back, and they are requeued."""
         for node, hold in list(self._state.memory.holds.items()):

@@ -28,6 +28,7 @@ class SlurmNode:
     by_slurm: bool = True  # Slurm itself set it DOWN
     address: str = ""
     reserved: bool = False  # by a reservation that has begun
+    made: str = ""  # of one that the fleet has created in slurmctld: the feature that says with which parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,12 @@ class ListAct:
     pool: str
 
 
-Change = Literal["power_up", "power_down", "power_down_force", "drain", "undrain", "address"]
+Change = Literal["power_up", "power_down", "power_down_force", "drain", "undrain", "address", "create", "delete"]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAct:
-    """Change nodes in Slurm. `text`: the reason; of `address`: where the node is."""
+    """Change nodes in Slurm. `text`: the reason; of `address`: where the node is; of `create`: its parameters."""
 
     nodes: tuple[str, ...]
     change: Change

@@ -10,11 +10,13 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from sluice.base.files import write_atomic
 from sluice.exchange.fleet import FleetStatus, NodeStatus, read_status
+from sluice.explain.decisions import FOLDER, Decision, Mode, Outcome, list_files, read_entries
 
 STOCK, NOTICES = "stock.json", "notices.json"
 
 POLICY = f"""
 version: 1
+level: place
 tenants:
   physics: {{members: [alice]}}
 fleet: {{programs: {INSIDE}/bin}}
@@ -36,6 +38,7 @@ pools:
   spare:
     driver: local
     settings: {{notices: {INSIDE}/{NOTICES}, boot: "1"}}
+    list_every: 1s
     nodes: spare-[1-3]
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 20}}
@@ -74,8 +77,9 @@ DESCRIPTION: dict[str, Any] = {
     "accounts": [{"name": "physics"}],
     "users": [{"name": "alice", "accounts": ["physics"]}],
     "controllers": 2,
-    "sluice": {"level": "admit", "policy": ""},
-    "slurm_conf": "SlurmctldParameters=power_save_interval=1\n",
+    "sluice": {"level": "place", "policy": ""},
+    "slurm_conf": "SlurmctldParameters=power_save_interval=1\n"
+    "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0\n",
     "shards": False,  # with them, slurmd itself refuses to start on a node with fewer GPUs
     "controllerd": True,
     "policy": POLICY,
@@ -90,6 +94,13 @@ def status(cluster: DevCluster) -> FleetStatus:
 def nodes(cluster: DevCluster) -> dict[str, NodeStatus]:
     """Its nodes by name."""
     return {one.node: one for one in status(cluster).nodes}
+
+
+def placed_by_core(cluster: DevCluster, job: str) -> bool:
+    """Whether the placement hook gave a job its nodes, as recorded in slurmctld."""
+    files = list_files(cluster.layout.state / FOLDER)
+    decisions = [one.body for path in files for one in read_entries(path) if isinstance(one.body, Decision)]
+    return any(one.job.id == int(job) and one.mode == Mode.RUN_NOW and one.outcome == Outcome.USED for one in decisions)
 
 
 def set_stock(cluster: DevCluster, **stock: int) -> None:

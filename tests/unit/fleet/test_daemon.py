@@ -45,7 +45,7 @@ def test_a_controller_that_does_not_lead_any_more_keeps_no_views(fleetd: Fleetd,
         fleetd._nodes = frozenset({"n1"})
         fleetd._bring(SlurmView(1.0, {}))
         fleetd._lead(False)
-    assert not fleetd._nodes and fleetd._results.empty()
+    assert fleetd._nodes is None and fleetd._results.empty()
 
 
 def test_in_a_takeover_the_heartbeat_says_who_leads_though_no_slurmctld_answers(fleetd: Fleetd, tmp_path: Path) -> None:
@@ -95,6 +95,16 @@ def test_a_signal_is_for_all_of_one_job() -> None:
     commands: Any = Commands()
     change(commands, JobAct(7, "signal", "5_2", "USR1"))
     assert commands.asked == [("scancel", "--signal=USR1", "--full", "5_2")]
+
+
+def test_nodes_are_created_as_cloud_nodes_and_deleted() -> None:
+    commands: Any = Commands()
+    change(commands, NodeAct(("n1", "n2"), "create", "CPUs=4 Gres=gpu:h100:1"))
+    change(commands, NodeAct(("n3",), "delete"))
+    assert commands.asked == [
+        ("scontrol", "create", "NodeName=n[1-2]", "CPUs=4", "Gres=gpu:h100:1", "State=CLOUD"),
+        ("scontrol", "delete", "NodeName=n3"),
+    ]
 
 
 def test_a_driver_that_fails_shows_where_and_not_its_words(
