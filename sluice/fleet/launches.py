@@ -67,7 +67,7 @@ class Launches:
             self._terminate(launch)
         elif launch.node not in self._state.pool_of:
             self._end(launch, "no_pool")
-        elif view.at < launch.since or seen.want == "unknown":
+        elif view.at < launch.since or seen.want in ("due", "unknown"):
             pass  # seen before the step, or not known
         elif seen.want == "off":
             self._end(launch, "not_wanted")

@@ -114,7 +114,7 @@ class Provided:
     def _unsure(self, machine: Machine) -> bool:
         """Whether it is not known what Slurm wants of its node: its job may run there."""
         view = self._state.fresh_view()
-        return view is None or (machine.node in view.nodes and view.nodes[machine.node].want == "unknown")
+        return view is None or (machine.node in view.nodes and view.nodes[machine.node].want in ("due", "unknown"))
 
     def _adopt(self, machine: Machine, pool: str) -> bool:
         """Take over a machine of a node that has none, which Slurm wants or has: the journal was lost."""

@@ -76,7 +76,7 @@ class Pools:
             if not pool.least or self._state.closed(name) is not None:
                 continue
             wants = {node: view.nodes.get(node, SlurmNode("unknown")) for node in self._state.names[name]}
-            missing = pool.least - sum(one.want in ("up", "on") for one in wants.values())
+            missing = pool.least - sum(one.want in ("due", "up", "on") for one in wants.values())
             off = [
                 node for node, one in wants.items()
                 if one.want == "off" and not one.drained and node not in self._state.by_node
@@ -111,7 +111,7 @@ class Pools:
         state: NodeStage = "other"
         if seen.want == "on":
             state = "on"
-        elif seen.want == "up":
+        elif seen.want in ("due", "up"):
             state = "boots"
         elif seen.want == "off" and launch is None and not seen.drained:
             state = "off"

@@ -75,7 +75,7 @@ class Shown:
         lists = self._state.lists.get(pool)
         if lists is not None and any(lists.known[one].node == node for one in lists.odd if one in lists.known):
             return "unknown_machine", "", None
-        if seen.want in ("up", "on"):
+        if seen.want in ("due", "up", "on"):
             if lists is not None and lists.suspect:
                 return "empty_list", "", None
             pause = self._state.waits(pool)

@@ -91,11 +91,11 @@ def slurm_node(node: Node) -> SlurmNode:
 
 
 def _want(state: str, flags: frozenset[str]) -> Want:
-    """A node that is only to be powered up (`power_up`) is off until slurmctld's power saving gets to it: it would keep
-    that flag for good if its machine registered before.
-    """
+    """A node keeps the flag `power_up` for good if its machine registers before slurmctld's power saving gets to it."""
     if "powering_up" in flags:
         return "up"
+    if {"powered_down", "power_up"} <= flags:
+        return "due"
     if flags & {"powering_down", "powered_down"}:
         return "off"
     if "invalid_reg" in flags:

@@ -10,8 +10,9 @@ from typing import Literal
 from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.driver import Failure, Machine, Order
 
-Want = Literal["off", "up", "on", "down", "invalid", "unknown"]
-"""Of a node: Slurm does not want it; waits for it; has it; set it DOWN; has refused what it registered with."""
+Want = Literal["off", "due", "up", "on", "down", "invalid", "unknown"]
+"""Of a node: Slurm does not want it; will power it up; waits for it; has it; set it DOWN; has refused what it has
+registered with."""
 POOL_REASON = "sluice pool: "
 """Begin of the reason with which the fleet drains nodes that it gives free again itself."""
 HELD_REASON = "sluice pool, until returned: "

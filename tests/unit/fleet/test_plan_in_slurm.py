@@ -79,7 +79,7 @@ def test_times_are_by_the_fleets_clock_which_may_be_another_one() -> None:
     ("flags", "want"),
     [
         ({"cloud", "powered_down"}, "off"),
-        ({"cloud", "powered_down", "power_up"}, "off"),  # slurmctld's power saving has not got to it
+        ({"cloud", "powered_down", "power_up"}, "due"),
         ({"cloud", "powering_up", "not_responding"}, "up"),
         ({"cloud", "power_up"}, "on"),  # its machine was faster
         ({"cloud", "powering_down"}, "off"),
