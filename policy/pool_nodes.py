@@ -69,6 +69,7 @@ class PoolsPolicy(_Compiled):
 
     schema_version: int = 1
     cluster: str = ""
+    look_s: float = 5
     pools: dict[str, PoolPolicy] = {}
 
     def render(self) -> str:
@@ -92,6 +93,7 @@ def compile_pools(policy: Policy, cluster: str, *, shards: bool) -> PoolsPolicy:
     """What fleetd needs of a policy."""
     return PoolsPolicy(
         cluster=cluster,
+        look_s=policy.fleet.look_every,
         pools={
             name: PoolPolicy(
                 **_creation(name, one, shards=shards),

@@ -175,3 +175,6 @@ class Fleet(_Section):
 
     programs: Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/+-]{1,250}$")] = "/opt/sluice/bin"
     """Folder of `sluice-resume` and `sluice-suspend` on the controllers. Example: `/usr/libexec/sluice`."""
+    look_every: Annotated[Seconds, Field(ge=1, le=15)] = 5
+    """While no node boots or ends, fleetd looks this often at Slurm: an idle node goes up to twice this time later than
+    `idle` says. Example: `1s`."""

@@ -22,7 +22,7 @@ from typing import IO
 
 from policy import node
 from policy.node import NodePolicyFile
-from policy.pool_nodes import FILE_NAME, PoolPolicy, PoolsFile
+from policy.pool_nodes import FILE_NAME, PoolPolicy, PoolsFile, PoolsPolicy
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.base.hostlist import expand
@@ -54,7 +54,7 @@ from sluice.slurm import Commands, SlurmClient
 from sluice.slurm.leader import leads
 
 _STEP_S = 0.2
-_VIEW_S, _BUSY_VIEW_S = 5.0, 0.5
+_BUSY_VIEW_S = 0.5
 _POLICY_S = 2.0
 _LEADS_S = 2.0
 _CONFIG_S = 300.0  # what is read of it changes with a restart of slurmctld
@@ -166,6 +166,7 @@ class Fleetd:
         self._results: SimpleQueue[Result | SlurmView] = SimpleQueue()
         self._woken = threading.Event()
         self._look = threading.Event()
+        self._look_s = PoolsPolicy().look_s
         self._busy = False
         self._began = time.monotonic()
         self._base = time.time()
@@ -281,6 +282,7 @@ class Fleetd:
             log.warning("%s", one_line(str(self._policy.problem)))
         keeper.set_policy(policy, self._node_policy.current().checkpoint)
         self._providers.set_pools(policy.cluster, keeper.pools())
+        self._look_s = policy.look_s
         self._nodes = frozenset(node for pool in keeper.pools().values() for node in expand(pool.nodes))
 
     def _step(self, keeper: Keeper) -> None:
@@ -342,7 +344,7 @@ class Fleetd:
             if problem != said:
                 said = problem
                 log.warning("Slurm: %s", problem or "is seen again")
-            until = time.monotonic() + (_BUSY_VIEW_S if self._busy and not problem else _VIEW_S)
+            until = time.monotonic() + (_BUSY_VIEW_S if self._busy and not problem else self._look_s)
             while not self.stopping.is_set() and not self._look.is_set() and time.monotonic() < until:
                 if not problem and self._requests():
                     break

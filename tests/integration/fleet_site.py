@@ -16,10 +16,9 @@ STOCK, NOTICES = "stock.json", "notices.json"
 
 POLICY = f"""
 version: 1
-level: place
 tenants:
   physics: {{members: [alice]}}
-fleet: {{programs: {INSIDE}/bin}}
+fleet: {{programs: {INSIDE}/bin, look_every: 1s}}
 pools:
   burst:
     driver: local
@@ -77,7 +76,7 @@ DESCRIPTION: dict[str, Any] = {
     "accounts": [{"name": "physics"}],
     "users": [{"name": "alice", "accounts": ["physics"]}],
     "controllers": 2,
-    "sluice": {"level": "place", "policy": ""},
+    "sluice": {"level": "admit", "policy": ""},
     "slurm_conf": "SlurmctldParameters=power_save_interval=1\n"
     "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0\n",
     "shards": False,  # with them, slurmd itself refuses to start on a node with fewer GPUs

@@ -25,7 +25,7 @@ version: 1
 level: place
 tenants:
   physics: {{members: [alice]}}
-fleet: {{programs: {INSIDE}/bin}}
+fleet: {{programs: {INSIDE}/bin, look_every: 1s}}
 pools:
   grow:
     driver: local

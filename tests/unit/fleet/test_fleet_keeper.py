@@ -527,3 +527,12 @@ def test_from_a_machine_that_is_only_at_risk_no_job_is_taken() -> None:
     assert [(act.nodes, act.change) for act in one.step(1) if isinstance(act, NodeAct)] == [
         (("n1",), "power_down_force")
     ]
+
+
+def test_a_pool_is_listed_as_often_as_the_policy_says() -> None:
+    one = Fleet()
+    pool = POLICY.pools["p"].model_copy(update={"list_s": 7})
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"p": pool}))
+    assert one.step() == [ListAct("p")]
+    one.lists()
+    assert [one.step(seconds) for seconds in (6, 1)] == [[], [ListAct("p")]]

@@ -70,9 +70,11 @@ def test_a_partition_is_for_tenants_and_those_below_them() -> None:
 
 
 def test_what_fleetd_reads_is_what_was_written() -> None:
-    compiled = pool_nodes.compile_pools(policy(zones=["a", "b"], back_off="30s"), "main", shards=True)
+    changed = policy(zones=["a", "b"], back_off="30s", list_every="10s")
+    compiled = pool_nodes.compile_pools(changed, "main", shards=True)
     assert pool_nodes.parse_pools(compiled.render(), source="x") == compiled
     assert compiled.pools["p5"].gres == "gpu:h100:8,shard:648064" and compiled.pools["p5"].zones == ("a", "b")
+    assert (compiled.pools["p5"].list_s, compiled.look_s) == (10, 5)
 
 
 @pytest.mark.parametrize(
