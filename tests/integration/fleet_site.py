@@ -18,6 +18,7 @@ POLICY = f"""
 version: 1
 tenants:
   physics: {{members: [alice]}}
+failover: {{controller_timeout: 6s}}
 fleet: {{programs: {INSIDE}/bin, look_every: 1s}}
 pools:
   burst:
@@ -28,8 +29,9 @@ pools:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 10}}
     - {{name: old, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 6}}
     zones: [a, b]
-    idle: 2s
-    end_within: 3s
+    idle: 1s
+    list_every: 1s
+    end_within: 1s
     boot_within: 60s
     give_back_within: 1s
     back_off: 3s
@@ -37,12 +39,12 @@ pools:
   spare:
     driver: local
     settings: {{notices: {INSIDE}/{NOTICES}, boot: "1"}}
-    list_every: 1s
     nodes: spare-[1-3]
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 20}}
-    idle: 2s
-    end_within: 3s
+    idle: 1s
+    list_every: 1s
+    end_within: 1s
     weight: 1000
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
   odd:
@@ -50,17 +52,19 @@ pools:
     nodes: odd-1
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G}}
-    idle: 2s
-    end_within: 3s
+    idle: 1s
+    list_every: 1s
+    end_within: 1s
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
   slow:
     driver: local
-    settings: {{boot: "15"}}
+    settings: {{boot: "12"}}
     nodes: slow-[1-2]
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G}}
-    idle: 2s
-    end_within: 3s
+    idle: 1s
+    list_every: 1s
+    end_within: 1s
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
 """
 
@@ -78,7 +82,7 @@ DESCRIPTION: dict[str, Any] = {
     "controllers": 2,
     "sluice": {"level": "admit", "policy": ""},
     "slurm_conf": "SlurmctldParameters=power_save_interval=1\n"
-    "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0\n",
+    "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0\n",
     "shards": False,  # with them, slurmd itself refuses to start on a node with fewer GPUs
     "controllerd": True,
     "policy": POLICY,

@@ -73,7 +73,7 @@ def at_level_place(cluster: DevCluster) -> Iterator[None]:
 
 @pytest.mark.usefixtures("at_level_place")
 def test_a_pool_grows_for_a_job_that_the_core_places_and_shrinks_while_fleetd_is_killed(cluster: DevCluster) -> None:
-    job = submit(cluster, "-p", "burst", "-N2", "--gres=gpu:1", wrap="exec sleep 5")
+    job = submit(cluster, "-p", "burst", "-N2", "--gres=gpu:1", wrap="exec sleep 3")
     until(lambda: "launched" in happened(cluster, "burst-1"))
     kill_fleetd(cluster)
     job_is(cluster, job, "COMPLETED")
@@ -148,7 +148,7 @@ def test_a_machine_that_is_taken_back_soon_is_left_by_its_job(cluster: DevCluste
 def test_a_node_is_there_before_the_job_that_is_to_begin_later(cluster: DevCluster) -> None:
     settled(cluster)
     absent(cluster, "burst")
-    job = submit(cluster, "-p", "burst", "--begin=now+15", "--gres=gpu:1", wrap="exec sleep 1")
+    job = submit(cluster, "-p", "burst", "--begin=now+10", "--gres=gpu:1", wrap="exec sleep 1")
     until(lambda: [one for one in nodes(cluster).values() if one.stage == "registered"])
     assert state_of(cluster, job) == "PENDING"
     job_is(cluster, job, "COMPLETED")

@@ -25,6 +25,7 @@ version: 1
 level: place
 tenants:
   physics: {{members: [alice]}}
+failover: {{controller_timeout: 6s}}
 fleet: {{programs: {INSIDE}/bin, look_every: 1s}}
 pools:
   grow:
@@ -33,8 +34,9 @@ pools:
     dynamic: true
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 10}}
-    idle: 2s
-    end_within: 3s
+    idle: 1s
+    list_every: 1s
+    end_within: 1s
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
 """
 
@@ -49,7 +51,7 @@ DESCRIPTION: dict[str, Any] = {
     "controllers": 2,
     "sluice": {"level": "place", "policy": ""},
     "slurm_conf": "MaxNodeCount=8\nSlurmctldParameters=power_save_interval=1\n"
-    "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0\n",
+    "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0\n",
     "shards": False,
     "controllerd": True,
     "policy": POLICY,
@@ -98,7 +100,7 @@ def test_a_pool_shrinks_and_grows_while_slurmctld_runs(cluster: DevCluster) -> N
 
 
 def test_nodes_are_made_again_when_the_policy_promises_something_else(cluster: DevCluster) -> None:
-    apply(cluster, POLICY.replace("    idle: 2s", "    weight: 77\n    idle: 2s"))
+    apply(cluster, POLICY.replace("    idle: 1s", "    weight: 77\n    idle: 1s"))
     until(lambda: cluster.run(["sinfo", "-h", "-p", "grow", "-o", "%w"]).stdout.split(), lambda seen: seen == ["77"])
     runs(cluster)
 
