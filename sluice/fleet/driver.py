@@ -66,6 +66,8 @@ class Machine:
     ending: bool = False
     notice: str = ""
     """Why the provider takes it back soon, in its words."""
+    at_risk: str = ""
+    """Why it may take it back: jobs run on, and no other begins there."""
 
     def __post_init__(self) -> None:
         for value in (self.id, self.token, self.node, self.shape, self.zone):
@@ -73,8 +75,9 @@ class Machine:
                 raise ProviderError("unknown", f"a machine with {value[:80]!r}: not a word of at most 255 characters")
         if not _ADDRESS.fullmatch(self.address):
             raise ProviderError("unknown", f"machine {self.id}: {self.address[:80]!r}: not an address")
-        if not _TEXT.fullmatch(self.notice):
-            raise ProviderError("unknown", f"machine {self.id}: notice {self.notice[:80]!r}: not a line of text")
+        for text in (self.notice, self.at_risk):
+            if not _TEXT.fullmatch(text):
+                raise ProviderError("unknown", f"machine {self.id}: notice {text[:80]!r}: not a line of text")
 
 
 class Driver(Protocol):

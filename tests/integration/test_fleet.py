@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
 from tests.integration.conftest import MakeCluster
-from tests.integration.fleet_site import DESCRIPTION, nodes, set_notices, set_stock, status
+from tests.integration.fleet_site import DESCRIPTION, nodes, placed_by_core, set_notices, set_stock, status
 from tests.integration.jobs import state as state_of
 from tests.integration.jobs import submit
+from tests.integration.settled import set_level, until
 from tests.integration.settled import status as plugins
-from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
 
@@ -63,12 +64,21 @@ def test_nodes_are_known_before_there_is_one(cluster: DevCluster) -> None:
     assert "nothing to do" in cluster.run(["sluice", "plan"], node="ctl1").stderr
 
 
-def test_a_pool_grows_for_a_job_of_two_nodes_and_shrinks_while_fleetd_is_killed(cluster: DevCluster) -> None:
-    job = submit(cluster, "-p", "burst", "-N2", "--gres=gpu:1", wrap="exec sleep 5")
+@pytest.fixture
+def at_level_place(cluster: DevCluster) -> Iterator[None]:
+    set_level(cluster, "place")
+    yield
+    set_level(cluster, "admit")
+
+
+@pytest.mark.usefixtures("at_level_place")
+def test_a_pool_grows_for_a_job_that_the_core_places_and_shrinks_while_fleetd_is_killed(cluster: DevCluster) -> None:
+    job = submit(cluster, "-p", "burst", "-N2", "--gres=gpu:1", wrap="exec sleep 3")
     until(lambda: "launched" in happened(cluster, "burst-1"))
     kill_fleetd(cluster)
     job_is(cluster, job, "COMPLETED")
     assert plugins(cluster)["counters"]["arrivals.looks"] > 0  # it did not wait for slurmctld's own look
+    until(lambda: placed_by_core(cluster, job))
     until(lambda: "terminating" in happened(cluster, "burst-1"))
     kill_fleetd(cluster)
     settled(cluster)
@@ -138,7 +148,7 @@ def test_a_machine_that_is_taken_back_soon_is_left_by_its_job(cluster: DevCluste
 def test_a_node_is_there_before_the_job_that_is_to_begin_later(cluster: DevCluster) -> None:
     settled(cluster)
     absent(cluster, "burst")
-    job = submit(cluster, "-p", "burst", "--begin=now+40", "--gres=gpu:1", wrap="exec sleep 1")
+    job = submit(cluster, "-p", "burst", "--begin=now+10", "--gres=gpu:1", wrap="exec sleep 1")
     until(lambda: [one for one in nodes(cluster).values() if one.stage == "registered"])
     assert state_of(cluster, job) == "PENDING"
     job_is(cluster, job, "COMPLETED")

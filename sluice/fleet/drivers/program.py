@@ -40,6 +40,7 @@ class _Machine(_Strict):
     address: str = ""
     ending: bool = False
     notice: str = ""
+    at_risk: str = ""
 
     def plain(self) -> Machine:
         return Machine(**self.model_dump())
