@@ -73,7 +73,7 @@ def at_level_place(cluster: DevCluster) -> Iterator[None]:
 
 @pytest.mark.usefixtures("at_level_place")
 def test_a_pool_grows_for_a_job_that_the_core_places_and_shrinks_while_fleetd_is_killed(cluster: DevCluster) -> None:
-    job = submit(cluster, "-p", "burst", "-N2", "--gres=gpu:1", wrap="exec sleep 3")
+    job = submit(cluster, "-p", "burst", "-N2", "--gres=gpu:1", wrap="exec sleep 1")
     until(lambda: "launched" in happened(cluster, "burst-1"))
     kill_fleetd(cluster)
     job_is(cluster, job, "COMPLETED")
@@ -89,7 +89,7 @@ def test_a_pool_grows_for_a_job_that_the_core_places_and_shrinks_while_fleetd_is
 
 def test_without_capacity_the_next_zone_and_the_next_shape_are_asked_at_once(cluster: DevCluster) -> None:
     set_stock(cluster, big__a=0, big__b=1)
-    job = submit(cluster, "-p", "burst", "-N3", "--gres=gpu:1", wrap="exec sleep 3")
+    job = submit(cluster, "-p", "burst", "-N3", "--gres=gpu:1", wrap="exec sleep 1")
     job_is(cluster, job, "COMPLETED")
     last = [one for one in status(cluster).history if one.what == "registered"][-3:]
     assert sorted(f"{one.shape}/{one.zone}" for one in last) == ["big/b", "old/a", "old/a"]
@@ -160,7 +160,7 @@ def test_a_node_is_there_before_the_job_that_is_to_begin_later(cluster: DevClust
 
 def test_a_takeover_while_machines_boot_loses_nothing_and_launches_once(cluster: DevCluster) -> None:
     before = len(list(cluster.layout.machines.iterdir()))
-    job = submit(cluster, "-p", "slow", "-N2", "--gres=gpu:1", wrap="exec sleep 3")
+    job = submit(cluster, "-p", "slow", "-N2", "--gres=gpu:1", wrap="exec sleep 1")
     until(lambda: [one for one in nodes(cluster).values() if one.stage == "launched"], lambda seen: len(seen) == 2)
     # Otherwise Slurm forgets that the job has nodes.
     until(lambda: b"slow-[1-2]" in (cluster.layout.state / "job_state").read_bytes())

@@ -11,13 +11,14 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 from wakeonlan import wake
 
 from sluice.base.errors import SluiceError
 from sluice.base.run import CommandError, run_command
 from sluice.base.text import one_line
-from sluice.fleet.driver import DriverSite, Machine, Order, ProviderError
+from sluice.fleet.driver import DriverSite, Machine, Order, ProviderError, check_program
 from sluice.fleet.records import Record, Records, machine_of
 
 _ANSWERS_S = 2.0
@@ -38,11 +39,12 @@ class WakeOnLan:
                 f"pool {site.pool}: settings.macs {macs!r:.200}: not hardware addresses by node",
                 remedy="write settings: {macs: {n1: '00:25:90:ab:cd:ef'}}",
             )
-        if not isinstance(stop, list) or not stop or not stop[0].startswith("/"):
+        if not isinstance(stop, list) or not stop:
             raise SluiceError(
-                f"pool {site.pool}: settings.stop {stop!r:.200}: not a program by its path, with arguments",
+                f"pool {site.pool}: settings.stop {stop!r:.200}: not a program with its arguments",
                 remedy="write settings: {stop: [/usr/bin/ssh, '-oBatchMode=yes', 'power@{node}', sudo, poweroff]}",
             )
+        check_program(Path(stop[0]))
         self._macs, self._stop = macs, stop
         self._broadcast = site.setting("broadcast", "255.255.255.255")
         self._port, self._wake_port = (

@@ -132,7 +132,8 @@ def test_a_command_that_fails_is_the_nodes_trouble(driver: WakeOnLan, host: Host
     [
         ({"macs": {NODE: "00:25:90"}}, "not hardware addresses by node"),
         ({"macs": None}, "not hardware addresses by node"),
-        ({"stop": ["poweroff"]}, "not a program by its path"),
+        ({"stop": "poweroff"}, "not a program with its arguments"),
+        ({"stop": ["poweroff"]}, "poweroff: not from / on"),
         ({"port": 0}, r"settings\.port 0: not a port"),
         ({"mac": {}}, "the driver does not know it"),
     ],
@@ -140,6 +141,12 @@ def test_a_command_that_fails_is_the_nodes_trouble(driver: WakeOnLan, host: Host
 def test_settings_are_checked(host: Host, tmp_path: Path, change: dict[str, Any], said: str) -> None:
     with pytest.raises(SluiceError, match=said):
         make(DriverSite("main", "own", {**host.settings(), **change}, state=tmp_path))
+
+
+def test_a_command_that_others_may_change_is_not_run(host: Host, tmp_path: Path) -> None:
+    host.program.chmod(0o722)
+    with pytest.raises(SluiceError, match="nobody else's to write"):
+        make(DriverSite("main", "own", host.settings(), state=tmp_path))
 
 
 def test_a_node_without_an_address_is_set_apart(driver: WakeOnLan) -> None:
