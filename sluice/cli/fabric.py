@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from stat import S_IMODE
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from sluice.slurm.slurm_conf import SlurmConf
     from sluice.slurm.topology import Topology
 
-_MISLEADING = frozenset({"duplicate-guid", "double-cable", "unreachable"})  # the tree without them is another one
+# The tree without them is another one.
+_MISLEADING = frozenset({"duplicate-adapter", "duplicate-guid", "double-cable", "unreachable"})
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +162,6 @@ def discover(
     """
     from gres_probe.deploy import FileChange, current_text
     from sluice.base.errors import SluiceError
-    from sluice.base.files import write_if_changed
     from sluice.fabric.tree import blocks_of
     from sluice.slurm.topology import YAML_SINCE, topology_conf, topology_yaml
 
@@ -188,12 +189,23 @@ def discover(
             f"{path}: not written: {doubtful[0].kind}: {doubtful[0].what}", remedy="mend the fabric, or give --force"
         )
     try:
-        written = write_if_changed(path, text)
+        written = _write(path, text)
     except OSError as error:
         raise SluiceError(f"{path}: {error.strerror}", remedy="name a file that you may write: --output") from error
     click.echo(f"wrote {path}" if written else f"{path}: nothing to change", err=True)
     if written:
         click.echo("to do: sluice lint; then scontrol reconfigure (a new TopologyPlugin needs a restart)", err=True)
+
+
+def _write(path: Path, text: str) -> bool:
+    """Whether it differed; owner, group and mode stay those of the file that it replaces."""
+    from sluice.base.files import write_if_changed
+
+    try:
+        old = path.stat()
+    except FileNotFoundError:
+        return write_if_changed(path, text)
+    return write_if_changed(path, text, mode=S_IMODE(old.st_mode), like=old)
 
 
 @command.command("check")
