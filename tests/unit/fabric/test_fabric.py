@@ -349,6 +349,19 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     ]
 
 
+def test_aliases_of_yaml_cost_no_more_than_the_text() -> None:
+    """A block within itself, and one of ten lists of ten lists of ..., which would be a thousand million words."""
+    itself = "- {topology: t, block: {blocks: [&a {block: b, more: [*a, {nodes: 'n[1-2]'}], nodes: n3}]}}"
+    many = ["&l0 [x]", *(f"&l{one} [{', '.join([f'*l{one - 1}'] * 10)}]" for one in range(1, 10))]
+    deep = f"- {{topology: t, block: {{blocks: [{{block: b, more: [{', '.join(many)}], nodes: n1}}]}}}}"
+    name = f"- {{more: [{', '.join(many)}], topology: *l9, flat: true}}"
+    began = time.process_time()
+    read = [read_topology_yaml(Path("topology.yaml"), text.encode()) for text in (itself, deep, name)]
+    assert time.process_time() - began < 5
+    assert [one.topologies[0].blocks[0].nodes for one in read[:2]] == [("n1", "n2", "n3"), ("n1",)]
+    assert [fault.what for fault in read[2].faults] == ["an entry without topology, its name"]
+
+
 def test_what_is_written_keeps_its_mode_and_is_refused_in_doubt(tmp_path: Path) -> None:
     (tmp_path / "slurm.conf").write_text("ClusterName=c\nSlurmctldHost=ctl\nNodeName=n[1-8] CPUs=1\n")
     listing, file = tmp_path / "listing", tmp_path / "topology.conf"
