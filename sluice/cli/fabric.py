@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from stat import S_IMODE
@@ -183,6 +183,8 @@ def discover(
     _tell_problems(site.problems)
     if not do_write:
         return
+    if kind == "yaml" and not force:
+        _refuse_loss(path, site.slurm, {site.tree.name, blocks.name})
     doubtful = [problem for problem in site.problems if problem.kind in _MISLEADING]
     if doubtful and not force:
         raise SluiceError(
@@ -195,6 +197,19 @@ def discover(
     click.echo(f"wrote {path}" if written else f"{path}: nothing to change", err=True)
     if written:
         click.echo("to do: sluice lint; then scontrol reconfigure (a new TopologyPlugin needs a restart)", err=True)
+
+
+def _refuse_loss(path: Path, slurm: SlurmConf, written: Collection[str]) -> None:
+    """Raise SluiceError where a partition has a topology that the file would not have: slurmctld does not start."""
+    from sluice.base.errors import SluiceError
+
+    for name, line in slurm.partitions.items():
+        value = line.get("topology")
+        if value is not None and value.text not in written:
+            raise SluiceError(
+                f"{path}: not written: partition {name} has Topology={value.text}, which would not be in it",
+                remedy="give --output, and put its topologies into the site's file by hand; or give --force",
+            )
 
 
 def _write(path: Path, text: str) -> bool:

@@ -377,3 +377,11 @@ def test_what_is_written_keeps_its_mode_and_is_refused_in_doubt(tmp_path: Path) 
     assert CliRunner().invoke(fabric_command, command).exit_code == 0
     assert "SwitchName=group-a-leaf1 Nodes=n[1-4]\n" in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o640
+    slurm = tmp_path / "slurm.conf"
+    slurm.write_text(slurm.read_text() + "PartitionName=p Nodes=ALL Topology=mine\n")
+    command[command.index("tree")] = "yaml"
+    refused = CliRunner().invoke(fabric_command, command)
+    assert "not written: partition p has Topology=mine, which would not be in it" in str(refused.exception)
+    assert not (tmp_path / "topology.yaml").exists()
+    slurm.write_text(slurm.read_text().replace("mine", "tree"))
+    assert CliRunner().invoke(fabric_command, command).exit_code == 0
