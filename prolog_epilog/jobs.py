@@ -197,7 +197,13 @@ class Jobs:
                 self._watcher.watches[device.vendor].some |= {device.uuid}  # errors from here on are the job's
             for name in {device.vendor for device in chosen}:
                 self._watcher.watches[name].look()
-        self._power.began(record)
+        try:
+            self._power.began(record)
+        except RefusalError as error:
+            if error.blame is Blame.JOB:
+                with self._state.lock:
+                    self._turn_away(record, error)
+            raise
         return {}
 
     def _grant(

@@ -32,7 +32,8 @@ class Refusal(Enum):
     POWER_OVER_POLICY = Blame.JOB, "--gpu-power asks for more than the policy lets the job have"
     POWER_OUT_OF_RANGE = Blame.JOB, "the GPU cannot be set to what --gpu-power asks for"
     POWER_UNSUPPORTED = Blame.JOB, "the power of the GPU cannot be limited"
-    POWER_NOT_SET = Blame.NODE, "the driver does not set the power cap"
+    POWER_NOT_TAKEN = Blame.JOB, "the driver does not set what --gpu-power asks for"
+    POWER_NOT_SET = Blame.NODE, "the driver does not set the power cap of the policy"
     # of tasks
     JOB_REFUSED = Blame.JOB, "the job's prolog was refused"
     SUSPECT = Blame.JOB, "agents died while they read the job's data"

@@ -121,7 +121,16 @@ class PowerKeeper:
         """Before a registered job's tasks start. Raises RefusalError where its caps are not in force."""
         problems = self.settle(self._gpus(record))
         if problems and any(grant.power_mw is not None for grant in record.grants):
-            raise RefusalError("; ".join(f"GPU {uuid}: {why}" for uuid, why in problems.items()), Refusal.POWER_NOT_SET)
+            said = "; ".join(f"GPU {uuid}: {why}" for uuid, why in problems.items())
+            if self._policy_caps(record):
+                raise RefusalError(said, Refusal.POWER_NOT_SET)
+            raise RefusalError(said, Refusal.POWER_NOT_TAKEN)  # one user's wish takes no node from the others
+
+    def _policy_caps(self, record: JobRecord) -> bool:
+        """Whether a cap or a budget of the policy may be what a job's GPUs are capped for."""
+        policy = self._policy()
+        types = {self._state.devices[grant.index].type for grant in record.grants}
+        return policy.report or any(cap_for(policy, one, record.account) for one in types)
 
     def ended(self, record: JobRecord) -> None:
         """After a job's GPUs were taken back; what cannot be restored now is restored by the duty."""

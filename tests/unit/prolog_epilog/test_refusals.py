@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "prolog_epilog/programs/node_program.py"
 GIB = 1 << 30
 ROOTS = Peer(os.getpid(), 0)
+CAPS = (NodeCap(watts=300, at_most=400),)
 
 
 # ---- the table ----
@@ -177,10 +178,12 @@ def two_of_sixty_percent(agent: Agent) -> None:
     prolog(agent, job=7, share="60")
 
 
-def limited_power(agent: Agent, *, unsupported: bool = False, refused: bool = False) -> None:
-    """A policy's cap, and a driver that answers as it is told to."""
+def limited_power(
+    agent: Agent, *, unsupported: bool = False, refused: bool = False, caps: tuple[NodeCap, ...] = CAPS
+) -> None:
+    """A policy's caps, and a driver that answers as it is told to."""
     path = agent.state.settings.policy.with_name("sluice.node.json")
-    path.write_text(NodePolicy(power=NodePower(caps=(NodeCap(watts=300, at_most=400),))).render())
+    path.write_text(NodePolicy(power=NodePower(caps=caps)).render())
     limit = {"cap_mw": 700_000, "default_mw": 700_000, "least_mw": 200_000, "most_mw": 700_000}
 
     def ask(*, do: str, **_: object) -> dict[str, Any]:
@@ -192,6 +195,11 @@ def limited_power(agent: Agent, *, unsupported: bool = False, refused: bool = Fa
         return {"limits": {"GPU-0": limit}, "unsupported": {}, "failed": {}}
 
     agent.watcher.watches["nvidia"].worker.ask = ask  # type: ignore[method-assign]
+
+
+def wish_that_the_driver_refuses(agent: Agent) -> None:
+    limited_power(agent, refused=True, caps=())
+    prolog(agent, power="300W")
 
 
 def task_of_a_refused_job(agent: Agent) -> None:
@@ -255,6 +263,7 @@ TRIED: dict[Refusal, Callable[[Agent], object]] = {
     Refusal.POWER_OVER_POLICY: lambda agent: (limited_power(agent), prolog(agent, power="401W")),
     Refusal.POWER_OUT_OF_RANGE: lambda agent: (limited_power(agent), prolog(agent, power="199W")),
     Refusal.POWER_UNSUPPORTED: lambda agent: (limited_power(agent, unsupported=True), prolog(agent, power="300W")),
+    Refusal.POWER_NOT_TAKEN: wish_that_the_driver_refuses,
     Refusal.POWER_NOT_SET: lambda agent: (limited_power(agent, refused=True), prolog(agent)),
     Refusal.JOB_REFUSED: task_of_a_refused_job,
     Refusal.SUSPECT: lambda agent: (known(agent), agent.state.suspects.add(7), limit(agent)),
@@ -284,6 +293,18 @@ def test_a_refused_job_that_begins_again_without_its_prolog_is_to_wait_again(age
     with pytest.raises(RefusalError, match="no share"):
         limit(agent)
     assert held == [(7, "no share")]
+
+
+def test_a_wish_that_the_driver_refuses_holds_the_job_and_not_the_node(agent: Agent) -> None:
+    held: list[int] = []
+    agent.jobs.on_refused = lambda record, _: held.append(record.job)
+    with pytest.raises(RefusalError, match="no permission") as told:
+        wish_that_the_driver_refuses(agent)
+    assert told.value.blame is Blame.JOB and held == [7]
+    record = agent.state.records[7]
+    assert record.grants == [] and "no permission" in record.refused
+    with pytest.raises(RefusalError, match="no permission"):
+        limit(agent)
 
 
 def test_a_job_that_begins_without_its_prolog_is_to_begin_again(agent: Agent) -> None:
