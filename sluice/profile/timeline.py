@@ -23,7 +23,6 @@ MOST_EVENTS = 2_000_000
 """Of all processes together: some 300 bytes of memory each."""
 _MOST_FILES = 16_384
 _JUMP_NS = 1_000_000
-_LEAST_EACH = 1000
 _NUMBER = re.compile(r"\.([0-9]{1,10})\.profile\Z")
 
 
@@ -71,7 +70,8 @@ def find(folder: Path, step: str = "") -> list[Path]:
         if place.is_symlink() or not place.is_dir() or (step and place.name.rpartition(".")[2] != step):
             continue
         numbered = {path: int(match[1]) for path in place.iterdir() if (match := _NUMBER.search(path.name))}
-        found += sorted(path for path, number in numbered.items() if number == max(numbered.values()))
+        newest = max(numbered.values(), default=0)
+        found += sorted(path for path, number in numbered.items() if number == newest)
         if len(found) > _MOST_FILES:
             raise SluiceError(f"{folder}: more than {_MOST_FILES} files", remedy="look at one step: JOB.STEP")
     return found
@@ -80,7 +80,7 @@ def find(folder: Path, step: str = "") -> list[Path]:
 def load(folder: Path, step: str = "", most: int = MOST_EVENTS) -> Timeline:
     """What was collected in a folder. Raises SluiceError where nothing can be read, OSError."""
     paths = find(folder, step)
-    most = max(_LEAST_EACH, most // max(1, len(paths)))
+    most = max(1, most // max(1, len(paths)))
     profiles, notes = [], []
     gc.disable()  # millions of events, none of which is garbage, would be looked through again and again
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,24 @@ def test_a_step_is_looked_at_alone(tmp_path: Path) -> None:
 def test_the_newest_profile_of_a_step_counts(tmp_path: Path) -> None:
     collected(tmp_path, Writer(pid=1, number=9), Writer(pid=2, number=10), Writer("n2", 3, number=8))
     assert [(one.host, one.pid) for one in load(tmp_path).profiles] == [("n1", 2), ("n2", 3)]
+
+
+def test_all_processes_together_have_no_more_events_than_is_asked_for(tmp_path: Path) -> None:
+    ranks = [training(Writer(pid=10 + rank, rank=rank), 50, 5) for rank in range(20)]
+    found = load(collected(tmp_path, *ranks), most=400)
+    assert [len(one.events) for one in found.profiles] == [20] * 20
+    assert any("records more than are shown" in note for note in found.notes)
+
+
+def test_a_crowd_of_files_is_refused_soon(tmp_path: Path) -> None:
+    folder = tmp_path / "n1.0"
+    folder.mkdir()
+    for number in range(16_385):
+        os.close(os.open(folder / f"n1.{number}.1.profile", os.O_CREAT))
+    begin = time.process_time()
+    with pytest.raises(SluiceError, match="more than 16384 files"):
+        load(tmp_path)
+    assert time.process_time() - begin < 0.7
 
 
 def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
