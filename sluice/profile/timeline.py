@@ -23,7 +23,7 @@ MOST_EVENTS = 2_000_000
 """Of all processes together: some 300 bytes of memory each."""
 _MOST_FILES = 16_384
 _JUMP_NS = 1_000_000
-_NUMBER = re.compile(r"\.([0-9]{1,10})\.profile\Z")
+_NUMBER = re.compile(r"\.([0-9]{1,10})(?:-[0-9]{1,2})?\.profile\Z")
 
 
 @dataclass(frozen=True, slots=True)
