@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.run import CommandError
+from sluice.base.text import one_line
 from sluice.profile.collect import PROGRAM, Collector
 from sluice.profile.records import BYTES_OF_EVENT
 from sluice.profile.timeline import MOST_EVENTS, Timeline, load
@@ -105,7 +106,7 @@ def timeline(
     if not job.runs and seconds is None:
         if not _is_folder_of(job.uid, job.folder):
             raise SluiceError(
-                f"job {job.number}: has ended, and {job.folder} is not there, or not its user's",
+                f"job {job.number}: has ended, and {one_line(str(job.folder))} is not there, or not its user's",
                 remedy="profile it while it runs, or submit it with --gpu-profile",
             )
         yield load(job.folder, job.step, most)

@@ -73,7 +73,8 @@ def find(folder: Path, step: str = "") -> list[Path]:
         newest = max(numbered.values(), default=0)
         found += sorted(path for path, number in numbered.items() if number == newest)
         if len(found) > _MOST_FILES:
-            raise SluiceError(f"{folder}: more than {_MOST_FILES} files", remedy="look at one step: JOB.STEP")
+            what = f"{one_line(str(folder))}: more than {_MOST_FILES} files"
+            raise SluiceError(what, remedy="look at one step: JOB.STEP")
     return found
 
 
@@ -95,10 +96,8 @@ def load(folder: Path, step: str = "", most: int = MOST_EVENTS) -> Timeline:
         gc.freeze()
         gc.enable()
     if not profiles:
-        why = f": {notes[0]}" if notes else ""
-        raise SluiceError(
-            f"{folder}: no profile{why}", remedy="profiled are programs that use a GPU while a profile runs"
-        )
+        what = f"{one_line(str(folder))}: no profile" + (f": {one_line(notes[0])}" if notes else "")
+        raise SluiceError(what, remedy="profiled are programs that use a GPU while a profile runs")
     measured = _measured(folder / CLOCKS, notes)
     offsets = _offsets(profiles, measured, notes)
     for profile in profiles:

@@ -129,6 +129,17 @@ def test_what_another_user_put_next_to_a_jobs_output_is_not_its_profile(tmp_path
         pass
 
 
+@pytest.mark.parametrize("made", [None, "no profile", "n1.1.1.profile"])
+def test_a_folders_name_does_nothing_to_roots_terminal(tmp_path: Path, made: str | None) -> None:
+    ended = ProfiledJob(17, "", os.geteuid(), 0, runs=False, work_dir=tmp_path / "a\033]0;b\a")
+    if made is not None:
+        ended.folder.mkdir(parents=True)
+        (ended.folder / made).touch()
+    with pytest.raises(SluiceError) as refused, timeline(Commands(), ended):
+        pass
+    assert str(refused.value).isprintable()
+
+
 def test_a_user_with_something_injected_is_not_profiled(node: Collector, job: Path) -> None:
     (job / "0/injected").write_text("/opt/nsight.so")
     assert node.start("*", 0) == 0
