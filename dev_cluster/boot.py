@@ -31,6 +31,7 @@ from dev_cluster.configuration import (
     cgroup_conf,
     controllers,
     hosts_file,
+    node_addresses,
     slurm_conf,
     slurmdbd_conf,
     with_ports,
@@ -51,7 +52,7 @@ from dev_cluster.description import ClusterDescription, NodeGroup
 from dev_cluster.handle import ClusterHandle, DaemonError, Progress
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN, MARKER
 from dev_cluster.plugins import ClusterPlugins
-from dev_cluster.policy_file import first_pools, first_snippet, policy_text
+from dev_cluster.policy_file import dynamic_nodes, first_pools, first_snippet, policy_text
 from dev_cluster.ports import claim_ports, listens
 from dev_cluster.probing import probe
 from dev_cluster.slurm_tree import SlurmTree
@@ -69,6 +70,7 @@ _SHARED_FROM = 16
 probed for all."""
 
 _CGROUP_VIEW = Path(__file__).parent / "cgroup_view/libcgroup_view.so"
+_OWN_ADDRESS = Path(__file__).parent / "own_address/libown_address.so"
 
 
 class Boot:
@@ -97,6 +99,7 @@ class Boot:
         self.users = UserDatabase(tree.root or Path("/"), description)
         self.plugins = None if description.sluice is None else ClusterPlugins(description.sluice, tree, progress)
         self.policy = policy_text(description.policy)
+        self.dynamic = dynamic_nodes(description, self.policy)
         self.agents = NodeAgents(tree, only_ends=description.agent == "ends") if description.agent else None
         self.claim = claim_ports(Ports.needed(len(description.hosts)), base=description.port_base)
         self.ports = Ports(self.claim.base)
@@ -120,8 +123,7 @@ class Boot:
             self.in_parallel(partial(self.bring_controller, primary), self.start_agents)
             for host in self.description.hosts:
                 if host not in self.description.fixed_hosts:
-                    just_booted = [*self.slurmd(host), "-b"]  # slurmctld waits for a machine that booted since it asked
-                    self.commands[f"slurmd@{host}"] = self.daemon(host, just_booted, env=self.node_environment)
+                    self.commands[f"slurmd@{host}"] = self.machine(host)
                     continue
                 if self.plugins is not None and self.agents is not None and self.plugins.build.has("prep_script"):
                     self.cluster.run(self.plugins.node_links(), node=host)
@@ -195,6 +197,8 @@ class Boot:
         (layout.slurm / "cgroup.conf").write_text(cgroup_conf(self.description))
         if self.description.cgroup == "v2":
             shutil.copy(_CGROUP_VIEW, layout.folder)
+        if self.description.fleet:
+            shutil.copy(_OWN_ADDRESS, layout.folder)
         if self.description.topology_conf:
             (layout.slurm / "topology.conf").write_text(self.description.topology_conf)
         for group in self.description.nodes:
@@ -577,9 +581,22 @@ class Boot:
         preloaded = [given.get("LD_PRELOAD", ""), str(INSIDE / _CGROUP_VIEW.name)]
         return {"INVOCATION_ID": "sluice", **given, "LD_PRELOAD": " ".join(filter(None, preloaded))}
 
+    def machine(self, host: str) -> dict[str, Any]:
+        """How slurmd is started on a machine of a pool."""
+        environment = self.node_environment
+        preloaded = [environment.get("LD_PRELOAD", ""), str(INSIDE / _OWN_ADDRESS.name)]
+        own = {
+            "LD_PRELOAD": " ".join(filter(None, preloaded)),
+            "SLUICE_OWN_ADDRESS": node_addresses(self.description)[host],
+        }
+        just_booted = [*self.slurmd(host), "-b"]  # slurmctld waits for a machine that booted since it asked
+        return self.daemon(host, just_booted, env={**environment, **own})
+
     def slurmd(self, host: str) -> list[str]:
         """slurmd's command line."""
         command = [self.program("slurmd"), "-D", "-N", host]
+        if host in self.dynamic:
+            command += ["-Z", "--conf", self.dynamic[host]]
         if self.description.group_of(host).config == "configless":
             servers = (f"{name}:{self.ports.slurmctld}" for name in controllers(self.description))
             command += ["--conf-server", ",".join(servers)]

@@ -49,11 +49,15 @@ def controllers(description: ClusterDescription) -> list[str]:
     return [f"ctl{number + 1}" for number in range(description.controllers)]
 
 
+def node_addresses(description: ClusterDescription) -> dict[str, str]:
+    """Addresses of the nodes."""
+    return {host: f"127.1.{at // 250}.{at % 250 + 1}" for at, host in enumerate(description.hosts)}
+
+
 def hosts_file(description: ClusterDescription) -> str:
     """Every host has an address of its own on the loopback network."""
     lines = ["127.0.0.1 localhost"]
-    lines += [f"{address} {name}" for name, address in ADDRESSES.items()]
-    lines += [f"127.1.{position // 250}.{position % 250 + 1} {host}" for position, host in enumerate(description.hosts)]
+    lines += [f"{address} {name}" for name, address in {**ADDRESSES, **node_addresses(description)}.items()]
     return "\n".join(lines) + "\n"
 
 

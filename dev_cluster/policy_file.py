@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from dev_cluster.configuration import CLUSTER_NAME
 from dev_cluster.description import ClusterDescription
 from policy.document import parse
+from policy.pool_nodes import compile_pools, slurm_settings
 from policy.pool_nodes import node_lines as pool_lines
-from policy.pool_nodes import slurm_settings
 from sluice.base.errors import UsageError
+from sluice.base.hostlist import expand
 
 
 def policy_text(policy: str) -> str:
@@ -28,6 +30,14 @@ def policy_text(policy: str) -> str:
 def first_pools(description: ClusterDescription, text: str) -> str:
     """pools.sluice.conf, which slurmctld must have from its start."""
     return pool_lines(parse(text, source="policy"), shards=description.shards)
+
+
+def dynamic_nodes(description: ClusterDescription, text: str) -> dict[str, str]:
+    """What `slurmd -Z --conf` gets of each node of a dynamic pool."""
+    if not description.fleet:
+        return {}
+    pools = compile_pools(parse(text, source="policy"), CLUSTER_NAME, shards=description.shards).pools
+    return {node: one.node_conf for one in pools.values() if one.node_conf for node in expand(one.nodes)}
 
 
 def first_snippet(description: ClusterDescription, node_lines: str) -> str:

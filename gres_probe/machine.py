@@ -37,7 +37,7 @@ class PciFunction:
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
-    """One port of an RDMA interface, as `gres_probe.inventory.NicPort`."""
+    """One port of an RDMA interface, as `gres_probe.inventory.NicPort`, of which every value is valid."""
 
     number: int
     state: str
@@ -61,7 +61,6 @@ class RdmaInterface:
     device_file: str = ""
     parent: str = ""
     virtual_functions: int = 0
-    ports: list[RdmaPort] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class Machine:
         return (f"/dev/dri/{render}" if render else "", f"/dev/dri/{card}" if card else "")
 
     def rdma_interfaces(self) -> list[RdmaInterface]:
-        """Each interface with RDMA, in natural order of their names."""
+        """Each interface with RDMA, in natural order of their names. Reads only what the kernel itself knows."""
         files = {
             _text(entry / "ibdev"): f"/dev/infiniband/{entry.name}"
             for entry in _entries(self.sys_root / "class/infiniband_verbs")
@@ -125,6 +124,17 @@ class Machine:
             self._rdma_interface(entry, files.get(entry.name, ""))
             for entry in _entries(self.sys_root / "class/infiniband")
         ]
+
+    def has_rdma(self) -> bool:
+        """Whether there is an interface with RDMA."""
+        return bool(_entries(self.sys_root / "class/infiniband"))
+
+    def rdma_ports(self) -> dict[str, list[RdmaPort]]:
+        """The ports of each interface with RDMA by its name. Reading them asks the adapters, and may hang."""
+        return {
+            entry.name: [_rdma_port(port) for port in _entries(entry / "ports") if _is_port(port.name)]
+            for entry in _entries(self.sys_root / "class/infiniband")
+        }
 
     def _rdma_interface(self, entry: Path, file: str) -> RdmaInterface:
         device = entry / "device"
@@ -145,7 +155,6 @@ class Machine:
             device_file=file if file and self.has_device_file(file) else "",
             parent=parent,
             virtual_functions=_number(device / "sriov_numvfs") or 0,
-            ports=[_rdma_port(port) for port in _entries(entry / "ports") if port.name.isdecimal()],
         )
 
     def cpu_layout(self) -> CpuLayout:
@@ -234,20 +243,36 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
+_MOST_PORT = 255
+_MOST_LID = 0xFFFF  # of InfiniBand; Omni-Path has larger ones, which are unknown here
+
+
 def _rdma_port(folder: Path) -> RdmaPort:
     """The files of a port: numbers have their word behind them, as in ``4: ACTIVE`` and ``400 Gb/sec (4X NDR)``."""
-    layer = _text(folder / "link_layer")
+    layer = _word(_text(folder / "link_layer"))
+    lid = (_number(folder / "lid") or 0) if layer == "InfiniBand" else 0
     rate = re.match(r"\d{1,6}(\.\d{1,3})?", _text(folder / "rate"))
     return RdmaPort(
         number=int(folder.name),
-        state=_text(folder / "state").partition(":")[2].strip(),
-        physical_state=_text(folder / "phys_state").partition(":")[2].strip(),
+        state=_word(_text(folder / "state").partition(":")[2]),
+        physical_state=_word(_text(folder / "phys_state").partition(":")[2]),
         link_layer=layer,
         rate_gbps=float(rate.group()) if rate else None,
-        lid=_number(folder / "lid") or None if layer == "InfiniBand" else None,
+        lid=lid if 0 < lid <= _MOST_LID else None,
         guid=_guid(_text(folder / "gids/0")[-19:]),
-        network=_text(folder / "gid_attrs/ndevs/0"),
+        network=_word(_text(folder / "gid_attrs/ndevs/0")),
     )
+
+
+def _is_port(name: str) -> bool:
+    """Whether it is a port of InfiniBand's numbers: an adapter in switchdev mode has one for each function, too."""
+    return name.isascii() and name.isdecimal() and len(name) <= 3 and int(name) <= _MOST_PORT
+
+
+def _word(text: str) -> str:
+    """``Phy Test`` as one word; empty: none, or ``<unknown>``."""
+    word = "".join(text.split())
+    return word if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", word) else ""
 
 
 def _guid(text: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gres_probe import rdma
 from gres_probe.children import Output, read_all
 from gres_probe.inventory import Gpu, Inventory, Link, OpenClDevice, Problem, check_gpu
 from gres_probe.machine import Machine, PciFunction
@@ -84,12 +85,28 @@ def probe_node(
         inventory.problems += findings.problems
         links[child.spec.name] = findings.links
     inventory.links = link_matrix(inventory.gpus, links, machine)
-    inventory.nics = rdma_nics(inventory.gpus, machine)
-    inventory.opencl = _by_opencl(inventory, machine, max(1.0, deadline - time.monotonic()))
+    ports = _asked(rdma.SPEC, machine, deadline).ports if machine.has_rdma() else {}
+    inventory.nics = rdma_nics(inventory.gpus, machine, ports)
+    inventory.opencl = _by_opencl(inventory, machine, deadline)
     return inventory
 
 
-def _by_opencl(inventory: Inventory, machine: Machine, timeout: float) -> list[OpenClDevice]:
+def _asked(spec: VendorSpec, machine: Machine, deadline: float) -> Findings:
+    """What is found beyond GPUs of vendors: nothing where no answer comes until the deadline, or within a second."""
+    timeout = max(1.0, deadline - time.monotonic())
+    child = _Child.start(spec, machine)
+    try:
+        answers = read_all([child.output], deadline=time.monotonic() + timeout, limit=_MOST_OUTPUT)
+    except BaseException:
+        _end(child.pid)
+        raise
+    try:
+        return child.finish(answers[child.output], timeout)
+    except SluiceError:
+        return Findings()
+
+
+def _by_opencl(inventory: Inventory, machine: Machine, deadline: float) -> list[OpenClDevice]:
     """GPUs that the kernel shows and no vendor's library has described, as far as OpenCL knows them."""
     described = {gpu.pci_address for gpu in inventory.gpus}
     others = _PASSED_THROUGH | _CONSOLES
@@ -98,12 +115,7 @@ def _by_opencl(inventory: Inventory, machine: Machine, timeout: float) -> list[O
         return []
     from gres_probe import opencl  # rarely needed
 
-    child = _Child.start(opencl.SPEC, machine)
-    answers = read_all([child.output], deadline=time.monotonic() + timeout, limit=_MOST_OUTPUT)
-    try:
-        found = child.finish(answers[child.output], timeout).opencl
-    except SluiceError:
-        return []
+    found = _asked(opencl.SPEC, machine, deadline).opencl
     return [device for device in found if device.pci_address not in described]
 
 

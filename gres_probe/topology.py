@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from gres_probe.inventory import Gpu, Inventory, Link, LinkType, Nic, NicPort
-from gres_probe.machine import Machine, PciFunction, RdmaInterface, natural
+from gres_probe.machine import Machine, PciFunction, RdmaInterface, RdmaPort, natural
 from sluice.base.text import one_line
 
 FAST_LINKS = frozenset({LinkType.NVLINK, LinkType.XGMI, LinkType.XELINK})
@@ -61,11 +61,14 @@ def link_matrix(
     return [[link(row, column) for column in range(len(gpus))] for row in range(len(gpus))]
 
 
-def rdma_nics(gpus: Sequence[Gpu], machine: Machine) -> list[Nic]:
-    """The node's RDMA interfaces with their paths; also names the near ones in each GPU's `nics`, nearest first."""
+def rdma_nics(gpus: Sequence[Gpu], machine: Machine, ports: Mapping[str, Sequence[RdmaPort]]) -> list[Nic]:
+    """The node's RDMA interfaces with their paths; also names the near ones in each GPU's `nics`, nearest first.
+
+    `ports` are those of each interface, as far as they are known.
+    """
     interfaces = machine.rdma_interfaces()
     ends = [machine.pci_function(gpu.pci_address) for gpu in gpus] + [one.function for one in interfaces]
-    nics = [_nic(interface, ends) for interface in interfaces]
+    nics = [_nic(interface, ends, ports.get(interface.name, ())) for interface in interfaces]
     for position, gpu in enumerate(gpus):
         near = [nic for nic in nics if _NEARNESS[nic.links[position].type] <= _NEARNESS[LinkType.NUMA_NODE]]
         near.sort(key=lambda nic: (_NEARNESS[nic.links[position].type], natural(nic.name)))
@@ -73,7 +76,7 @@ def rdma_nics(gpus: Sequence[Gpu], machine: Machine) -> list[Nic]:
     return nics
 
 
-def _nic(interface: RdmaInterface, ends: Sequence[PciFunction | None]) -> Nic:
+def _nic(interface: RdmaInterface, ends: Sequence[PciFunction | None], ports: Sequence[RdmaPort]) -> Nic:
     function = interface.function
     return Nic(
         name=interface.name,
@@ -87,7 +90,7 @@ def _nic(interface: RdmaInterface, ends: Sequence[PciFunction | None]) -> Nic:
         device_file=interface.device_file,
         parent=interface.parent,
         virtual_functions=interface.virtual_functions,
-        ports=[NicPort(**asdict(port)) for port in interface.ports],
+        ports=[NicPort(**asdict(port)) for port in ports],
     )
 
 

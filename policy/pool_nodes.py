@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ FILE_NAME = "sluice.pools.json"
 """Its name next to slurm.conf."""
 NODES_FILE = "pools.sluice.conf"
 """The nodes' lines next to slurm.conf, which includes it."""
+POOL_FEATURE, MADE_FEATURE = "sluice-pool-", "sluice-made-"
+"""Of a dynamic node: which pool it is of, by which its partition finds it; and of which parameters it was made."""
 _MOST_BYTES = 4 << 20
 _SLACK_S = 300
 """Added to all that the fleet itself may take, for Slurm's own ResumeTimeout: it decides only when no fleet does."""
@@ -56,6 +59,9 @@ class PoolPolicy(_Compiled):
     boot_s: float = 600
     give_back_s: float = 60
     back_off_s: float = 60
+    list_s: float = 30
+    node_conf: str = ""  # of a dynamic pool: the parameters of its nodes, for slurmctld and for `slurmd -Z --conf`
+    made: str = ""  # the feature of nodes that were created with these
 
 
 class PoolsPolicy(_Compiled):
@@ -63,6 +69,7 @@ class PoolsPolicy(_Compiled):
 
     schema_version: int = 1
     cluster: str = ""
+    look_s: float = 5
     pools: dict[str, PoolPolicy] = {}
 
     def render(self) -> str:
@@ -86,8 +93,10 @@ def compile_pools(policy: Policy, cluster: str, *, shards: bool) -> PoolsPolicy:
     """What fleetd needs of a policy."""
     return PoolsPolicy(
         cluster=cluster,
+        look_s=policy.fleet.look_every,
         pools={
             name: PoolPolicy(
+                **_creation(name, one, shards=shards),
                 driver=one.driver,
                 settings=one.settings,
                 nodes=one.nodes,
@@ -103,6 +112,7 @@ def compile_pools(policy: Policy, cluster: str, *, shards: bool) -> PoolsPolicy:
                 boot_s=one.boot_within,
                 give_back_s=one.give_back_within,
                 back_off_s=one.back_off,
+                list_s=one.list_every,
             )
             for name, one in policy.pools.items()
         },
@@ -121,29 +131,44 @@ def gres_of(pool: Pool, *, shards: bool) -> str:
     return ",".join(words)
 
 
+def _node(pool: Pool, *features: str, shards: bool) -> str:
+    """Parameters of its nodes."""
+    fields = {
+        "CPUs": str(min(shape.cpus for shape in pool.shapes)),
+        "RealMemory": str(min(shape.memory for shape in pool.shapes)),
+        "Gres": gres_of(pool, shards=shards),
+        "Feature": ",".join([*pool.features, *features]),
+        "Weight": str(pool.weight),
+    }
+    return _line(fields, pool.node_options)
+
+
+def _creation(name: str, pool: Pool, *, shards: bool) -> dict[str, str]:
+    """How the nodes of a dynamic pool are created, and known again."""
+    if not pool.dynamic:
+        return {}
+    plain = _node(pool, f"{POOL_FEATURE}{name}", shards=shards)
+    made = MADE_FEATURE + hashlib.sha256(plain.encode()).hexdigest()[:8]
+    return {"node_conf": _node(pool, f"{POOL_FEATURE}{name}", made, shards=shards), "made": made}
+
+
 def node_lines(policy: Policy, *, shards: bool) -> str:
-    """Nodes and partitions of all pools, for slurm.conf."""
+    """Nodes and partitions of all pools, for slurm.conf; of dynamic pools their partitions alone."""
     lines = [f"# Written by `sluice apply`; slurm.conf includes it: Include {NODES_FILE}"]
     for name, one in policy.pools.items():
-        node = {
-            "NodeName": one.nodes,
-            "CPUs": str(min(shape.cpus for shape in one.shapes)),
-            "RealMemory": str(min(shape.memory for shape in one.shapes)),
-            "Gres": gres_of(one, shards=shards),
-            "Feature": ",".join(one.features),
-            "Weight": str(one.weight),
-        }
+        group = f"{POOL_FEATURE}{name}"
         below = [below for tenant in one.tenants or () for below in policy.subtree(tenant)]
         tenants = "" if one.tenants is None else ",".join(["root", *dict.fromkeys(below)])
         partition = {
             "PartitionName": one.partition or name,
-            "Nodes": one.nodes,
+            "Nodes": group if one.dynamic else one.nodes,
             "AllowAccounts": tenants,
             "SuspendTime": str(one.idle + one.boot_within),  # the fleet itself lets nodes go after `idle`
             "SuspendTimeout": str(one.end_within),
             "ResumeTimeout": str(one.boot_within * 2 + one.give_back_within + _SLACK_S),
         }
-        lines.append(_line(node, one.node_options, "State=CLOUD"))
+        fixed = f"NodeName={one.nodes} {_node(one, shards=shards)} State=CLOUD"
+        lines.append(f"NodeSet={group} Feature={group}" if one.dynamic else fixed)
         lines.append(_line(partition, one.partition_options))
     return "\n".join(lines) + "\n"
 

@@ -100,6 +100,12 @@ class Pool(_Section):
     back_off: Annotated[Seconds, Field(ge=1, le=3600)] = 60
     """After no capacity a zone and shape is asked again after this time, which doubles up to 15 times. Example:
     `30s`."""
+    list_every: Annotated[Seconds, Field(ge=1, le=600)] = 30
+    """While nothing of the pool is under way, the provider is asked this often for its machines, and so for notices
+    that it takes one back. Example: `10s`."""
+    dynamic: bool = False
+    """Its nodes are created in slurmctld while that runs, and deleted when `nodes` names them no more; slurm.conf has a
+    `MaxNodeCount` then, and their slurmd is started with `-Z`. Default: they are lines of slurm.conf."""
     node_options: Annotated[str, Field(max_length=1000)] = ""
     """More parameters of the nodes' line. Example: `Sockets=2 CoresPerSocket=48 ThreadsPerCore=2`."""
     partition_options: Annotated[str, Field(max_length=1000)] = ""
@@ -169,3 +175,6 @@ class Fleet(_Section):
 
     programs: Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/+-]{1,250}$")] = "/opt/sluice/bin"
     """Folder of `sluice-resume` and `sluice-suspend` on the controllers. Example: `/usr/libexec/sluice`."""
+    look_every: Annotated[Seconds, Field(ge=1, le=15)] = 5
+    """While no node boots or ends, fleetd looks this often at Slurm: an idle node goes up to twice this time later than
+    `idle` says. Example: `1s`."""

@@ -535,12 +535,22 @@ class _Maker:
         partitions |= {pool.partition or name for name, pool in self.policy.pools.items()}
         features |= {feature for pool in self.policy.pools.values() for feature in pool.features}
         known = {node.name for node in self.live.nodes}
+        created: list[str] = []
         for name, pool in self.policy.pools.items():
-            if missing := [node for node in pool.names if node not in known]:
+            missing = [node for node in pool.names if node not in known]
+            if missing and pool.dynamic:
+                created += missing
+            elif missing:
                 self.notes.append(
                     f"pool {name}: slurmctld does not know {fold(missing)}: have Include {pool_nodes.NODES_FILE} in "
                     "slurm.conf, apply, and restart slurmctld once; it is not restarted when the pool grows"
                 )
+        room = self.live.config.get("MaxNodeCount", "0")
+        if created and int(room if room.isdecimal() else 0) < len(known) + len(created):
+            self.notes.append(
+                f"MaxNodeCount {room}: slurmctld knows {len(known)} nodes and has no room for {fold(created)}: give "
+                f"slurm.conf a MaxNodeCount of {len(known) + len(created)} or more, and restart slurmctld once"
+            )
         for name, tenant in self.policy.tenants.items():
             for word in set(tenant.partitions) - partitions:
                 self.notes.append(f"tenant {name}: there is no partition {word!r}")

@@ -24,7 +24,6 @@ def hints(devices: list[NodeDevice], usable: list[str] | None = None) -> dict[st
     if nics:
         export["SLUICE_GPU_NICS"] = ",".join(nics)
         export["NCCL_IB_HCA"] = "=" + ",".join(nics)  # RCCL reads the same
-        export["UCX_NET_DEVICES"] = ",".join(f"{nic}:1" for nic in nics)  # UCX wants the port
     if any(device.vendor == "nvidia" for device in devices):
         export["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which Slurm counts them
     return export

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 
 from gres_probe.inventory import Gpu, Health, Link, OpenClDevice, Problem
-from gres_probe.machine import Machine
+from gres_probe.machine import Machine, RdmaPort
 from gres_probe.vendor_names import vendor_names
 from sluice.base.errors import SluiceError, UsageError
 
@@ -25,6 +25,7 @@ class Findings:
     links: dict[tuple[int, int], Link] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     opencl: list[OpenClDevice] = field(default_factory=list)
+    ports: dict[str, list[RdmaPort]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,13 +44,15 @@ def write_atomic(
     _sync_folder(target.parent)
 
 
-def write_if_changed(path: Path, content: str | bytes, *, mode: int = 0o644) -> bool:
+def write_if_changed(
+    path: Path, content: str | bytes, *, mode: int = 0o644, like: os.stat_result | None = None
+) -> bool:
     """Like `write_atomic`, but leave an equal file untouched; True when something was written."""
     data = content.encode() if isinstance(content, str) else content
     with contextlib.suppress(FileNotFoundError):
         if path.read_bytes() == data:
             return False
-    write_atomic(path, data, mode=mode)
+    write_atomic(path, data, mode=mode, like=like)
     return True
 
 

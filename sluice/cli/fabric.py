@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from stat import S_IMODE
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from sluice.slurm.slurm_conf import SlurmConf
     from sluice.slurm.topology import Topology
 
-_MISLEADING = frozenset({"duplicate-guid", "double-cable", "unreachable"})  # the tree without them is another one
+# The tree without them is another one.
+_MISLEADING = frozenset({"duplicate-adapter", "duplicate-guid", "double-cable", "unreachable"})
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +162,6 @@ def discover(
     """
     from gres_probe.deploy import FileChange, current_text
     from sluice.base.errors import SluiceError
-    from sluice.base.files import write_if_changed
     from sluice.fabric.tree import blocks_of
     from sluice.slurm.topology import YAML_SINCE, topology_conf, topology_yaml
 
@@ -182,18 +183,44 @@ def discover(
     _tell_problems(site.problems)
     if not do_write:
         return
+    if kind == "yaml" and not force:
+        _refuse_loss(path, site.slurm, {site.tree.name, blocks.name})
     doubtful = [problem for problem in site.problems if problem.kind in _MISLEADING]
     if doubtful and not force:
         raise SluiceError(
             f"{path}: not written: {doubtful[0].kind}: {doubtful[0].what}", remedy="mend the fabric, or give --force"
         )
     try:
-        written = write_if_changed(path, text)
+        written = _write(path, text)
     except OSError as error:
         raise SluiceError(f"{path}: {error.strerror}", remedy="name a file that you may write: --output") from error
     click.echo(f"wrote {path}" if written else f"{path}: nothing to change", err=True)
     if written:
         click.echo("to do: sluice lint; then scontrol reconfigure (a new TopologyPlugin needs a restart)", err=True)
+
+
+def _refuse_loss(path: Path, slurm: SlurmConf, written: Collection[str]) -> None:
+    """Raise SluiceError where a partition has a topology that the file would not have: slurmctld does not start."""
+    from sluice.base.errors import SluiceError
+
+    for name, line in slurm.partitions.items():
+        value = line.get("topology")
+        if value is not None and value.text not in written:
+            raise SluiceError(
+                f"{path}: not written: partition {name} has Topology={value.text}, which would not be in it",
+                remedy="give --output, and put its topologies into the site's file by hand; or give --force",
+            )
+
+
+def _write(path: Path, text: str) -> bool:
+    """Whether it differed; owner, group and mode stay those of the file that it replaces."""
+    from sluice.base.files import write_if_changed
+
+    try:
+        old = path.stat()
+    except FileNotFoundError:
+        return write_if_changed(path, text)
+    return write_if_changed(path, text, mode=S_IMODE(old.st_mode), like=old)
 
 
 @command.command("check")

@@ -28,7 +28,7 @@ Difference = Literal[
     "none", "boots", "unanswered", "not_registered", "vanished", "not_wanted", "ending", "unknown_machine",
     "second_machine", "no_machine", "down", "down_by_operator", "other_gpus", "no_capacity", "quota", "credentials",
     "throttled", "refused", "provider", "empty_list", "not_in_slurm", "slurm_silent", "pool_closed", "no_pool",
-    "broken", "notice",
+    "broken", "notice", "at_risk",
 ]  # fmt: skip
 DIFFERENCES: dict[Difference, tuple[str, str]] = {
     "none": ("Slurm, the journal and the provider agree", "nothing is to be done"),
@@ -82,6 +82,10 @@ DIFFERENCES: dict[Difference, tuple[str, str]] = {
     "notice": (
         "the provider takes its machine back soon",
         "it takes no more jobs; those that save their state are signalled, those that may start again are requeued",
+    ),
+    "at_risk": (
+        "the provider may take its machine back soon",
+        "it takes no more jobs, and is ended when those that it has are over",
     ),
     "no_pool": ("its pool is not in the policy any more", "its machine is ended"),
 }

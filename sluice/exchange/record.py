@@ -183,6 +183,8 @@ class JobRecord:
             if fields["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"schema {fields['schema_version']!r}, this Sluice reads {SCHEMA_VERSION}")
             known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
+            if not isinstance(known.get("usage"), dict | None):
+                raise TypeError(f"usage {known['usage']!r:.100} is no object")
             known["grants"] = [_read(Grant, grant) for grant in fields["grants"]]
             events = [_read(Event, event) for event in fields["events"]]
             if len(text) <= MOST_RECORD:

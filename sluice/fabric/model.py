@@ -13,7 +13,6 @@ from functools import cached_property
 
 from gres_probe.machine import natural
 from sluice.base.hostlist import fold
-from sluice.slurm.topology import repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Fabric:
     def __init__(self, reported: Iterable[Reported]) -> None:
         self.devices: dict[str, Device] = {}
         self.links: list[Link] = []
-        self.problems: list[FabricProblem] = []
+        self._problems: dict[FabricProblem, None] = {}  # each once, in order
         self._ports: dict[End, Link] = {}
         for report in reported:
             self._add_devices(report.devices)
@@ -114,9 +113,12 @@ class Fabric:
                     )
 
     def _problem(self, kind: str, what: str, remedy: str) -> None:
-        problem = FabricProblem(kind, what, remedy)
-        if problem not in self.problems:
-            self.problems.append(problem)
+        self._problems[FabricProblem(kind, what, remedy)] = None
+
+    @property
+    def problems(self) -> list[FabricProblem]:
+        """What the sources contradict themselves in."""
+        return list(self._problems)
 
     def at(self, end: End) -> str:
         """A port as people know it: the device's name and the port."""
@@ -185,7 +187,7 @@ class Fabric:
 
     def judge(self, nodes: Collection[str]) -> list[FabricProblem]:
         """All problems, with nodes of `nodes` that are not there or are cut off, names used twice, and slow links."""
-        return [*self.problems, *self._cut_off(nodes), *self._same_names(), *self._slow_links()]
+        return [*self.problems, *self._cut_off(nodes), *self._same_names(nodes), *self._slow_links()]
 
     def _cut_off(self, nodes: Collection[str]) -> Iterator[FabricProblem]:
         plugged = {
@@ -210,10 +212,18 @@ class Fabric:
                 what = f"{fold(cut)}: no path to the {len(groups[largest])} other nodes"
                 yield FabricProblem("unreachable", what, "check the links between their switches and the others")
 
-    def _same_names(self) -> Iterator[FabricProblem]:
-        for name in repeated(_shown(device) for device in self.devices.values()):
-            ids = ", ".join(sorted(device.id for device in self.devices.values() if _shown(device) == name))
-            yield FabricProblem("duplicate-name", f"{name} is the name of {ids}", "give each a name of its own")
+    def _same_names(self, nodes: Collection[str]) -> Iterator[FabricProblem]:
+        named: dict[str, list[Device]] = defaultdict(list)
+        for device in self.devices.values():
+            named[_shown(device)].append(device)
+        for name, devices in named.items():
+            if len(devices) > 1:
+                what = f"{name} is the name of {', '.join(sorted(device.id for device in devices))}"
+                if devices[0].name and devices[0].node in nodes:
+                    remedy = "two hosts of one name? give --inventory-dir, or correct the description (node_desc)"
+                    yield FabricProblem("duplicate-adapter", what, remedy)
+                else:
+                    yield FabricProblem("duplicate-name", what, "give each a name of its own")
 
     def _slow_links(self) -> Iterator[FabricProblem]:
         """Links that came up slower than most others of their kind: between switches, or to nodes."""

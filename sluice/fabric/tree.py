@@ -68,7 +68,7 @@ def tree_of(fabric: Fabric, nodes: Collection[str]) -> tuple[Topology, list[Fabr
     while len(open_units) > 1:
         open_units, finished = _next_level(fabric, open_units, used, topology, names)
         roots |= finished
-    return topology, _join_roots(fabric, topology, roots | open_units)
+    return topology, _join_roots(fabric, topology, roots | open_units, names)
 
 
 def _next_level(
@@ -98,7 +98,9 @@ def _next_level(
     return found, {name: list(units[name]) for name, parents in above.items() if not parents}
 
 
-def _join_roots(fabric: Fabric, topology: Topology, roots: Mapping[str, Sequence[str]]) -> list[FabricProblem]:
+def _join_roots(
+    fabric: Fabric, topology: Topology, roots: Mapping[str, Sequence[str]], names: _Names
+) -> list[FabricProblem]:
     """A switch above roots that reach each other although none is above both: rings, dragonflies, meshes."""
     problems = []
     reached = _Sets()
@@ -106,7 +108,7 @@ def _join_roots(fabric: Fabric, topology: Topology, roots: Mapping[str, Sequence
         reached.join(name for name, switches in roots.items() if plane.intersection(switches))
     for inside in reached.sets():
         if len(inside) > 1:
-            name = _TOP if not any(one.name == _TOP for one in topology.switches) else f"{_TOP}-{inside[0]}"
+            name = names.once(_TOP)
             topology.switches.append(Switch(name, switches=tuple(inside)))
             what = f"{', '.join(inside[:8])} reach each other, but no switch is above them all"
             problems.append(
@@ -128,7 +130,11 @@ class _Names:
         return word if len(switches) == 1 else f"group-{word}"
 
     def give(self, switches: Sequence[str]) -> str:
-        name = wanted = self.of(switches)
+        return self.once(self.of(switches))
+
+    def once(self, wanted: str) -> str:
+        """The name, with a number behind it where it is given already."""
+        name = wanted
         number = 1
         while name in self._given:
             number += 1

@@ -22,7 +22,7 @@ from typing import IO
 
 from policy import node
 from policy.node import NodePolicyFile
-from policy.pool_nodes import FILE_NAME, PoolPolicy, PoolsFile
+from policy.pool_nodes import FILE_NAME, PoolPolicy, PoolsFile, PoolsPolicy
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.base.hostlist import expand
@@ -32,8 +32,9 @@ from sluice.exchange.fleet import REQUESTS, STATE, FleetStatus, render_status
 from sluice.exchange.pool_costs import COSTS, render_costs
 from sluice.fleet.driver import CREDENTIALS, Driver, DriverSite, Failure, ProviderError, load_driver
 from sluice.fleet.journal import Journal
-from sluice.fleet.keeper import LOST_S, Keeper
+from sluice.fleet.keeper import Keeper
 from sluice.fleet.slurm import change, read_view
+from sluice.fleet.state import LOST_S
 from sluice.fleet.views import (
     Act,
     Changed,
@@ -53,7 +54,7 @@ from sluice.slurm import Commands, SlurmClient
 from sluice.slurm.leader import leads
 
 _STEP_S = 0.2
-_VIEW_S, _BUSY_VIEW_S = 5.0, 0.5
+_BUSY_VIEW_S = 0.5
 _POLICY_S = 2.0
 _LEADS_S = 2.0
 _CONFIG_S = 300.0  # what is read of it changes with a restart of slurmctld
@@ -165,6 +166,7 @@ class Fleetd:
         self._results: SimpleQueue[Result | SlurmView] = SimpleQueue()
         self._woken = threading.Event()
         self._look = threading.Event()
+        self._look_s = PoolsPolicy().look_s
         self._busy = False
         self._began = time.monotonic()
         self._base = time.time()
@@ -174,7 +176,7 @@ class Fleetd:
         self._config_at = -1e9
         self._keeper: Keeper | None = None
         self._lock: IO[str]
-        self._nodes: frozenset[str] = frozenset()
+        self._nodes: frozenset[str] | None = None  # of the pools; None: nobody looks at them
         self._problem = ""
 
     def now(self) -> float:
@@ -213,7 +215,7 @@ class Fleetd:
                     led_at = time.monotonic()
                     self._lead(self._leads())
                 if self._keeper is not None:
-                    if time.monotonic() > policy_at + _POLICY_S or not self._nodes:
+                    if time.monotonic() > policy_at + _POLICY_S or self._nodes is None:
                         policy_at = time.monotonic()
                         self._set_policy(self._keeper)
                     self._step(self._keeper)
@@ -250,7 +252,7 @@ class Fleetd:
         """The controller that begins to lead reads the journal, which the other one may have written."""
         if not it_does:
             self._keeper = None
-            self._nodes = frozenset()  # nothing is read for nobody
+            self._nodes = None  # nothing is read for nobody
             self._forget_results()
             if self._providers.let_go():  # else the next one could launch what is just being launched
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -280,6 +282,7 @@ class Fleetd:
             log.warning("%s", one_line(str(self._policy.problem)))
         keeper.set_policy(policy, self._node_policy.current().checkpoint)
         self._providers.set_pools(policy.cluster, keeper.pools())
+        self._look_s = policy.look_s
         self._nodes = frozenset(node for pool in keeper.pools().values() for node in expand(pool.nodes))
 
     def _step(self, keeper: Keeper) -> None:
@@ -304,14 +307,19 @@ class Fleetd:
             self._providers.ask(act)
 
     def _change(self, act: NodeAct | JobAct, queued: float) -> None:
-        """A change that waited for long behind a slurmctld that hung was wanted of what Slurm said then: not made."""
+        """A change that waited for long behind a slurmctld that hung was wanted of what Slurm said then, one of a
+        controller that leads no more of what the next one may see otherwise: neither is made.
+        """
         if time.monotonic() - queued > _QUEUED_S:
             self._bring(Changed(act, "not made: it waited for too long"))
             return
         try:
+            if not leads(self._config, self.settings.host, lambda: True):  # alone, nobody else could
+                self._bring(Changed(act, f"not made: {self.settings.host} leads no more"))
+                return
             change(self._commands, act)
             self._bring(Changed(act))
-        except SluiceError as error:
+        except (SluiceError, OSError) as error:
             self._bring(Changed(act, str(error)))
         self._look.set()
 
@@ -327,8 +335,8 @@ class Fleetd:
             self._look.clear()
             problem = ""
             try:
-                if self._nodes:
-                    self._bring(read_view(self._client, self._nodes, self.now(), time.time()))
+                if (nodes := self._nodes) is not None:
+                    self._bring(read_view(self._client, nodes, self.now(), time.time()))
                 for request in requests:
                     request.unlink(missing_ok=True)
             except (SluiceError, OSError) as error:
@@ -336,7 +344,7 @@ class Fleetd:
             if problem != said:
                 said = problem
                 log.warning("Slurm: %s", problem or "is seen again")
-            until = time.monotonic() + (_BUSY_VIEW_S if self._busy and not problem else _VIEW_S)
+            until = time.monotonic() + (_BUSY_VIEW_S if self._busy and not problem else self._look_s)
             while not self.stopping.is_set() and not self._look.is_set() and time.monotonic() < until:
                 if not problem and self._requests():
                     break

@@ -7,7 +7,9 @@ one is there. Everything raises `ProviderError`; any other exception counts as o
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -66,6 +68,8 @@ class Machine:
     ending: bool = False
     notice: str = ""
     """Why the provider takes it back soon, in its words."""
+    at_risk: str = ""
+    """Why it may take it back: jobs run on, and no other begins there."""
 
     def __post_init__(self) -> None:
         for value in (self.id, self.token, self.node, self.shape, self.zone):
@@ -73,8 +77,9 @@ class Machine:
                 raise ProviderError("unknown", f"a machine with {value[:80]!r}: not a word of at most 255 characters")
         if not _ADDRESS.fullmatch(self.address):
             raise ProviderError("unknown", f"machine {self.id}: {self.address[:80]!r}: not an address")
-        if not _TEXT.fullmatch(self.notice):
-            raise ProviderError("unknown", f"machine {self.id}: notice {self.notice[:80]!r}: not a line of text")
+        for text in (self.notice, self.at_risk):
+            if not _TEXT.fullmatch(text):
+                raise ProviderError("unknown", f"machine {self.id}: notice {text[:80]!r}: not a line of text")
 
 
 class Driver(Protocol):
@@ -142,6 +147,22 @@ class DriverSite:
     def tags_of(self, order: Order) -> dict[str, str]:
         """Of one machine."""
         return {**self.tags, "sluice-node": order.node, "sluice-token": order.token}
+
+
+def check_program(program: Path) -> None:
+    """Nobody but root and this user may change what this user runs. Raises SluiceError."""
+    if not program.is_absolute():
+        raise SluiceError(f"{program}: not from / on", remedy="name the program in settings from / on")
+    for path in (program, program.parent):
+        try:
+            state = path.stat()
+        except OSError as error:
+            raise SluiceError(f"{path}: {error.strerror}", remedy="name the program in settings") from error
+        if state.st_uid not in (0, os.geteuid()) or state.st_mode & 0o022:
+            raise SluiceError(
+                f"{path}: mode {stat.filemode(state.st_mode)} of uid {state.st_uid}",
+                remedy=f"it must be root's, and nobody else's to write: chown root {path}; chmod go-w {path}",
+            )
 
 
 Factory = Callable[[DriverSite], Driver]

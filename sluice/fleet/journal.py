@@ -43,6 +43,12 @@ class Launch:
     launched: float | None = None
     notice: str = ""  # the provider takes the machine back soon
     noticed: float = 0.0
+    at_risk: str = ""  # it may
+
+    @property
+    def leaves(self) -> str:
+        """Why no more jobs begin on it."""
+        return self.notice or self.at_risk
 
 
 @dataclass(slots=True)

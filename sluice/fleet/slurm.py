@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from policy.checkpoint import asks
+from policy.pool_nodes import MADE_FEATURE
 from sluice.base.hostlist import expand, fold
 from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.views import POOL_REASON, Change, JobAct, NodeAct, SlurmJob, SlurmNode, SlurmView, Want
@@ -15,6 +16,7 @@ from sluice.slurm.answers import Job, Node, Reservation
 
 _WITH_NODES = frozenset({"CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "STOPPED"})
 _BY_SLURM = ("Not responding", "ResumeTimeout", "Node unexpectedly rebooted", POOL_REASON)
+_CREATED = "dynamic_norm"
 _MAINTENANCE = frozenset({"MAINT"})
 _STATES: dict[Change, str] = {
     "power_up": "POWER_UP", "power_down": "POWER_DOWN", "power_down_force": "POWER_DOWN_FORCE", "drain": "DRAIN",
@@ -26,14 +28,15 @@ def read_view(client: SlurmClient, pools: Collection[str], at: float, wall: floa
     """The nodes of pools and their jobs, with times by the fleet's clock. `at`: now, by it; `wall`: now, by Slurm's.
     Raises SluiceError.
     """
-    nodes = {node.name: slurm_node(node) for node in client.nodes() if node.name in pools}
+    seen_nodes = ((node.name, slurm_node(node)) for node in client.nodes())
+    nodes = {name: node for name, node in seen_nodes if name in pools or node.made}
     jobs: dict[int, SlurmJob] = {}
     seen = client.jobs()
     for job in seen:
         begins = job.state == "PENDING" and job.reason == "BeginTime"
         if not begins and job.state not in _WITH_NODES:
             continue
-        on = frozenset(node for node in expand(job.nodes) if node in pools) if job.nodes else frozenset[str]()
+        on = frozenset(node for node in expand(job.nodes) if node in nodes) if job.nodes else frozenset[str]()
         if on or begins:
             jobs[job.id] = _job(job, on, begins, at - wall)
     reservations = client.reservations()
@@ -83,12 +86,16 @@ def slurm_node(node: Node) -> SlurmNode:
     """What Slurm wants of a node."""
     flags = node.flags
     by_slurm = "not_responding" in flags or node.reason.startswith(_BY_SLURM)
-    return SlurmNode(_want(node.state, flags), "drain" in flags, node.reason, by_slurm, node.address)
+    made = next((one for one in node.features if one.startswith(MADE_FEATURE)), "") if _CREATED in flags else ""
+    return SlurmNode(_want(node.state, flags), "drain" in flags, node.reason, by_slurm, node.address, made=made)
 
 
 def _want(state: str, flags: frozenset[str]) -> Want:
-    if flags & {"powering_up", "power_up"}:
+    """A node keeps the flag `power_up` for good if its machine registers before slurmctld's power saving gets to it."""
+    if "powering_up" in flags:
         return "up"
+    if {"powered_down", "power_up"} <= flags:
+        return "due"
     if flags & {"powering_down", "powered_down"}:
         return "off"
     if "invalid_reg" in flags:
@@ -109,6 +116,12 @@ def change(commands: Commands, act: NodeAct | JobAct) -> None:
             commands.output("scontrol", "update", f"JobId={act.name}", "StartTime=now")
         return
     nodes = f"NodeName={fold(act.nodes)}"
+    if act.change == "create":
+        commands.output("scontrol", "create", nodes, *act.text.split(), "State=CLOUD")
+        return
+    if act.change == "delete":
+        commands.output("scontrol", "delete", nodes)
+        return
     if act.change == "address":
         commands.output("scontrol", "update", nodes, f"NodeAddr={act.text}")
         return

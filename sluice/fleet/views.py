@@ -10,8 +10,9 @@ from typing import Literal
 from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.driver import Failure, Machine, Order
 
-Want = Literal["off", "up", "on", "down", "invalid", "unknown"]
-"""Of a node: Slurm does not want it; waits for it; has it; set it DOWN; has refused what it registered with."""
+Want = Literal["off", "due", "up", "on", "down", "invalid", "unknown"]
+"""Of a node: Slurm does not want it; will power it up; waits for it; has it; set it DOWN; has refused what it has
+registered with."""
 POOL_REASON = "sluice pool: "
 """Begin of the reason with which the fleet drains nodes that it gives free again itself."""
 HELD_REASON = "sluice pool, until returned: "
@@ -28,6 +29,7 @@ class SlurmNode:
     by_slurm: bool = True  # Slurm itself set it DOWN
     address: str = ""
     reserved: bool = False  # by a reservation that has begun
+    made: str = ""  # of one that the fleet has created in slurmctld: the feature that says with which parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,12 @@ class ListAct:
     pool: str
 
 
-Change = Literal["power_up", "power_down", "power_down_force", "drain", "undrain", "address"]
+Change = Literal["power_up", "power_down", "power_down_force", "drain", "undrain", "address", "create", "delete"]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAct:
-    """Change nodes in Slurm. `text`: the reason; of `address`: where the node is."""
+    """Change nodes in Slurm. `text`: the reason; of `address`: where the node is; of `create`: its parameters."""
 
     nodes: tuple[str, ...]
     change: Change

@@ -130,7 +130,7 @@ def read_topology_yaml(path: Path, text: bytes) -> TopologyFile:
 
 
 def _wrong_in(entry: object) -> str:
-    if not isinstance(entry, dict) or not entry.get("topology"):
+    if not isinstance(entry, dict) or not _word(entry.get("topology")):
         return "an entry without topology, its name"
     if sum(kind in entry for kind in KINDS) != 1:
         return f"topology {entry['topology']} has not exactly one of {', '.join(KINDS)}"
@@ -143,15 +143,15 @@ def _of_yaml(entry: Mapping[str, Any], place: Place) -> Topology:
     sizes = body.get("block_sizes")
     return Topology(
         kind,
-        str(entry["topology"]),
+        _word(entry["topology"]),
         entry.get("cluster_default") is True,
         switches=[
-            Switch(str(one.get("switch", "")), _names(one.get("nodes")), _names(one.get("children")), place)
+            Switch(_word(one.get("switch")), _names(one.get("nodes")), _names(one.get("children")), place)
             for one in _mappings(body.get("switches"))
         ],
         # A ring or torus has blocks of nodes by other names; what is checked of them is the same.
         blocks=[
-            Switch(str(one.get("block") or one.get("ring") or one.get("torus") or ""), nodes, place=place)
+            Switch(_word(one.get("block") or one.get("ring") or one.get("torus")), nodes, place=place)
             for key in ("blocks", "rings", "toruses")
             for one in _mappings(body.get(key))
             if (nodes := tuple(_all_nodes(one)))
@@ -168,14 +168,22 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(slurm_hostlist(value) or ()) if isinstance(value, str) else ()
 
 
+def _word(value: object) -> str:
+    return str(value) if isinstance(value, str | int | float) else ""
+
+
 def _all_nodes(value: object) -> Iterator[str]:
-    """The nodes of every key `nodes`, however deep."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _names(inner) if key == "nodes" else _all_nodes(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _all_nodes(inner)
+    """The nodes of every key `nodes`, however deep; what YAML's aliases repeat, or put into itself, counts once."""
+    seen: set[int] = set()
+    waiting = [("", value)]
+    while waiting:
+        key, inner = waiting.pop()
+        if key == "nodes":
+            yield from _names(inner)
+        elif isinstance(inner, dict | list) and id(inner) not in seen:
+            seen.add(id(inner))
+            below = list(inner.items()) if isinstance(inner, dict) else [("", one) for one in inner]
+            waiting += reversed(below)
 
 
 def read_topology(path: Path) -> TopologyFile:

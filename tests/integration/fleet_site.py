@@ -10,6 +10,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from sluice.base.files import write_atomic
 from sluice.exchange.fleet import FleetStatus, NodeStatus, read_status
+from sluice.explain.decisions import FOLDER, Decision, Mode, Outcome, list_files, read_entries
 
 STOCK, NOTICES = "stock.json", "notices.json"
 
@@ -17,7 +18,8 @@ POLICY = f"""
 version: 1
 tenants:
   physics: {{members: [alice]}}
-fleet: {{programs: {INSIDE}/bin}}
+failover: {{controller_timeout: 6s}}
+fleet: {{programs: {INSIDE}/bin, look_every: 1s}}
 pools:
   burst:
     driver: local
@@ -27,8 +29,9 @@ pools:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 10}}
     - {{name: old, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 6}}
     zones: [a, b]
-    idle: 2s
-    end_within: 3s
+    idle: 1s
+    list_every: 1s
+    end_within: 1s
     boot_within: 60s
     give_back_within: 1s
     back_off: 3s
@@ -39,8 +42,9 @@ pools:
     nodes: spare-[1-3]
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 20}}
-    idle: 2s
-    end_within: 3s
+    idle: 1s
+    list_every: 1s
+    end_within: 1s
     weight: 1000
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
   odd:
@@ -48,17 +52,19 @@ pools:
     nodes: odd-1
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G}}
-    idle: 2s
-    end_within: 3s
+    idle: 1s
+    list_every: 1s
+    end_within: 1s
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
   slow:
     driver: local
-    settings: {{boot: "15"}}
+    settings: {{boot: "12"}}
     nodes: slow-[1-2]
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G}}
-    idle: 2s
-    end_within: 3s
+    idle: 1s
+    list_every: 1s
+    end_within: 1s
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
 """
 
@@ -75,7 +81,8 @@ DESCRIPTION: dict[str, Any] = {
     "users": [{"name": "alice", "accounts": ["physics"]}],
     "controllers": 2,
     "sluice": {"level": "admit", "policy": ""},
-    "slurm_conf": "SlurmctldParameters=power_save_interval=1\n",
+    "slurm_conf": "SlurmctldParameters=power_save_interval=1\n"
+    "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0\n",
     "shards": False,  # with them, slurmd itself refuses to start on a node with fewer GPUs
     "controllerd": True,
     "policy": POLICY,
@@ -90,6 +97,13 @@ def status(cluster: DevCluster) -> FleetStatus:
 def nodes(cluster: DevCluster) -> dict[str, NodeStatus]:
     """Its nodes by name."""
     return {one.node: one for one in status(cluster).nodes}
+
+
+def placed_by_core(cluster: DevCluster, job: str) -> bool:
+    """Whether the placement hook gave a job its nodes, as recorded in slurmctld."""
+    files = list_files(cluster.layout.state / FOLDER)
+    decisions = [one.body for path in files for one in read_entries(path) if isinstance(one.body, Decision)]
+    return any(one.job.id == int(job) and one.mode == Mode.RUN_NOW and one.outcome == Outcome.USED for one in decisions)
 
 
 def set_stock(cluster: DevCluster, **stock: int) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
 from tests.integration.conftest import MakeCluster
-from tests.integration.fleet_site import DESCRIPTION, nodes, set_notices, set_stock, status
+from tests.integration.fleet_site import DESCRIPTION, nodes, placed_by_core, set_notices, set_stock, status
 from tests.integration.jobs import state as state_of
 from tests.integration.jobs import submit
+from tests.integration.settled import set_level, until
 from tests.integration.settled import status as plugins
-from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
 
@@ -63,12 +64,21 @@ def test_nodes_are_known_before_there_is_one(cluster: DevCluster) -> None:
     assert "nothing to do" in cluster.run(["sluice", "plan"], node="ctl1").stderr
 
 
-def test_a_pool_grows_for_a_job_of_two_nodes_and_shrinks_while_fleetd_is_killed(cluster: DevCluster) -> None:
-    job = submit(cluster, "-p", "burst", "-N2", "--gres=gpu:1", wrap="exec sleep 5")
+@pytest.fixture
+def at_level_place(cluster: DevCluster) -> Iterator[None]:
+    set_level(cluster, "place")
+    yield
+    set_level(cluster, "admit")
+
+
+@pytest.mark.usefixtures("at_level_place")
+def test_a_pool_grows_for_a_job_that_the_core_places_and_shrinks_while_fleetd_is_killed(cluster: DevCluster) -> None:
+    job = submit(cluster, "-p", "burst", "-N2", "--gres=gpu:1", wrap="exec sleep 1")
     until(lambda: "launched" in happened(cluster, "burst-1"))
     kill_fleetd(cluster)
     job_is(cluster, job, "COMPLETED")
     assert plugins(cluster)["counters"]["arrivals.looks"] > 0  # it did not wait for slurmctld's own look
+    until(lambda: placed_by_core(cluster, job))
     until(lambda: "terminating" in happened(cluster, "burst-1"))
     kill_fleetd(cluster)
     settled(cluster)
@@ -79,7 +89,7 @@ def test_a_pool_grows_for_a_job_of_two_nodes_and_shrinks_while_fleetd_is_killed(
 
 def test_without_capacity_the_next_zone_and_the_next_shape_are_asked_at_once(cluster: DevCluster) -> None:
     set_stock(cluster, big__a=0, big__b=1)
-    job = submit(cluster, "-p", "burst", "-N3", "--gres=gpu:1", wrap="exec sleep 3")
+    job = submit(cluster, "-p", "burst", "-N3", "--gres=gpu:1", wrap="exec sleep 1")
     job_is(cluster, job, "COMPLETED")
     last = [one for one in status(cluster).history if one.what == "registered"][-3:]
     assert sorted(f"{one.shape}/{one.zone}" for one in last) == ["big/b", "old/a", "old/a"]
@@ -138,7 +148,7 @@ def test_a_machine_that_is_taken_back_soon_is_left_by_its_job(cluster: DevCluste
 def test_a_node_is_there_before_the_job_that_is_to_begin_later(cluster: DevCluster) -> None:
     settled(cluster)
     absent(cluster, "burst")
-    job = submit(cluster, "-p", "burst", "--begin=now+40", "--gres=gpu:1", wrap="exec sleep 1")
+    job = submit(cluster, "-p", "burst", "--begin=now+10", "--gres=gpu:1", wrap="exec sleep 1")
     until(lambda: [one for one in nodes(cluster).values() if one.stage == "registered"])
     assert state_of(cluster, job) == "PENDING"
     job_is(cluster, job, "COMPLETED")
@@ -150,7 +160,7 @@ def test_a_node_is_there_before_the_job_that_is_to_begin_later(cluster: DevClust
 
 def test_a_takeover_while_machines_boot_loses_nothing_and_launches_once(cluster: DevCluster) -> None:
     before = len(list(cluster.layout.machines.iterdir()))
-    job = submit(cluster, "-p", "slow", "-N2", "--gres=gpu:1", wrap="exec sleep 3")
+    job = submit(cluster, "-p", "slow", "-N2", "--gres=gpu:1", wrap="exec sleep 1")
     until(lambda: [one for one in nodes(cluster).values() if one.stage == "launched"], lambda seen: len(seen) == 2)
     # Otherwise Slurm forgets that the job has nodes.
     until(lambda: b"slow-[1-2]" in (cluster.layout.state / "job_state").read_bytes())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 from sluice.base.errors import SluiceError
 from sluice.base.text import one_line
 from sluice.fleet.driver import DriverSite, Failure, Machine, Order, ProviderError
+from sluice.fleet.drivers.ec2_events import Events, Warned
 
 T = TypeVar("T")
 log = logging.getLogger("sluice.fleet")
@@ -41,6 +43,7 @@ _NOTICES = ("marked-for-termination", "marked-for-stop")
 """What the status of a spot request is from the notice until its machine ends."""
 _SETTINGS = (
     "region", "image", "endpoint", "subnet", "subnets", "security_groups", "instance_profile", "user_data", "spot",
+    "events",
 )  # fmt: skip
 
 
@@ -82,7 +85,9 @@ class Ec2:
         config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 1})
         endpoint = site.settings.get("endpoint")
         try:
-            self._ec2 = boto3.client("ec2", region_name=site.setting("region"), endpoint_url=endpoint, config=config)
+            client = partial(boto3.client, region_name=site.setting("region"), endpoint_url=endpoint, config=config)
+            self._ec2 = client("ec2")
+            self._events = Events(client("sqs"), site.setting("events")) if "events" in site.settings else None
         except (BotoCoreError, ValueError) as error:
             raise SluiceError(f"pool {site.pool}: EC2: {error}", remedy="mend the pool's settings") from error
 
@@ -143,20 +148,21 @@ class Ec2:
     def machines(self) -> list[Machine]:
         """As `Driver.machines`."""
         found = self._machines([{"Name": f"tag:{key}", "Values": [value]} for key, value in self._site.tags.items()])
-        notices = self._notices() if found and self._site.settings.get("spot") is True else {}
-        return [replace(one, notice=notices.get(one.id, "")) for one in found]
+        notices = self._told(self._notices) if found and self._site.settings.get("spot") is True else {}
+        events = {} if self._events is None else self._told(partial(self._events.read, {one.id for one in found}))
+        warned = [(one, events.get(one.id, Warned())) for one in found]
+        return [replace(one, notice=notices.get(one.id) or of.notice, at_risk=of.at_risk) for one, of in warned]
 
     def _notices(self) -> dict[str, str]:
-        """By instance. Without them, a machine that is taken back is one that has vanished: no reason to fail."""
         filters = [{"Name": "status-code", "Values": list(_NOTICES)}]
+        found = self._ec2.get_paginator("describe_spot_instance_requests").paginate(Filters=filters)
+        requests = [one for page in found for one in page["SpotInstanceRequests"] if one.get("InstanceId")]
+        return {one["InstanceId"]: f"EC2 spot: {one['Status']['Code']}" for one in requests}
 
-        def pages() -> dict[str, str]:
-            found = self._ec2.get_paginator("describe_spot_instance_requests").paginate(Filters=filters)
-            requests = [one for page in found for one in page["SpotInstanceRequests"] if one.get("InstanceId")]
-            return {one["InstanceId"]: f"EC2 spot: {one['Status']['Code']}" for one in requests}
-
+    def _told(self, ask: Callable[[], dict[str, T]]) -> dict[str, T]:
+        """By instance. Without it, a machine that is taken back is one that has vanished: no reason to fail."""
         try:
-            return self._call(pages)
+            return self._call(ask)
         except ProviderError as error:
             log.warning("pool %s: no notices of spot machines: %s", self._site.pool, one_line(str(error)))
             return {}

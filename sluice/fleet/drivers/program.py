@@ -8,18 +8,15 @@ It gets ``{"version": 1, "do": "launch" | "terminate" | "list", "cluster", "pool
 from __future__ import annotations
 
 import json
-import os
-import stat
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sluice.base.errors import SluiceError
 from sluice.base.run import Finished, finish, input_file
 from sluice.base.text import one_line
-from sluice.fleet.driver import DriverSite, Failure, Machine, Order, ProviderError
+from sluice.fleet.driver import DriverSite, Failure, Machine, Order, ProviderError, check_program
 
 VERSION = 1
 _TIMEOUT_S = 25.0
@@ -40,6 +37,7 @@ class _Machine(_Strict):
     address: str = ""
     ending: bool = False
     notice: str = ""
+    at_risk: str = ""
 
     def plain(self) -> Machine:
         return Machine(**self.model_dump())
@@ -63,22 +61,7 @@ class Program:
         site.only("program", "options")
         self._site = site
         self._program = Path(site.setting("program"))
-        self._check()
-
-    def _check(self) -> None:
-        """Nobody but root and this user may change what this user runs. Raises SluiceError."""
-        if not self._program.is_absolute():
-            raise SluiceError(f"{self._program}: not from / on", remedy="name the program in settings from / on")
-        for path in (self._program, self._program.parent):
-            try:
-                state = path.stat()
-            except OSError as error:
-                raise SluiceError(f"{path}: {error.strerror}", remedy="name the program in settings") from error
-            if state.st_uid not in (0, os.geteuid()) or state.st_mode & 0o022:
-                raise SluiceError(
-                    f"{path}: mode {stat.filemode(state.st_mode)} of uid {state.st_uid}",
-                    remedy=f"it must be root's, and nobody else's to write: chown root {path}; chmod go-w {path}",
-                )
+        check_program(self._program)
 
     def launch(self, order: Order) -> Machine:
         """As `Driver.launch`."""

@@ -7,15 +7,12 @@ file is somebody's, and left alone.
 
 from __future__ import annotations
 
-import json
 import re
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import sushy
@@ -23,8 +20,8 @@ from sushy.auth import BasicAuth
 from sushy.exceptions import AccessError, HTTPError, SushyError
 
 from sluice.base.errors import SluiceError
-from sluice.base.files import write_atomic
 from sluice.fleet.driver import DriverSite, Machine, Order, ProviderError
+from sluice.fleet.records import Record, Records, machine_of
 
 _CONNECT_S, _READ_S = 5, 10
 _AT_ONCE = 16
@@ -32,17 +29,6 @@ _STARTS_S = 120.0
 """A BMC that was told to switch on may say Off for this time."""
 _STOP_S = 120
 _URL = re.compile(r"https://[A-Za-z0-9.{}:\[\]-]{1,250}/?")
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """What was launched; times in seconds since 1970."""
-
-    token: str
-    shape: str
-    zone: str
-    began: float
-    ending: float | None = None  # since when
 
 
 class Redfish:
@@ -65,40 +51,34 @@ class Redfish:
             raise SluiceError(f"pool {site.pool}: settings.stop_within {self._stop_s!r}", remedy="write it in seconds")
         given = site.read_credentials("user", "password")
         self._auth = str(given.get("user", "")), str(given.get("password", ""))
-        self._folder = site.state / f"redfish-{site.pool}"
-        try:
-            self._folder.mkdir(mode=0o755, exist_ok=True)
-        except OSError as error:
-            raise SluiceError(f"{self._folder}: {error.strerror}", remedy="the state folder is SlurmUser's") from error
-        self._lock = threading.Lock()  # of the records
+        self._records = Records(site, "redfish")
 
     def launch(self, order: Order) -> Machine:
         """As `Driver.launch`."""
         with self._talk(order.node):
             system = self._system(order.node)
-            record = self._read(order.node)
+            record = self._records.read(order.node)
             on = system.power_state != sushy.PowerState.OFF
             if on and (record is None or record.token != order.token):
                 whose = "nobody launched it" if record is None else "its last launch is not over"
                 raise ProviderError("broken", f"{order.node}: is {_word(system)}, and {whose}; it is left as it is")
             if not on or record is None:
-                record = _Record(order.token, order.shape, order.zone, time.time())
-                self._write(order.node, record)
+                record = Record(order.token, order.shape, order.zone, time.time())
+                self._records.write(order.node, record)
                 self._reset(system, sushy.ResetType.ON, sushy.ResetType.FORCE_ON)
-            return _machine(order.node, record)
+            return machine_of(order.node, record)
 
     def terminate(self, machine: str) -> None:
         """As `Driver.terminate`: asks the system to stop; called again later than `stop_within`, cuts the power."""
-        node = machine.rpartition("/")[0]
-        record = self._read(node)
-        if record is None or _id(node, record) != machine:
+        node, record = self._records.of_machine(machine)
+        if record is None:
             return
         with self._talk(node):
             system = self._system(node)
             if system.power_state == sushy.PowerState.OFF:
-                self._forget(node, record)
+                self._records.forget(node, record)
             elif record.ending is None:
-                self._write(node, replace(record, ending=time.time()))
+                self._records.write(node, replace(record, ending=time.time()))
                 self._reset(system, sushy.ResetType.GRACEFUL_SHUTDOWN, sushy.ResetType.FORCE_OFF)
             elif not 0 <= time.time() - record.ending <= self._stop_s:
                 self._reset(system, sushy.ResetType.FORCE_OFF)
@@ -107,25 +87,19 @@ class Redfish:
         """As `Driver.machines`: those of our records that are not off. A BMC that does not answer says nothing, and
         its machine counts as there; without a record that can be read, nobody can say what is there.
         """
-        nodes = [path.stem for path in self._folder.glob("*.json")]
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            return [one for one in threads.map(self._seen, nodes) if one is not None]
+            return [one for one in threads.map(self._seen, self._records.nodes()) if one is not None]
 
     def _seen(self, node: str) -> Machine | None:
-        try:
-            record = self._read(node)
-        except ProviderError as error:
-            raise ProviderError("unknown", str(error)) from error
+        record = self._records.listed(node)
         if record is None:
             return None
         with suppress(ProviderError), self._talk(node):
             if self._system(node).power_state == sushy.PowerState.OFF:
                 if record.ending is not None or not 0 <= time.time() - record.began <= _STARTS_S:
-                    self._forget(node, record)
+                    self._records.forget(node, record)
                 return None
-        return _machine(node, record)
-
-    # ---- BMCs ----
+        return machine_of(node, record)
 
     def _system(self, node: str) -> Any:
         url = self._bmc.get(node) if isinstance(self._bmc, dict) else self._bmc.replace("{node}", node)
@@ -160,40 +134,9 @@ class Redfish:
         except (SushyError, OSError, ValueError) as error:
             raise ProviderError("broken", f"{node}: its BMC: {error}"[:300]) from None
 
-    # ---- records ----
-
-    def _file(self, node: str) -> Path:
-        return self._folder / f"{node}.json"
-
-    def _read(self, node: str) -> _Record | None:
-        try:
-            return _Record(**json.loads(self._file(node).read_text()))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError) as error:
-            raise ProviderError("broken", f"{self._file(node)}: {error}; switch {node} off and remove it") from error
-
-    def _write(self, node: str, record: _Record) -> None:
-        with self._lock:
-            write_atomic(self._file(node), json.dumps(asdict(record)) + "\n", mode=0o600, follow_links=False)
-
-    def _forget(self, node: str, record: _Record) -> None:
-        """Unless it was launched again meanwhile."""
-        with self._lock:
-            if self._read(node) == record:
-                self._file(node).unlink(missing_ok=True)
-
 
 def _word(system: Any) -> str:
     return "in no known state" if system.power_state is None else str(system.power_state.value)
-
-
-def _id(node: str, record: _Record) -> str:
-    return f"{node}/{record.token[:12]}"
-
-
-def _machine(node: str, record: _Record) -> Machine:
-    return Machine(_id(node, record), record.token, node, record.shape, record.zone)
 
 
 def make(site: DriverSite) -> Redfish:

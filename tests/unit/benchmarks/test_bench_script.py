@@ -23,6 +23,7 @@ TRACES = (
     "alibaba_spot/v2026spot_node_info_df.csv",
     "muri/trace1.csv",
     "muri/trace2.csv",
+    "chronus/trace_job_Philly_SLO.csv",
     "muri/published.json",
 )
 # In place of Python: records how it was called; exits as the file `exits` says for the benchmark's name.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sluice.base.errors import SluiceError
 from sluice.exchange.admin_comment import render
 from sluice.exchange.record import MOST_EVENTS, MOST_RECORD, Event, Grant, JobRecord, Store
 
@@ -117,3 +118,9 @@ def test_the_latest_events_are_shown() -> None:
     assert [event.detail["step"] for event in one.latest(("end",), most=3)] == ["27", "28", "29"]
     assert [event.action for event in one.latest(most=3)] == ["cap", "end", "cap"][:3]
     assert one.latest(size=10) == []
+
+
+def test_usage_of_another_kind_is_no_record() -> None:
+    text = json.dumps(json.loads(record().to_json()) | {"usage": 5})
+    with pytest.raises(SluiceError, match="n1: not a job's record: usage 5"):
+        JobRecord.from_json(text, "n1")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gres_probe.inventory import Gpu, GpuFabric, Inventory, Nic, NicPort
 from sluice.base.errors import SluiceError, UsageError
+from sluice.cli.fabric import command as fabric_command
 from sluice.fabric.check import adapters_by_guid, compare, measured
 from sluice.fabric.ibnet import read_ibnetdiscover
 from sluice.fabric.lldp import parse_lldp, read_lldp
@@ -91,6 +95,43 @@ def test_two_planes_of_rings_have_one_top() -> None:
     tree, unlike = tree_of(fabric_of(cables), NODES[:3])
     assert [problem.kind for problem in unlike] == ["no-tree"]
     assert [one.name for one in tree.switches if one.switches] == ["fabric"]
+
+
+def test_the_top_has_a_name_of_its_own() -> None:
+    """Where two planes of three switches each have the names that the tops would be given."""
+    names = {"a": ("fabric", "x", "fabric-fabric"), "b": ("s1", "s2", "s3")}
+    cables: list[Cable] = []
+    for first, plane in zip((1, 4), names.values(), strict=True):
+        cables += [(switch, 1, f"n{number}/a", 1) for number, switch in enumerate(plane, start=first)]
+        cables += [(plane[0], 30, plane[1], 31), (plane[1], 30, plane[2], 31)]
+    tree, _ = tree_of(fabric_of(cables), NODES[:6])
+    given = [one.name for one in tree.switches]
+    assert len(given) == 8
+    assert len(set(given)) == 8
+
+
+def test_two_hosts_of_one_name() -> None:
+    """The racks of both would be one for Slurm; what the inventories say of GUIDs decides."""
+    text = ibnetdiscover(TWO_UNITS).replace("n8 mlx5_0", "n1 mlx5_0").replace("n8 mlx5_1", "n1 mlx5_1")
+    reported = read_ibnetdiscover(text, "t")
+    found = [one.kind for one in Fabric([reported]).judge(NODES)]
+    assert found == ["unreachable", "duplicate-adapter", "duplicate-adapter"]
+    known = {guid_of(f"n8/mlx5_{rail}"): ("n8", f"mlx5_{rail}") for rail in range(2)}
+    assert Fabric([renamed(reported, known, {})]).judge(NODES) == []
+
+
+def test_time_grows_with_the_number_of_problems() -> None:
+    """Pairs of switches of one name, each with a cable that leads to another port of its own."""
+    pairs = 10_000
+    text = "".join(
+        f'Switch 4 "S-{side}{number:08x}" # "s{number}"\n[1] "S-{side}{number:08x}"[{number + 2}]\n'
+        for number in range(pairs)
+        for side in "12"
+    )
+    began = time.process_time()
+    found = Counter(problem.kind for problem in Fabric([read_ibnetdiscover(text, "t")]).judge([]))
+    assert time.process_time() - began < 10
+    assert found == {"loop": pairs, "duplicate-name": pairs}
 
 
 def test_planes_without_a_path_stay_apart() -> None:
@@ -306,3 +347,41 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ("tree", "tree", True, tree.groups()),
         ("block", "block", False, blocks.groups()),
     ]
+
+
+def test_aliases_of_yaml_cost_no_more_than_the_text() -> None:
+    """A block within itself, and one of ten lists of ten lists of ..., which would be a thousand million words."""
+    itself = "- {topology: t, block: {blocks: [&a {block: b, more: [*a, {nodes: 'n[1-2]'}], nodes: n3}]}}"
+    many = ["&l0 [x]", *(f"&l{one} [{', '.join([f'*l{one - 1}'] * 10)}]" for one in range(1, 10))]
+    deep = f"- {{topology: t, block: {{blocks: [{{block: b, more: [{', '.join(many)}], nodes: n1}}]}}}}"
+    name = f"- {{more: [{', '.join(many)}], topology: *l9, flat: true}}"
+    began = time.process_time()
+    read = [read_topology_yaml(Path("topology.yaml"), text.encode()) for text in (itself, deep, name)]
+    assert time.process_time() - began < 5
+    assert [one.topologies[0].blocks[0].nodes for one in read[:2]] == [("n1", "n2", "n3"), ("n1",)]
+    assert [fault.what for fault in read[2].faults] == ["an entry without topology, its name"]
+
+
+def test_what_is_written_keeps_its_mode_and_is_refused_in_doubt(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text("ClusterName=c\nSlurmctldHost=ctl\nNodeName=n[1-8] CPUs=1\n")
+    listing, file = tmp_path / "listing", tmp_path / "topology.conf"
+    file.write_text("SwitchName=s Nodes=n[1-8]\n")
+    file.chmod(0o640)
+    command = ["discover", "--slurm-conf", str(tmp_path), "--ibnetdiscover", str(listing), "--as", "tree", "--write"]
+    listing.write_text(ibnetdiscover([*TWO_UNITS, ("a-leaf1", 9, "n9/mlx5_0", 1)]).replace("n9 mlx5_0", "n8 mlx5_0"))
+    refused = CliRunner().invoke(fabric_command, command)
+    assert isinstance(refused.exception, SluiceError)
+    assert "not written: duplicate-adapter: n8 mlx5_0 is the name of" in str(refused.exception)
+    assert file.read_text() == "SwitchName=s Nodes=n[1-8]\n"
+    listing.write_text(ibnetdiscover(TWO_UNITS))
+    assert CliRunner().invoke(fabric_command, command).exit_code == 0
+    assert "SwitchName=group-a-leaf1 Nodes=n[1-4]\n" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o640
+    slurm = tmp_path / "slurm.conf"
+    slurm.write_text(slurm.read_text() + "PartitionName=p Nodes=ALL Topology=mine\n")
+    command[command.index("tree")] = "yaml"
+    refused = CliRunner().invoke(fabric_command, command)
+    assert "not written: partition p has Topology=mine, which would not be in it" in str(refused.exception)
+    assert not (tmp_path / "topology.yaml").exists()
+    slurm.write_text(slurm.read_text().replace("mine", "tree"))
+    assert CliRunner().invoke(fabric_command, command).exit_code == 0

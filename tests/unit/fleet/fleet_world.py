@@ -6,6 +6,7 @@ import heapq
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from policy.pool_nodes import PoolPolicy, PoolsPolicy, ShapePolicy
 from sluice.base.hostlist import expand
@@ -431,11 +432,17 @@ class World:
             if act.change == "power_down_force" or (act.change == "power_down" and node.job is None):
                 self._set(name, "off")
             elif act.change == "power_up" and node.want == "off":
-                self._set(name, "up")
+                self._set(name, "due")
+                self.after(self.chance.uniform(0, 10), partial(self._power_up, node))
             elif act.change == "drain":
                 node.drained, node.reason = True, act.text
             elif act.change == "undrain":
                 node.drained, node.reason = False, ""
+
+    def _power_up(self, node: Node) -> None:
+        """Power saving gets to it, from time to time."""
+        if node.want == "due":
+            node.want, node.since = "up", self.now
 
     # ---- what must hold ----
 

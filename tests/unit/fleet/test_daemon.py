@@ -35,7 +35,9 @@ def fleetd(tmp_path: Path) -> Fleetd:
     settings = Settings(tmp_path / "slurm.conf", tmp_path, tmp_path, tmp_path, "ctl1")
     client: Any = None
     commands: Any = Commands()
-    return Fleetd(settings, client, commands, threading.Event())
+    made = Fleetd(settings, client, commands, threading.Event())
+    made._config = {"SlurmctldHost[0]": "ctl1"}
+    return made
 
 
 def test_a_controller_that_does_not_lead_any_more_keeps_no_views(fleetd: Fleetd, tmp_path: Path) -> None:
@@ -43,7 +45,7 @@ def test_a_controller_that_does_not_lead_any_more_keeps_no_views(fleetd: Fleetd,
         fleetd._nodes = frozenset({"n1"})
         fleetd._bring(SlurmView(1.0, {}))
         fleetd._lead(False)
-    assert not fleetd._nodes and fleetd._results.empty()
+    assert fleetd._nodes is None and fleetd._results.empty()
 
 
 def test_in_a_takeover_the_heartbeat_says_who_leads_though_no_slurmctld_answers(fleetd: Fleetd, tmp_path: Path) -> None:
@@ -57,6 +59,7 @@ def test_in_a_takeover_the_heartbeat_says_who_leads_though_no_slurmctld_answers(
             return answers.pop()
 
     fleetd._client = Client()  # type: ignore[assignment]
+    fleetd._config = {}
     assert not fleetd._leads()  # nobody has written a heartbeat
     fleetd._config_at = -1e9
     (tmp_path / "heartbeat").write_bytes(struct.pack(">QQ", int(time.time()), 1))
@@ -73,10 +76,35 @@ def test_a_change_that_waited_behind_a_slurmctld_that_hung_is_not_made(fleetd: F
     assert len(fleetd._commands.asked) == 1  # type: ignore[attr-defined]
 
 
+def test_a_change_is_not_made_by_a_controller_that_has_lost_the_lead_since_it_was_asked_for(
+    fleetd: Fleetd, tmp_path: Path
+) -> None:
+    names = {"SlurmctldHost[0]": "ctl1", "SlurmctldHost[1]": "ctl2"}
+    fleetd._config = {**names, "StateSaveLocation": str(tmp_path)}
+    act = NodeAct(("n1",), "power_down_force", "why")
+    for leader in (1, 0):
+        (tmp_path / "heartbeat").write_bytes(struct.pack(">QQ", int(time.time()), leader))
+        fleetd._change(act, time.monotonic())
+    refused, made = fleetd._results.get_nowait(), fleetd._results.get_nowait()
+    assert isinstance(refused, Changed) and refused.text == "not made: ctl1 leads no more"
+    assert isinstance(made, Changed) and not made.text
+    assert len(fleetd._commands.asked) == 1  # type: ignore[attr-defined]
+
+
 def test_a_signal_is_for_all_of_one_job() -> None:
     commands: Any = Commands()
     change(commands, JobAct(7, "signal", "5_2", "USR1"))
     assert commands.asked == [("scancel", "--signal=USR1", "--full", "5_2")]
+
+
+def test_nodes_are_created_as_cloud_nodes_and_deleted() -> None:
+    commands: Any = Commands()
+    change(commands, NodeAct(("n1", "n2"), "create", "CPUs=4 Gres=gpu:h100:1"))
+    change(commands, NodeAct(("n3",), "delete"))
+    assert commands.asked == [
+        ("scontrol", "create", "NodeName=n[1-2]", "CPUs=4", "Gres=gpu:h100:1", "State=CLOUD"),
+        ("scontrol", "delete", "NodeName=n3"),
+    ]
 
 
 def test_a_driver_that_fails_shows_where_and_not_its_words(

@@ -23,6 +23,7 @@ import pytest
 
 from sluice.base.errors import SluiceError
 from sluice.fleet.driver import DriverSite, Order, ProviderError, load_driver
+from sluice.fleet.drivers.ec2_events import AT_RISK, TAKEN_BACK
 
 TOKEN, OTHER = "a" * 32, "b" * 32
 SECRET = "do-not-show-this-secret"
@@ -221,6 +222,39 @@ def test_a_spot_machine_that_ec2_takes_back_has_a_notice(proxy: Proxy, caplog: p
     proxy.notices = None
     assert {one.id for one in driver.machines()} == {taken.id, other.id}
     assert "no notices of spot machines: EC2: UnauthorizedOperation" in caplog.text
+
+
+def event(kind: str, machine: str) -> str:
+    """As EventBridge writes it into a queue."""
+    return json.dumps({"version": "0", "detail-type": kind, "source": "aws.ec2", "detail": {"instance-id": machine}})
+
+
+def test_what_ec2_says_of_spot_machines_in_a_queue_is_deleted_when_the_next_list_is_asked_for(
+    proxy: Proxy, moto_port: int
+) -> None:
+    boto3 = importlib.import_module("boto3")
+    endpoint = f"http://127.0.0.1:{moto_port}"
+    sqs = boto3.client("sqs", region_name="us-east-1", endpoint_url=endpoint)
+    queue = sqs.create_queue(QueueName="spot")["QueueUrl"]
+    driver = ec2(proxy, pool="events", endpoint=endpoint, events=queue)
+    taken, at_risk, other = (driver.launch(order(mark * 32)) for mark in "234")
+    bodies = [event(AT_RISK, taken.id), event(AT_RISK, at_risk.id), event(TAKEN_BACK, taken.id)]
+    for body in (*bodies, event(TAKEN_BACK, "i-0123456789abcdef0"), "hello", '{"detail": 1}'):
+        sqs.send_message(QueueUrl=queue, MessageBody=body)
+
+    def listed() -> dict[str, tuple[str, str]]:
+        return {one.id: (one.notice, one.at_risk) for one in driver.machines()}
+
+    def hidden() -> str:
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        counts = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
+        return "/".join(counts[name] for name in names)
+
+    said = {taken.id: (TAKEN_BACK, AT_RISK), at_risk.id: ("", AT_RISK), other.id: ("", "")}
+    assert listed() == said and hidden() == "0/6"
+    assert listed() == said and hidden() == "0/0"
+    sqs.delete_queue(QueueUrl=queue)
+    assert set(listed()) == set(said)  # without the queue, machines are still listed
 
 
 def test_ec2_names_the_zone_that_has_no_subnet(proxy: Proxy) -> None:

@@ -21,6 +21,7 @@ from sluice.fleet.views import (
     JobAct,
     LaunchAct,
     Launched,
+    ListAct,
     Listed,
     NodeAct,
     SlurmJob,
@@ -471,3 +472,67 @@ def test_an_idle_node_is_let_go_after_its_time_unless_the_plan_needs_it() -> Non
     assert changes(one.step(1)) == [], "it had a job a moment ago"
     assert changes(one.step(599)) == []
     assert changes(one.step(1)) == [("power_down", ("n1",))]
+
+
+def test_nodes_of_a_dynamic_pool_are_created_and_deleted_as_the_policy_has_them() -> None:
+    def changes(seconds: float, nodes: dict[str, SlurmNode], jobs: dict[int, SlurmJob]) -> list[NodeAct]:
+        one.now += seconds
+        one.keeper.see(SlurmView(one.now, nodes, jobs))
+        return [act for act in one.keeper.step(one.now) if isinstance(act, NodeAct)]
+
+    one = Fleet()
+    pool = POLICY.pools["p"].model_copy(update={"node_conf": "CPUs=4", "made": "sluice-made-2"})
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"p": pool}))
+    assert changes(0, {}, {}) == [NodeAct(("n1", "n2"), "create", "CPUs=4")]
+    of_now, of_before = SlurmNode("off", made="sluice-made-2"), SlurmNode("off", made="sluice-made-1")
+    assert changes(20, {"n1": of_now, "n2": of_now, "x": SlurmNode("off")}, {}) == []
+    assert changes(20, {"n1": of_now, "n2": of_before}, {}) == [NodeAct(("n2",), "delete")]
+    used = {7: SlurmJob(7, waits=False, nodes=frozenset({"n3"}))}
+    there = {"n1": of_now, "n2": of_now, "n3": replace(of_now, want="on")}
+    assert changes(20, there, used) == []  # n3: of a policy before
+    assert [(act.nodes, act.change) for act in changes(20, there, {})] == [(("n3",), "power_down")]
+    assert changes(20, {**there, "n3": of_now}, {}) == [NodeAct(("n3",), "delete")]
+
+
+def test_a_node_with_a_machine_is_deleted_when_the_provider_has_that_no_more() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"p": POLICY.pools["p"].model_copy(update={"nodes": "n2"})}))
+    nodes = {"n1": SlurmNode("off", made="sluice-made-1"), "n2": SlurmNode("off")}
+
+    def step() -> list[Act]:
+        one.now += 20
+        one.keeper.see(SlurmView(one.now, nodes))
+        return one.keeper.step(one.now)
+
+    assert TerminateAct("p", "m1", machine.token) in step()
+    one.lists(replace(machine, ending=True))
+    assert NodeAct(("n1",), "delete") in step()
+
+
+def test_from_a_machine_that_is_only_at_risk_no_job_is_taken() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.jobs = {7: SlurmJob(7, waits=False, nodes=frozenset({"n1"}), name="7", saves=True)}
+    one.lists(replace(machine, at_risk="may end"))
+    assert one.step(1) == [NodeAct(("n1",), "drain", f"{POOL_REASON}may end")]
+    one.drained.add("n1")
+    assert one.step(30) == [ListAct("p")]
+    assert (one.node().difference, one.keeper.status().pools["p"].failures) == ("at_risk", {"at_risk": 1})
+    one.wants["n2"] = "up"
+    assert places(one.launches()) == ["big/b"]  # the next one, elsewhere
+    one.lists(replace(machine, at_risk="may end", notice="ends"))
+    assert [act.change for act in one.step(1) if isinstance(act, JobAct)] == ["signal"]
+    one.jobs = {}
+    assert [(act.nodes, act.change) for act in one.step(1) if isinstance(act, NodeAct)] == [
+        (("n1",), "power_down_force")
+    ]
+
+
+def test_a_pool_is_listed_as_often_as_the_policy_says() -> None:
+    one = Fleet()
+    pool = POLICY.pools["p"].model_copy(update={"list_s": 7})
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"p": pool}))
+    assert one.step() == [ListAct("p")]
+    one.lists()
+    assert [one.step(seconds) for seconds in (6, 1)] == [[], [ListAct("p")]]

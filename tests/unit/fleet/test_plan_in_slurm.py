@@ -5,10 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from sluice.fleet.ahead import PlannedStart
-from sluice.fleet.slurm import read_view
+from sluice.fleet.slurm import read_view, slurm_node
 from sluice.fleet.views import SlurmView
 from sluice.slurm import SlurmClient
+from sluice.slurm.answers import Node
 
 
 def job(number: int, **fields: Any) -> Any:
@@ -28,7 +31,8 @@ def view(
     jobs: list[Any], planned: dict[int, str] | None = None, reservations: tuple[Any, ...] = (), wall: float = 100.0
 ) -> SlurmView:
     nodes = [
-        SimpleNamespace(name=f"n{number}", state="idle", flags=frozenset(), reason="", address="") for number in (1, 3)
+        SimpleNamespace(name=f"n{number}", state="idle", flags=frozenset(), reason="", address="", features=())
+        for number in (1, 3)
     ]
     client = SimpleNamespace(
         nodes=lambda: nodes, jobs=lambda: jobs, reservations=lambda: reservations, planned_nodes=lambda: planned or {}
@@ -69,3 +73,26 @@ def test_times_are_by_the_fleets_clock_which_may_be_another_one() -> None:
     seen = view([job(7, reason="BeginTime"), running], reservations=(reservation("inactive", 900),), wall=-3500.0)
     assert [one.at for one in seen.starts] == [900 + 3600, 500 + 3600]
     assert seen.jobs[8].ends == 700 + 3600
+
+
+@pytest.mark.parametrize(
+    ("flags", "want"),
+    [
+        ({"cloud", "powered_down"}, "off"),
+        ({"cloud", "powered_down", "power_up"}, "due"),
+        ({"cloud", "powering_up", "not_responding"}, "up"),
+        ({"cloud", "power_up"}, "on"),  # its machine was faster
+        ({"cloud", "powering_down"}, "off"),
+    ],
+)
+def test_what_slurm_wants_of_a_node(flags: set[str], want: str) -> None:
+    node = SimpleNamespace(state="idle", flags=frozenset(flags), reason="", address="", features=())
+    assert slurm_node(cast("Node", node)).want == want
+
+
+def test_nodes_that_the_fleet_created_are_known_by_their_features() -> None:
+    features = ("cloud", "sluice-pool-p5", "sluice-made-12345678")
+    node = SimpleNamespace(state="idle", flags=frozenset({"dynamic_norm"}), reason="", address="", features=features)
+    assert slurm_node(cast("Node", node)).made == "sluice-made-12345678"
+    node.flags = frozenset()  # a line of slurm.conf
+    assert slurm_node(cast("Node", node)).made == ""

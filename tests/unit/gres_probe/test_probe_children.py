@@ -59,6 +59,21 @@ def test_hang_is_given_up(probe_with: Callable[..., Inventory]) -> None:
     assert problem.vendor == "nvidia" and "within 5 s" in problem.what and "--timeout" in problem.remedy
 
 
+def test_an_adapter_that_does_not_answer_costs_its_ports_only(
+    probe_with: Callable[..., Inventory], tmp_path: Path
+) -> None:
+    """The kernel asks the adapter's firmware when a port's file is read; a pipe without a writer hangs alike."""
+    port = tmp_path / "class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port.parent.parent / "fw_ver").write_text("28.39.1002")
+    os.mkfifo(port / "state")
+    began = time.monotonic()
+    inventory = probe_with(answering("amd"), timeout=2)
+    assert time.monotonic() - began < 20
+    assert [one.vendor for one in inventory.gpus] == ["amd"]
+    assert [(nic.name, nic.firmware, nic.ports) for nic in inventory.nics] == [("mlx5_0", "28.39.1002", [])]
+
+
 def test_child_that_cannot_be_killed_is_left_behind(
     probe_with: Callable[..., Inventory], monkeypatch: pytest.MonkeyPatch
 ) -> None:

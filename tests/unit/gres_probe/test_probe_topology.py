@@ -155,7 +155,7 @@ def test_near_nics_nearest_first(tmp_path: Path) -> None:
         },
     )
     gpus = [Gpu("nvidia", 0, "G", "m", "/dev/nvidia0", 0, "0000:11:00.0", 1, 1)]
-    nics = rdma_nics(gpus, machine)
+    nics = rdma_nics(gpus, machine, {})
     assert [nic.name for nic in nics] == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"]
     assert gpus[0].nics == ["mlx5_2", "mlx5_10", "mlx5_0"]
     assert [link.type for link in nics[2].links] == [
@@ -253,7 +253,8 @@ def test_what_sysfs_says_of_an_adapter(tmp_path: Path) -> None:
     port = tmp_path / "sys/class/infiniband/rxe0/ports/1"
     port.mkdir(parents=True)
     (port / "state").write_text("4: ACTIVE\n")
-    found = {nic.name: nic for nic in rdma_nics([], Machine(tmp_path / "sys", dev_root=None))}
+    machine = Machine(tmp_path / "sys", dev_root=None)
+    found = {nic.name: nic for nic in rdma_nics([], machine, machine.rdma_ports())}
     assert list(found) == ["mlx5_0", "mlx5_0v0", "mlx5_0v1", "mlx5_1", "rxe0"]
     physical, virtual, ethernet, soft = (found[name] for name in ("mlx5_0", "mlx5_0v1", "mlx5_1", "rxe0"))
     assert (physical.virtual_functions, physical.parent) == (2, "")
@@ -278,6 +279,21 @@ def test_what_a_kernel_cannot_say(tmp_path: Path) -> None:
     for name, text in {"rate": "fast", "state": "ACTIVE", "lid": "none", "link_layer": "InfiniBand"}.items():
         (port / name).write_text(text)
     (port.parent.parent / "node_guid").write_text("0000:0000:0000:0000\n")
-    (nic,) = rdma_nics([], Machine(tmp_path, dev_root=None))
+    machine = Machine(tmp_path, dev_root=None)
+    (nic,) = rdma_nics([], machine, machine.rdma_ports())
     assert nic.guid == ""
     assert nic.ports == [NicPort(1, link_layer="InfiniBand")]
+
+
+def test_words_of_drivers_leave_the_inventory_valid(tmp_path: Path) -> None:
+    """A physical state of two words or none, LIDs of Omni-Path, and ports of adapters in switchdev mode."""
+    port = tmp_path / "class/infiniband/hfi1_0/ports/1"
+    port.mkdir(parents=True)
+    (port.parent / "256").mkdir()
+    said = {"state": "0: <unknown>", "phys_state": "7: Phy Test", "lid": "0x10000", "link_layer": "InfiniBand"}
+    for name, text in said.items():
+        (port / name).write_text(text)
+    machine = Machine(tmp_path, dev_root=None)
+    (nic,) = rdma_nics([], machine, machine.rdma_ports())
+    assert nic.ports == [NicPort(1, physical_state="PhyTest", link_layer="InfiniBand")]
+    Inventory("n1", nics=[nic]).check("test")

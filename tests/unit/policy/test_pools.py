@@ -44,6 +44,24 @@ def test_nodes_have_what_their_smallest_shape_has() -> None:
     assert "CPUs=96 RealMemory=2048000" in pool_nodes.node_lines(policy(shapes=[SHAPE, other]), shards=False)
 
 
+def test_nodes_of_a_dynamic_pool_are_known_by_a_feature_and_by_what_they_were_made_of() -> None:
+    dynamic = policy(dynamic=True, features=["cloud"])
+    assert pool_nodes.node_lines(dynamic, shards=True).splitlines()[1:] == [
+        "NodeSet=sluice-pool-p5 Feature=sluice-pool-p5",
+        "PartitionName=p5 Nodes=sluice-pool-p5 SuspendTime=1200 SuspendTimeout=30 ResumeTimeout=1560",
+    ]
+    found = pool_nodes.compile_pools(dynamic, "main", shards=True).pools["p5"]
+    assert found.node_conf == (
+        "CPUs=192 RealMemory=2048000 Gres=gpu:h100:8,shard:648064 "
+        f"Feature=cloud,sluice-pool-p5,{found.made} Weight=100"
+    )
+    others = [policy(dynamic=True, features=["cloud"], weight=7), policy(dynamic=True)]
+    made = [pool_nodes.compile_pools(one, "main", shards=True).pools["p5"].made for one in others]
+    assert len({found.made, *made}) == 3
+    fixed = pool_nodes.compile_pools(policy(), "main", shards=True).pools["p5"]
+    assert (fixed.node_conf, fixed.made) == ("", "")
+
+
 def test_a_partition_is_for_tenants_and_those_below_them() -> None:
     tenants = {"nlp": {}, "speech": {"parent": "nlp"}, "vision": {}}
     document = {"tenants": tenants, "pools": {"p5": {**POOL, "tenants": ["nlp"]}}}
@@ -52,9 +70,11 @@ def test_a_partition_is_for_tenants_and_those_below_them() -> None:
 
 
 def test_what_fleetd_reads_is_what_was_written() -> None:
-    compiled = pool_nodes.compile_pools(policy(zones=["a", "b"], back_off="30s"), "main", shards=True)
+    changed = policy(zones=["a", "b"], back_off="30s", list_every="10s")
+    compiled = pool_nodes.compile_pools(changed, "main", shards=True)
     assert pool_nodes.parse_pools(compiled.render(), source="x") == compiled
     assert compiled.pools["p5"].gres == "gpu:h100:8,shard:648064" and compiled.pools["p5"].zones == ("a", "b")
+    assert (compiled.pools["p5"].list_s, compiled.look_s) == (10, 5)
 
 
 @pytest.mark.parametrize(

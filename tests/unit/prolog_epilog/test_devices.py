@@ -17,7 +17,6 @@ def test_hints_name_what_is_near() -> None:
         "SLUICE_GPU_CORES": "0-3",
         "SLUICE_GPU_NICS": "mlx5_0,mlx5_5",
         "NCCL_IB_HCA": "=mlx5_0,mlx5_5",
-        "UCX_NET_DEVICES": "mlx5_0:1,mlx5_5:1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     assert hints([]) == {}

@@ -1,0 +1,148 @@
+"""What is concluded from a provider's lists.
+
+A machine counts as absent when two lists that were begun `SETTLE_S` after the last request say so, or five that have no
+machine at all: a provider's answers may be late, and a list may be empty by mistake.
+"""
+
+from __future__ import annotations
+
+from sluice.base.text import one_line
+from sluice.exchange.fleet import Difference, Event
+from sluice.fleet.driver import Machine
+from sluice.fleet.journal import Launch
+from sluice.fleet.launches import Launches
+from sluice.fleet.state import ABSENT, EMPTY, PAUSES, Lists, State, difference_of
+from sluice.fleet.views import POOL_REASON, ListAct, Listed
+
+SETTLE_S = 60.0
+"""A request to a provider takes effect within this time, or never, and is seen in lists after it."""
+_QUICK_LIST_S = 3.0  # while something is under way
+
+
+class Provided:
+    """Machines of all pools, as providers list them."""
+
+    def __init__(self, state: State, launches: Launches) -> None:
+        self._state = state
+        self._launches = launches
+
+    def take(self, result: Listed) -> None:
+        """Compare a list with the journal."""
+        lists = self._state.lists.setdefault(result.pool, Lists())
+        if result.machines is None:
+            lists.failed = one_line(result.text)[:300]
+            self._state.pause(result.pool, difference_of(result.failure or "unknown"), lists.failed)
+            return
+        if result.began <= lists.began:
+            return  # a late answer
+        lists.failed = ""
+        mine = [one for one in self._state.memory.launches.values() if one.pool == result.pool]
+        lists.suspect = not result.machines and any(one.machine and one.stage != "terminating" for one in mine)
+        lists.began = result.began
+        lists.known = {one.id: one for one in result.machines}
+        lists.complete += 1
+        by_token: dict[str, list[Machine]] = {}
+        for machine in result.machines:
+            by_token.setdefault(machine.token, []).append(machine)
+        for launch in mine:
+            self._compare(launch, by_token.get(launch.token, []), lists, result.began)
+        self._odd(result, lists)
+        nodes = {one.node for one in result.machines if not one.ending}
+        lists.bare = {
+            node: lists.bare.get(node, 0) + 1 for node, since in self._state.bare.items()
+            if node not in nodes and self._state.pool_of.get(node) == result.pool and result.began > since + SETTLE_S
+        }  # fmt: skip
+
+    def _compare(self, launch: Launch, machines: list[Machine], lists: Lists, began: float) -> None:
+        for machine in sorted(machines, key=lambda one: (one.ending, one.id != launch.machine)):
+            self._launches.has_machine(launch, machine)
+        mine = [one for one in machines if not launch.machine or one.id == launch.machine]
+        if any(not one.ending for one in mine):
+            lists.absent.pop(launch.token, None)
+            return
+        ended = bool(mine)
+        if not ended:
+            settled = max(launch.sent, launch.launched or 0.0) + SETTLE_S
+            if began < settled:
+                return
+            lists.absent[launch.token] = lists.absent.get(launch.token, 0) + 1
+            if lists.absent[launch.token] < (ABSENT if lists.known else EMPTY):
+                return
+        lists.absent.pop(launch.token, None)
+        self._absent(launch, ended)
+
+    def _absent(self, launch: Launch, ended: bool) -> None:
+        """The provider does not have its machine, for certain. `ended`: it had one."""
+        if launch.stage == "terminating":
+            self._launches.gone(launch, launch.why, launch.text)
+        elif launch.stage == "asked":
+            if launch.refused is not None:
+                self._launches.gone(launch, launch.refused, launch.text)
+            elif ended:
+                self._launches.gone(launch, "vanished")
+        else:
+            was_on = launch.stage == "registered"
+            if not was_on:
+                self._state.back_off(launch, "not_registered", "the last machine ended before it registered")
+            self._launches.gone(launch, "vanished")
+            if was_on:
+                self._state.change(
+                    (launch.node,), "power_down_force", f"{POOL_REASON}the provider has ended its machine"
+                )
+
+    def _odd(self, result: Listed, lists: Lists) -> None:
+        """Machines with our tags that no launch has: second ones, late ones, and those of a journal that was lost."""
+        odd: dict[str, float] = {}
+        for machine in result.machines or ():
+            launch = self._state.memory.launches.get(machine.token)
+            if machine.ending or (launch is not None and launch.machine in ("", machine.id)):
+                continue
+            odd[machine.id] = lists.odd.get(machine.id, self._state.now)
+            if launch is None and self._unsure(machine):
+                continue
+            if launch is None and self._adopt(machine, result.pool):
+                del odd[machine.id]
+                continue
+            if machine.id not in lists.odd:
+                what: Difference = "unknown_machine" if launch is None else "second_machine"
+                self._state.note(
+                    Event(self._state.now, machine.node, result.pool, what, machine.shape, machine.zone, machine.id)
+                )
+            self._launches.end_machine(result.pool, machine.id, machine.token)
+        lists.odd = odd
+
+    def _unsure(self, machine: Machine) -> bool:
+        """Whether it is not known what Slurm wants of its node: its job may run there."""
+        view = self._state.fresh_view()
+        return view is None or (machine.node in view.nodes and view.nodes[machine.node].want in ("due", "unknown"))
+
+    def _adopt(self, machine: Machine, pool: str) -> bool:
+        """Take over a machine of a node that has none, which Slurm wants or has: the journal was lost."""
+        seen = None if self._state.view is None else self._state.view.nodes.get(machine.node)
+        wanted = seen is not None and seen.want in ("up", "on")
+        if not wanted or machine.token in self._state.memory.ended:
+            return False
+        if machine.node in self._state.by_node or self._state.pool_of.get(machine.node) != pool:
+            return False
+        launch = Launch(
+            machine.token, machine.node, pool, machine.shape, machine.zone, "asked", self._state.now, self._state.now,
+            price=next((one.price for one in self._state.policy.pools[pool].shapes if one.name == machine.shape), 0.0),
+        )  # fmt: skip
+        self._state.memory.launches[machine.token] = self._state.by_node[machine.node] = launch
+        self._state.event(launch, "taken over")
+        self._launches.has_machine(launch, machine)
+        return True
+
+    def ask(self) -> None:
+        """Ask for the lists that are due."""
+        for name, pool in self._state.pools.items():
+            mine = [one for one in self._state.memory.launches.values() if one.pool == name]
+            lists = self._state.lists.get(name)
+            open_ = lists is None or not lists.complete or lists.suspect or bool(lists.odd)
+            open_ = open_ or any(one.stage in ("asked", "terminating") for one in mine)
+            pause = self._state.waits(name)
+            if pause is not None and pause.kind in PAUSES:
+                continue
+            self._state.do(
+                ("list", name), ListAct(name), again=min(_QUICK_LIST_S, pool.list_s) if open_ else pool.list_s
+            )

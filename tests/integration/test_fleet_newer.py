@@ -1,0 +1,124 @@
+"""A pool whose nodes are created in slurmctld and deleted while it runs, on newer Slurms, at level `place`."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.layout import INSIDE
+from sluice.base.files import write_atomic
+from tests.integration.conftest import MakeCluster
+from tests.integration.fleet_site import nodes, placed_by_core, status
+from tests.integration.jobs import state as state_of
+from tests.integration.jobs import submit
+from tests.integration.settled import let_it_save, until
+from tests.integration.settled import status as plugins
+
+pytestmark = pytest.mark.cluster
+
+POLICY = f"""
+version: 1
+level: place
+tenants:
+  physics: {{members: [alice]}}
+failover: {{controller_timeout: 6s}}
+fleet: {{programs: {INSIDE}/bin, look_every: 1s}}
+pools:
+  grow:
+    driver: local
+    nodes: grow-[1-2]
+    dynamic: true
+    shapes:
+    - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G, price: 10}}
+    idle: 1s
+    list_every: 1s
+    end_within: 1s
+    node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
+"""
+
+DESCRIPTION: dict[str, Any] = {
+    "nodes": [
+        {"names": "fixed-1", "platform": "none"},
+        {"names": "grow-[1-2]", "platform": "h100x1", "pool": True},
+    ],
+    "partitions": [{"name": "main", "nodes": "fixed-1"}],
+    "accounts": [{"name": "physics"}],
+    "users": [{"name": "alice", "accounts": ["physics"]}],
+    "controllers": 2,
+    "sluice": {"level": "place", "policy": ""},
+    "slurm_conf": "MaxNodeCount=8\nSlurmctldParameters=power_save_interval=1\n"
+    "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0\n",
+    "shards": False,
+    "controllerd": True,
+    "policy": POLICY,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(newer_root: Path | None, make_shared_cluster: MakeCluster) -> DevCluster:
+    return make_shared_cluster(DESCRIPTION, root=newer_root)
+
+
+def known(cluster: DevCluster) -> dict[str, str]:
+    """The pool's nodes that slurmctld knows, and their states."""
+    return {one.name: one.state for one in cluster.node_states() if one.name.startswith("grow")}
+
+
+def runs(cluster: DevCluster, *words: str) -> str:
+    job = submit(cluster, "-p", "grow", "--gres=gpu:1", *words, wrap="exec sleep 1")
+    until(lambda: state_of(cluster, job), lambda seen: seen == "COMPLETED", shows=lambda: status(cluster).nodes)
+    return job
+
+
+def apply(cluster: DevCluster, text: str) -> str:
+    write_atomic(cluster.layout.sluice / "sluice.yaml", text)
+    return cluster.run(["sluice", "apply", "--yes"], node="ctl1").stderr
+
+
+def test_nodes_are_created_and_jobs_are_placed_there_by_the_core(cluster: DevCluster) -> None:
+    until(lambda: known(cluster), lambda seen: seen == {"grow-1": "idle~", "grow-2": "idle~"})
+    job = runs(cluster, "-N2")
+    until(lambda: placed_by_core(cluster, job))
+    assert plugins(cluster)["counters"]["arrivals.looks"] > 0
+
+
+def test_a_pool_shrinks_and_grows_while_slurmctld_runs(cluster: DevCluster) -> None:
+    log = cluster.log("slurmctld@ctl1")
+    starts = log.read_text().count("slurmctld version")  # at each reconfiguration, too
+    apply(cluster, POLICY.replace("grow-[1-2]", "grow-1"))
+    until(lambda: known(cluster), lambda seen: set(seen) == {"grow-1"})
+    runs(cluster)
+    apply(cluster, POLICY)
+    until(lambda: known(cluster), lambda seen: set(seen) == {"grow-1", "grow-2"})
+    job = runs(cluster, "-N2")
+    until(lambda: placed_by_core(cluster, job))
+    assert log.read_text().count("slurmctld version") == starts
+
+
+def test_nodes_are_made_again_when_the_policy_promises_something_else(cluster: DevCluster) -> None:
+    apply(cluster, POLICY.replace("    idle: 1s", "    weight: 77\n    idle: 1s"))
+    until(lambda: cluster.run(["sinfo", "-h", "-p", "grow", "-o", "%w"]).stdout.split(), lambda seen: seen == ["77"])
+    runs(cluster)
+
+
+def test_room_for_them_is_asked_for(cluster: DevCluster) -> None:
+    said = apply(cluster, POLICY.replace("grow-[1-2]", "grow-[1-9]"))
+    assert "MaxNodeCount 8: slurmctld knows 3 nodes and has no room for grow-[3-9]" in said
+    apply(cluster, POLICY)
+
+
+def test_a_takeover_loses_neither_nodes_nor_jobs(cluster: DevCluster) -> None:
+    until(lambda: known(cluster), lambda seen: seen == {"grow-1": "idle~", "grow-2": "idle~"})
+    job = submit(cluster, "-p", "grow", "-N2", "--gres=gpu:1", wrap="exec sleep 15")
+    until(lambda: state_of(cluster, job), lambda seen: seen == "RUNNING")
+    let_it_save(cluster)
+    cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+    until(lambda: status(cluster).host, lambda host: host == "ctl2")
+    until(lambda: state_of(cluster, job), lambda seen: seen == "COMPLETED", shows=lambda: status(cluster).nodes)
+    until(lambda: [one for one in nodes(cluster).values() if one.stage], lambda seen: not seen)
+    assert set(known(cluster)) == {"grow-1", "grow-2"}
+    runs(cluster)
