@@ -21,7 +21,8 @@ LIBRARY = "libsluice_profile.so"
 _LOADERS = ("CUDA_INJECTION64_PATH", "NCCL_PROFILER_PLUGIN")  # of CUDA's driver, and of NCCL from 2.27 on
 _FIND = ("/usr/bin/find", ".", "-xdev", "-mindepth", "1")
 _REMOVE = (*_FIND, "-delete")
-_OPEN = (*_FIND, "-type", "d", "!", "-perm", "-u=rwx", "-exec", "chmod", "u+rwx", "{}", ";")  # its user closed them
+# Five digits take the set-group-ID bit, too: RestrictSUIDSGID= of the agent's unit refuses a mode that has it.
+_OPEN = (*_FIND, "-type", "d", "!", "-perm", "-u=rwx", "-exec", "chmod", "00700", "{}", ";")
 _REMOVE_S = 5.0  # for all three of a round
 _NOGROUP = 65534  # not the user's: no program of the user can attach to what runs here
 _ENDED = ".ended-"

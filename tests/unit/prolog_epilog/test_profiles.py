@@ -87,7 +87,7 @@ def test_folders_that_a_user_closed_are_removed(made: Profiles, tmp_path: Path) 
     record = a_record()
     made.make(record)
     folder = tmp_path / "profiles/7"
-    script = "mkdir -p a/b/c && touch a/b/c/file && chmod 0 a/b/c && chmod 500 a/b && chmod 0 a ."
+    script = "mkdir -p a/b/c && touch a/b/c/file && chmod 0 a/b/c && chmod 2500 a/b && chmod 0 a ."
     subprocess.run(["/bin/sh", "-c", script], cwd=folder, user=2001, group=2001, extra_groups=[], check=True)
     made.retire(record)
     made.sweep()
