@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,18 @@ def test_busy_copies_idle_and_what_overlaps(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert found["copies"][0]["direction"] == "host (pinned) to device"
     assert found["slowest_over_median_percent"] is None
+
+
+def test_time_in_which_nothing_was_collected_is_not_idle(tmp_path: Path) -> None:
+    """The budget was spent: of the gap nothing is known."""
+    writer = Writer()
+    writer.kernel(writer.name("k"), 0, SECOND // 4 + 1000)  # the last one ends in the gap
+    writer.record(12, SECOND // 4, SECOND, struct.pack("<QIIQ", 99, 6, 0, 0))
+    writer.record(12, 5 * SECOND // 4, 2 * SECOND, struct.pack("<QIIQ", 99, 6, 0, 0))
+    writer.end(2 * SECOND)
+    found = summary(tmp_path, writer)
+    assert (found["busy_percent"], found["copies_percent"], found["idle_percent"]) == (50, 0, 50)
+    assert (found["ranks"][0]["compute_percent"], found["lost_events"]) == (50, 198)
 
 
 def test_the_slowest_rank_is_the_one_that_the_others_wait_for(tmp_path: Path) -> None:
