@@ -93,11 +93,16 @@ class PowerKeeper:
             watts = None if asked is None else read_watts(asked)
             budget = None if planned is None else read_watts(planned, "the budget's cap")
             capped = [one for one in chosen if watts or budget or cap_for(policy, one.type, account)]
+            with self._lock:
+                before = dict(self._journal.before)
             limits = self._read({one.gpu_uuid for one in capped}) if capped else _Read()
+            with self._lock:
+                before = self._journal.before | before  # what is changed meanwhile is in one of them
             for device in capped:
                 limit = limits.of(device.gpu_uuid, asked=watts is not None)
                 if limit is not None:
-                    mw = job_cap(cap_for(policy, device.type, account), watts, budget, limit)
+                    site = before.get(device.gpu_uuid, limit.cap_mw)
+                    mw = job_cap(cap_for(policy, device.type, account), watts, budget, limit, site)
                     plan.caps |= {} if mw is None else {device.uuid: mw}
         except RefusalError as error:
             plan.refusal = error

@@ -45,15 +45,16 @@ def cap_for(policy: NodePower, gpu_type: str, account: str) -> NodeCap | None:
     )
 
 
-def job_cap(cap: NodeCap | None, asked: int | None, planned: int | None, limit: PowerLimit) -> int | None:
+def job_cap(cap: NodeCap | None, asked: int | None, planned: int | None, limit: PowerLimit, site_mw: int) -> int | None:
     """A job's cap of a GPU in mW; None: as the site has set it. Raises RefusalError for what it may not ask for.
 
-    `asked`: with --gpu-power; `planned`: by slurmctld, to start within a budget; watts.
+    `asked`: with --gpu-power; `planned`: by slurmctld, to start within a budget; watts. `site_mw`: what the GPU had
+    before anything of ours, which only a cap of the policy lets a job exceed.
     """
     if asked is None:
         bounds = [watts for watts in (cap.watts if cap else None, planned) if watts is not None]
         return max(limit.least_mw, min(min(bounds) * 1000, limit.most_mw)) if bounds else None
-    most = (cap.at_most or cap.watts) if cap else limit.most_mw // 1000
+    most = (cap.at_most or cap.watts) if cap else min(site_mw, limit.most_mw) // 1000
     if asked > most:
         raise RefusalError(
             f"--gpu-power={asked}W: at most {most} W on this GPU",

@@ -108,12 +108,7 @@ class SlurmSite:
 
     def jobs(self, number: int) -> list[Job]:
         """Jobs that slurmctld knows."""
-        try:
-            return self.client.jobs(ids=[number], states=["all"])
-        except SluiceError as error:
-            if "Invalid job id" in str(error):
-                return []
-            raise
+        return self.client.jobs(ids=[number], states=["all"])
 
     def is_operator(self, user: str) -> bool:
         """By the accounting database; where there is none, nobody is."""

@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import partial
 
 from sluice.base.errors import SluiceError
+from sluice.base.run import CommandError
 from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
 from sluice.slurm.answers import (
     UNLIMITED,
@@ -112,7 +113,13 @@ class TextClient:
         mark = new_mark()
         shape = {"SQUEUE_FORMAT2": ",".join(f"{field}:0{mark}" for field in _JOB_FIELDS)}  # an option all would see
         arguments = _filters(("--jobs", map(str, ids)), ("--states", states), ("--user", users))
-        done = self.commands.run("squeue", "--noheader", "--all", *arguments, env=self.commands.environment() | shape)
+        environment = self.commands.environment() | shape
+        try:
+            done = self.commands.run("squeue", "--noheader", "--all", *arguments, env=environment)
+        except CommandError as error:  # only where it is asked for one
+            if "Invalid job id" in f"{error} {error.stderr}":
+                return []
+            raise
         rows = _rows(done.stdout, mark, len(_JOB_FIELDS))
         return [_job(dict(zip(_JOB_FIELDS, row, strict=True))) for row in rows]
 

@@ -84,10 +84,8 @@ int64_t sluice_watts_week(int64_t now_s)
     struct tm local;
     if (!localtime_r(&now, &local))
         return 0;
-    local.tm_mday -= (local.tm_wday + 6) % 7;
-    local.tm_hour = local.tm_min = local.tm_sec = 0;
-    local.tm_isdst = -1;
-    return mktime(&local);
+    const int64_t minutes = ((local.tm_wday + 6) % 7 * 24 + local.tm_hour) * 60 + local.tm_min;
+    return now_s - minutes * 60 - local.tm_sec;
 }
 
 /* ---- what a plan leaves ---- */

@@ -34,7 +34,7 @@ struct sluice_job_watts sluice_watts_of(const struct sluice_rules *rules, const 
 /* The default limit of a class's GPU; 0: not known. */
 uint32_t sluice_watts_default(const struct sluice_class *class);
 
-/* When this week began, by local time. */
+/* When this week began by what local clocks show now, also on the day on which they are changed. */
 int64_t sluice_watts_week(int64_t now_s);
 
 /* ---- what a plan leaves ---- */

@@ -7,6 +7,8 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
 
 static struct sluice_error_text text;
 
@@ -121,6 +123,16 @@ static void test_jobs(void)
     sluice_rules_free(rules);
 }
 
+static void test_hours_on_the_day_of_summer_time(void)
+{
+    const int64_t noon_s = 1774778400; /* a Sunday, 9 hours after clocks went from 2 to 3 */
+    setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3", 1);
+    tzset();
+    CHECK_INT(noon_s - sluice_watts_week(noon_s), (6 * 24 + 12) * 3600);
+    unsetenv("TZ");
+    tzset();
+}
+
 enum { NOW = 1000, NODES = 4 };
 
 static struct sluice_cluster *new_cluster(void)
@@ -199,6 +211,7 @@ int main(void)
 {
     test_draws();
     test_jobs();
+    test_hours_on_the_day_of_summer_time();
     test_starts_beside_a_plan();
     return 0;
 }

@@ -54,7 +54,7 @@ class PowerControl:
         self.site = site
         self.powers = NodePowers()
         self._lock = threading.RLock()
-        self._keeper = Keeper()
+        self._keeper: Keeper | None = None  # None: it looks
         self._estimates: Estimates | None = None
         self._saved = 0.0
         self._jobs: dict[int, Job] = {}
@@ -64,6 +64,7 @@ class PowerControl:
         self._uses: tuple[BudgetUse, ...] = ()
         self._gpus: list[Gpu] = []
         self._reported: dict[str, GpuPower] = {}
+        self._own_caps: dict[str, tuple[tuple[int, ...], float]] = {}  # by GPU: its jobs, and the cap of these
         self._to_stop: deque[tuple[int, str]] = deque()
         self._stopped_total = 0
 
@@ -90,6 +91,7 @@ class PowerControl:
             return
         with self._lock:
             now = time.monotonic()
+            self._look_at_nodes(now)
             latest = self.powers.latest()
             self._look(latest)
             if now - self._stepped > _GAP_S:
@@ -101,7 +103,7 @@ class PowerControl:
                 return
             jobs = {number: self._power_job(policy, job) for number, job in self._jobs.items()}
             limits = self._limits(policy, latest)
-            decision = self._keeper.step(now, self._gpus, jobs, limits)
+            decision = self._taking_over(latest).step(now, self._gpus, jobs, limits)
             if not site.leads():
                 return
             self._uses = decision.uses
@@ -114,17 +116,23 @@ class PowerControl:
                 self._known_estimates().save(site.state_save / ESTIMATES)
 
     def _begin(self, now: float) -> None:
-        """This daemon begins to lead: what nodes have by orders stays until it knows enough."""
+        """This daemon begins to lead."""
         self._began = now
         self._stepped = now
-        self._keeper = Keeper()
+        self._keeper = None
         self._estimates = None
-        self._keeper.adopt({
-            f"{node}/{gpu.uuid}": gpu.cap_w
-            for node, one in self.powers.latest().items()
-            for gpu in one.report.gpus
-            if gpu.why == "order" and gpu.cap_w is not None
-        })  # fmt: skip
+
+    def _taking_over(self, latest: Mapping[str, Latest]) -> Keeper:
+        """What nodes have by orders, when it has looked long enough, stays until something else is decided."""
+        if self._keeper is None:
+            self._keeper = Keeper()
+            self._keeper.adopt({
+                f"{node}/{gpu.uuid}": gpu.cap_w
+                for node, one in latest.items()
+                for gpu in one.report.gpus
+                if gpu.why == "order" and gpu.cap_w is not None
+            })  # fmt: skip
+        return self._keeper
 
     def _known_estimates(self) -> Estimates:
         if self._estimates is None:
@@ -140,6 +148,16 @@ class PowerControl:
         for node in self.powers.latest():
             self.powers.order(node, {})
 
+    def _look_at_nodes(self, now: float) -> None:
+        """Now and then; of a node that is gone or switched off no report counts any more."""
+        if now - self._nodes[0] < _NODES_S:
+            return
+        nodes = {one.name: (one, gpus_of(one)[0]) for one in self.site.client.nodes()}
+        self._nodes = now, nodes
+        for name, one in self.powers.latest().items():
+            if not one.fresh and (name not in nodes or "powered_down" in nodes[name][0].flags):
+                self.powers.forget(name)
+
     def _look(self, latest: Mapping[str, Latest]) -> None:
         """Jobs that nodes report and are not known yet; those that are on no GPU any more are forgotten."""
         here = {job for one in latest.values() for gpu in one.report.gpus for job in gpu.jobs}
@@ -147,9 +165,6 @@ class PowerControl:
         new = sorted(here - self._jobs.keys())[:_MOST_ASKED]
         if new:
             self._jobs |= {job.id: job for job in self.site.client.jobs(ids=new, states=["all"])}
-        asked, _ = self._nodes
-        if time.monotonic() - asked >= _NODES_S:
-            self._nodes = time.monotonic(), {one.name: (one, gpus_of(one)[0]) for one in self.site.client.nodes()}
 
     def _read(self, policy: ControlPower, latest: Mapping[str, Latest]) -> list[Gpu]:
         """All GPUs that nodes have reported, with the watts of their class."""
@@ -162,8 +177,10 @@ class PowerControl:
                 if not default or gpu.cap_w is None:
                     continue  # its driver has no power limits
                 least = gpu.least_w or (kind.least if kind else default)
-                lowest = max(least, default * policy.lowest_percent / 100)
-                self._reported[f"{node}/{gpu.uuid}"] = gpu
+                key = f"{node}/{gpu.uuid}"
+                self._reported[key] = gpu
+                want = self._wanted(key, gpu, default)
+                lowest = min(want, max(least, default * policy.lowest_percent / 100))
                 found.append(
                     Gpu(
                         node=node,
@@ -171,7 +188,7 @@ class PowerControl:
                         cap_w=gpu.cap_w,
                         least_w=least,
                         lowest_w=lowest,
-                        want_w=default,
+                        want_w=want,
                         idle_w=max(kind.idle if kind else 0, gpu.power_w or 0 if not gpu.jobs else 0),
                         power_w=gpu.power_w or 0.0,
                         booked_w=self._booked(kind, gpu, lowest),
@@ -179,7 +196,17 @@ class PowerControl:
                         silent=not one.fresh,
                     )
                 )
+        self._own_caps = {key: own for key, own in self._own_caps.items() if key in self._reported}
         return found
+
+    def _wanted(self, key: str, gpu: GpuPower, default: float) -> float:
+        """The cap of its jobs, by the policy or --gpu-power, also while an order is lower; else what the site has."""
+        if gpu.why == "job" and gpu.cap_w is not None:
+            self._own_caps[key] = gpu.jobs, gpu.cap_w
+        jobs, cap = self._own_caps.get(key, ((), 0.0))
+        if cap and jobs == gpu.jobs:
+            return cap
+        return gpu.before_w or (None if gpu.why else gpu.cap_w) or default
 
     def _class_of(self, policy: ControlPower, node: str, gpu: GpuPower) -> ControlGpu | None:
         """Of a node with several types, the one with the GPU's default limit."""
@@ -197,7 +224,8 @@ class PowerControl:
         """From GPUs with jobs of one user, where no cap held them back."""
         for gpu in self._gpus:
             users = {self._jobs[job].uid for job in gpu.jobs if job in self._jobs}
-            held = gpu.cap_w < gpu.want_w and gpu.power_w >= HELD * gpu.cap_w
+            default = self._reported[gpu.key].default_w or gpu.want_w
+            held = gpu.cap_w < default and gpu.power_w >= HELD * gpu.cap_w
             kind = self._class_of(policy, gpu.node, self._reported[gpu.key])
             if len(users) == 1 and kind is not None and not held and not gpu.silent:
                 self._known_estimates().learn(users.pop(), kind.name, gpu.power_w, seconds, time.time())
@@ -213,10 +241,9 @@ class PowerControl:
         found = []
         for budget in policy.budgets:
             parts = {gpu.key: part for gpu in self._gpus if (part := self._part(budget, gpu)) > 0}
-            watts = min(
-                budget.watts_at(now)[0], low[budget.name].watts if budget.name in low else budget.watts_at(now)[0]
-            )
-            found.append(Limit(budget.name, max(0.0, watts - self._unknown_w(policy, budget, latest)), parts))
+            planned, _ = budget.watts_at(now)
+            watts = min(planned, low[budget.name].watts) if budget.name in low else planned
+            found.append(Limit(budget.name, watts, parts, self._unknown_w(policy, budget, latest)))
         return found
 
     def _part(self, budget: ControlBudget, gpu: Gpu) -> float:
@@ -279,7 +306,8 @@ class PowerControl:
                 done = commands.run("scontrol", "requeue", job.own_name, check=False, timeout=_COMMAND_S)
                 if done.returncode == 0:
                     continue
-            commands.run("scancel", job.own_name, check=False, timeout=_COMMAND_S)
+            # Not one that waits already, e.g. as it was requeued and its node is slow to end it.
+            commands.run("scancel", "--state=RUNNING", job.own_name, check=False, timeout=_COMMAND_S)
 
     # ---- requests ----
 
@@ -386,8 +414,9 @@ class PowerControl:
                 "budgets": [one for one in self.show()["budgets"] if one["name"] in inside],
                 "estimates": {kind: self._known_estimates().watts(job.uid, kind) for kind in sorted(kinds)},
                 "gpus": [
-                    {"node": gpu.node, "uuid": gpu.uuid, "cap_w": gpu.cap_w, "default_w": gpu.want_w,
-                     "power_w": gpu.power_w, "why": self._reported[gpu.key].why, "jobs": len(gpu.jobs)}
+                    {"node": gpu.node, "uuid": gpu.uuid, "cap_w": gpu.cap_w, "power_w": gpu.power_w,
+                     "default_w": self._reported[gpu.key].default_w, "why": self._reported[gpu.key].why,
+                     "jobs": len(gpu.jobs)}
                     for gpu in mine
                 ],
             }  # fmt: skip

@@ -71,6 +71,13 @@ class Limit:
     name: str
     watts: float
     gpus: Mapping[str, float]
+    elsewhere_w: float = 0.0
+    """What GPUs may draw that have not been reported: it is taken off, and is no lowering of the budget."""
+
+    @property
+    def left_w(self) -> float:
+        """For those that count."""
+        return max(0.0, self.watts - self.elsewhere_w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +156,13 @@ class Keeper:
             limit.name: [replace(states[key], part=part) for key, part in limit.gpus.items() if key in states]
             for limit in limits
         }
-        filled = {limit.name: fill(limit.watts, inside[limit.name]) for limit in limits}
+        filled = {limit.name: fill(limit.left_w, inside[limit.name]) for limit in limits}
         stop = self._stop(now, limits, filled, inside, known, jobs)
         self._settle(now, known, states, limits, inside, filled)
         binding = frozenset(
             state.key
             for limit in limits
-            if sum(one.part * one.want_w for one in inside[limit.name]) > limit.watts
+            if sum(one.part * one.want_w for one in inside[limit.name]) > limit.left_w
             for state in inside[limit.name]
         )
         caps: defaultdict[str, dict[str, float]] = defaultdict(dict)
@@ -206,7 +213,8 @@ class Keeper:
                 targets[key] = min(watts, targets.get(key, watts))
         higher = [key for key, gpu in known.items() if not gpu.silent and self._lower(key, gpu, states, targets)]
         room = {
-            limit.name: limit.watts - sum(one.part * self._bound(one) for one in inside[limit.name]) for limit in limits
+            limit.name: limit.left_w - sum(one.part * self._bound(one) for one in inside[limit.name])
+            for limit in limits
         }
         for key in higher:
             parts = {limit.name: limit.gpus[key] for limit in limits if key in limit.gpus}
@@ -297,7 +305,7 @@ def _published(known: Mapping[str, Gpu], states: Mapping[str, GpuState], binding
 def _use(limit: Limit, inside: Sequence[GpuState], known: Mapping[str, Gpu], filled: Filled) -> BudgetUse:
     return BudgetUse(
         name=limit.name,
-        watts=limit.watts,
+        watts=limit.left_w,
         measured_w=sum(state.part * known[state.key].power_w for state in inside),
         bound_w=sum(state.part * (state.cap_w if state.busy else state.idle_w) for state in inside),
         capped=sum(state.busy and state.cap_w < state.want_w for state in inside),
@@ -313,17 +321,23 @@ def _victims(
     jobs: Mapping[int, PowerJob],
     stopped: set[int],
 ) -> list[int]:
-    """Jobs that give way, by rank, those that began last first; never a guaranteed one. O(GPUs + jobs * log jobs)."""
-    left = {state.key: sum(job not in stopped for job in known[state.key].jobs) for state in inside}
+    """Jobs that give way, by rank, those that began last first; never a guaranteed one, and none for GPUs that would
+    draw as much without it: of nodes that do not report, or with a job that stays. O(GPUs + jobs * log jobs)."""
+
+    def stays(number: int) -> bool:
+        return number not in jobs or jobs[number].rank >= GUARANTEED
+
+    won = [one for one in inside if not known[one.key].silent and not any(map(stays, known[one.key].jobs))]
+    left = {state.key: sum(job not in stopped for job in known[state.key].jobs) for state in won}
     on: defaultdict[int, list[GpuState]] = defaultdict(list)
-    for state in inside:
+    for state in won:
         if state.busy and not left[state.key]:
             short -= state.part * (state.lowest_w - state.idle_w)
         for number in known[state.key].jobs:
             on[number].append(state)
     found: list[int] = []
-    for job in sorted((jobs[one] for one in on if one in jobs), key=lambda job: (job.rank, -job.start, -job.id)):
-        if short <= 0 or job.rank >= GUARANTEED:
+    for job in sorted((jobs[one] for one in on), key=lambda job: (job.rank, -job.start, -job.id)):
+        if short <= 0:
             break
         if job.id in stopped:
             continue

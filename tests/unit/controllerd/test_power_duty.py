@@ -35,6 +35,8 @@ class FakeSite:
         self.client = self
         self.led = True
         self.ran: list[str] = []
+        self.refused: tuple[str, ...] = ()
+        self.flags: frozenset[str] = frozenset()
         self.commands = self
 
     def leads(self) -> bool:
@@ -50,11 +52,14 @@ class FakeSite:
         ]  # fmt: skip
 
     def nodes(self) -> list[Any]:
-        return [replace(a_node(name), gres="gpu:h100:2", tres_allocated={"gres/gpu:h100": 2}) for name in ("n1", "n2")]
+        return [
+            replace(a_node(name), gres="gpu:h100:2", tres_allocated={"gres/gpu:h100": 2}, flags=self.flags)
+            for name in ("n1", "n2")
+        ]
 
     def run(self, *words: str, **_: Any) -> Any:
         self.ran.append(" ".join(words))
-        return type("Done", (), {"returncode": 0})
+        return type("Done", (), {"returncode": int(words[1] in self.refused)})
 
 
 class Daemon:
@@ -68,14 +73,16 @@ class Daemon:
         self.control = PowerControl(cast(Site, self.site))
         self.control.powers._clock = lambda: self.now
 
-    def step(self, seconds: int = 1, **drawn: float) -> None:
+    def step(self, seconds: int = 1, **drawn: Any) -> None:
         for _ in range(seconds):
             self.report("n1", (1, 2), **drawn)
             self.now += 1
             self.control.step(cast(Site, self.site))
 
-    def report(self, node: str, jobs: tuple[int, ...], drawn: float = 600, cap: float = 700) -> dict[str, Any]:
-        gpus = tuple(GpuPower(f"{node}-{job}", cap, 700, 200, 700, power_w=drawn, jobs=(job,)) for job in jobs)
+    def report(
+        self, node: str, jobs: tuple[int, ...], drawn: float = 600, cap: float = 700, why: str = ""
+    ) -> dict[str, Any]:
+        gpus = tuple(GpuPower(f"{node}-{job}", cap, 700, 200, 700, power_w=drawn, jobs=(job,), why=why) for job in jobs)
         return self.control.powers.take(PowerReport(node, 0, gpus).to_dict())
 
     def plan(self) -> list[str]:
@@ -121,7 +128,7 @@ def test_a_lowered_budget_is_ordered_published_and_jobs_give_way(daemon: Daemon)
     daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
     assert daemon.report("n1", (1, 2))["order"]["caps"]["n1-2"] < 700
     assert daemon.plan()[1].startswith("budget hall 2000 ")
-    daemon.step(3, cap=300)
+    daemon.step(3, cap=300, why="order")
     daemon.control.stop(cast(Site, daemon.site))
     assert daemon.site.ran == ["scontrol requeue 2"]  # job 1 is guaranteed
     assert daemon.control.why({"job": 1}, None)["gives_way"] == "never stopped"
@@ -130,6 +137,56 @@ def test_a_lowered_budget_is_ordered_published_and_jobs_give_way(daemon: Daemon)
     daemon.control.lower({"name": "hall", "end": True})
     with pytest.raises(SluiceError, match="is not lowered"):
         daemon.control.lower({"name": "hall", "end": True})
+
+
+def test_a_new_leader_takes_over_the_caps_in_force(daemon: Daemon) -> None:
+    daemon.control.step(cast(Site, daemon.site))  # no node has found it yet
+    daemon.step(int(LOOK_S), cap=300, why="order")
+    daemon.step(1, cap=300, why="order")
+    caps = daemon.report("n1", (1, 2))["order"]["caps"]
+    assert caps == {"n1-1": 420, "n1-2": 420}  # what the planner counts them with, and more when there was room
+
+
+def test_a_job_with_a_cap_of_its_own_takes_no_watts_from_others(daemon: Daemon) -> None:
+    def step(cap: float, why: str) -> dict[str, Any]:
+        daemon.report("n2", (3,), drawn=cap, cap=cap, why=why)
+        daemon.step(drawn=700)
+        return daemon.report("n1", (1, 2))["order"]["caps"]
+
+    for _ in range(int(LOOK_S) + 2):
+        daemon.report("n2", (3,), drawn=300, cap=300, why="job")
+        daemon.step(drawn=700)
+    daemon.control.lower({"name": "hall", "watts": 1800, "seconds": 60})  # 700 + 700 + 300
+    assert step(300, "job") == {}
+    assert step(250, "order") == {}  # it wants no more while it has less
+
+
+def test_a_limit_that_the_site_has_raised_counts(daemon: Daemon) -> None:
+    daemon.report("n2", ())
+    daemon.step(int(LOOK_S) + 2, cap=900, drawn=900)
+    daemon.control.lower({"name": "hall", "watts": 1500, "seconds": 60})
+    daemon.step(cap=900, drawn=900)
+    assert daemon.report("n1", (1, 2))["order"]["caps"] == {"n1-2": 600}  # the guaranteed one keeps its 900
+
+
+def test_only_a_job_that_runs_is_cancelled_where_it_cannot_be_requeued(daemon: Daemon) -> None:
+    daemon.step(int(LOOK_S) + 2)
+    daemon.site.refused = ("requeue",)  # as of a job that was requeued, and whose node is slow to end it
+    daemon.control._to_stop.append((2, "why"))
+    daemon.control.stop(cast(Site, daemon.site))
+    assert daemon.site.ran == ["scontrol requeue 2", "scancel --state=RUNNING 2"]
+
+
+def test_a_node_that_is_switched_off_counts_no_more(daemon: Daemon) -> None:
+    daemon.report("n2", (3,))
+    daemon.step(int(LOOK_S) + 2)
+    assert daemon.control.show()["budgets"][0]["silent_gpus"] == 1
+    daemon.step(30)
+    assert daemon.control.show()["budgets"][0]["silent_gpus"] == 1  # it may still draw
+    daemon.site.flags = frozenset({"powered_down"})
+    daemon.step(31)
+    assert daemon.control.show()["budgets"][0]["silent_gpus"] == 0
+    assert daemon.control.show()["budgets"][0]["measured_w"] == 1200
 
 
 def test_without_budgets_orders_are_taken_back(daemon: Daemon) -> None:

@@ -55,13 +55,14 @@ class Cluster:
         self.of = {number + 1: PowerJob(number + 1, 0, float(number)) for number in range(count)}
         self.booked = LOWEST
         self.silent: set[str] = set()
+        self.elsewhere = 0.0
 
     def draws(self) -> float:
         return sum(min(self.caps[key], self.demand[key]) if key in self.jobs else IDLE for key in self.caps)
 
     def step(self, watts: float | Mapping[str, float]) -> Decision:
         limits = [
-            Limit(name, one, {f"n/{key}": 1.0 for key in self.caps})
+            Limit(name, one, {f"n/{key}": 1.0 for key in self.caps}, self.elsewhere)
             for name, one in ({"hall": watts} if isinstance(watts, float | int) else watts).items()
         ]
         gpus = [
@@ -105,6 +106,37 @@ def test_jobs_are_stopped_only_where_a_budget_was_lowered() -> None:
         stopped += cluster.step(800).stop
     assert stopped == [3]  # the last one that began of those that may be stopped: 3 * 240 + 50 is less than 800
     assert cluster.draws() <= 800
+
+
+def test_what_other_nodes_may_draw_is_no_lowering() -> None:
+    cluster = Cluster(4)
+    cluster.step(1600)
+    cluster.elsewhere = 800  # e.g. of a node that starts, and has not reported
+    for _ in range(5):
+        assert not cluster.step(1600).stop
+    assert cluster.draws() <= 800
+
+
+def test_a_lowered_budget_is_met_while_nodes_report_for_the_first_time() -> None:
+    cluster = Cluster(4)
+    cluster.elsewhere = 200
+    cluster.step(1800)
+    cluster.step(900)
+    cluster.elsewhere = 100
+    assert [cluster.step(900).stop for _ in range(3)] != [(), (), ()]
+
+
+def test_no_job_is_stopped_for_a_gpu_that_draws_on() -> None:
+    cluster = Cluster(4)
+    cluster.of[3] = replace(cluster.of[3], rank=GUARANTEED)
+    cluster.of[5] = PowerJob(5, 0, 9.0)
+    cluster.jobs["g2"] = (3, 5)  # shared with a guaranteed one
+    cluster.step(1600)
+    cluster.silent = {"g3"}
+    stopped: list[int] = []
+    for _ in range(5):
+        stopped += cluster.step(1000).stop
+    assert stopped == [2]
 
 
 def test_guaranteed_jobs_are_never_stopped() -> None:

@@ -87,18 +87,21 @@ def test_the_first_cap_of_the_policy_that_fits_counts() -> None:
 
 def test_what_a_job_may_ask_for() -> None:
     cap = NodeCap(watts=300, at_most=400)
-    assert job_cap(None, None, None, H100) is None
-    assert job_cap(cap, None, None, H100) == 300_000
-    assert job_cap(cap, 400, None, H100) == 400_000 and job_cap(cap, 250, None, H100) == 250_000
-    assert job_cap(cap, 400, 350, H100) == 350_000 and job_cap(None, None, 350, H100) == 350_000
-    assert job_cap(None, None, 100, H100) == 200_000  # a budget's cap is as low as the hardware goes
-    assert job_cap(NodeCap(watts=900), None, None, H100) == 700_000
+    assert job_cap(None, None, None, H100, 700_000) is None
+    assert job_cap(cap, None, None, H100, 700_000) == 300_000
+    assert job_cap(cap, 400, None, H100, 700_000) == 400_000 and job_cap(cap, 250, None, H100, 700_000) == 250_000
+    assert job_cap(cap, 400, 350, H100, 700_000) == 350_000 and job_cap(None, None, 350, H100, 700_000) == 350_000
+    assert job_cap(None, None, 100, H100, 700_000) == 200_000  # a budget's cap is as low as the hardware goes
+    assert job_cap(NodeCap(watts=900), None, None, H100, 700_000) == 700_000
     for asked, refusal in ((401, Refusal.POWER_OVER_POLICY), (199, Refusal.POWER_OUT_OF_RANGE)):
         with pytest.raises(RefusalError) as told:
-            job_cap(cap, asked, None, H100)
+            job_cap(cap, asked, None, H100, 700_000)
         assert told.value.refusal is refusal
     with pytest.raises(RefusalError, match="at most 700 W"):
-        job_cap(None, 701, None, H100)
+        job_cap(None, 701, None, H100, 700_000)
+    with pytest.raises(RefusalError, match="at most 500 W"):
+        job_cap(None, 501, None, H100, 500_000)  # what the site has set
+    assert job_cap(NodeCap(watts=300, at_most=600), 600, None, H100, 500_000) == 600_000
 
 
 def test_watts_are_read_as_job_submit_writes_them() -> None:
@@ -245,6 +248,17 @@ def test_jobs_caps_and_what_was_before(make_site: Callable[[str], Site], vendor:
     with pytest.raises(RefusalError) as told:
         site.job(4, 0, asked=f"{default + 1}W")
     assert told.value.refusal in (Refusal.POWER_OVER_POLICY, Refusal.POWER_OUT_OF_RANGE)
+
+
+@needs_root
+def test_no_job_raises_what_the_site_has_set(make_site: Callable[[str], Site]) -> None:
+    site = make_site("nvidia")
+    site.set(power_limit=500)
+    site.job(1, 0, asked="300W")
+    with pytest.raises(RefusalError, match="at most 500 W"):
+        site.job(2, 0, asked="501W")  # also while another's cap is in force
+    site.job(3, 0, asked="500W")
+    assert site.limit() == 500
 
 
 @needs_root

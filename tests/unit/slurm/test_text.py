@@ -101,6 +101,12 @@ def test_failing_command_says_why(fake: Path) -> None:
         connect(prefix=fake).jobs()
 
 
+def test_a_job_that_slurmctld_does_not_know_is_none(fake: Path) -> None:
+    (fake / "squeue.out").write_text("slurm_load_jobs error: Invalid job id specified\n")
+    (fake / "squeue.rc").write_text("1")
+    assert connect(prefix=fake).jobs(ids=[7], states=["all"]) == []
+
+
 def test_a_failing_command_is_named_once(fake: Path) -> None:
     """Slurm's commands begin each line with their own name, and some say the same twice."""
     (fake / "squeue.out").write_text("squeue: error: Invalid user: x\nsqueue: error: Invalid user: x\nsqueue: more\n")
