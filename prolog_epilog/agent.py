@@ -188,7 +188,7 @@ class Agent:
         self.end_notices.prepare(self.state.settings.run / "ended")
         self.holds.prepare()
         self.regions.prepare()
-        self.profiles.prepare()
+        self.profiles.prepare(self.state.records)
 
     def forget_old(self) -> None:
         """A duty: remove records that were kept long enough, sent or not. Raises OSError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,9 +19,12 @@ from sluice.exchange.record import JobRecord
 
 LIBRARY = "libsluice_profile.so"
 _LOADERS = ("CUDA_INJECTION64_PATH", "NCCL_PROFILER_PLUGIN")  # of CUDA's driver, and of NCCL from 2.27 on
-_REMOVE = ("/usr/bin/find", ".", "-xdev", "-mindepth", "1", "-delete")
-_REMOVE_S = 5.0
-_NOGROUP = 65534
+_FIND = ("/usr/bin/find", ".", "-xdev", "-mindepth", "1")
+_REMOVE = (*_FIND, "-delete")
+# Five digits take the set-group-ID bit, too: RestrictSUIDSGID= of the agent's unit refuses a mode that has it.
+_OPEN = (*_FIND, "-type", "d", "!", "-perm", "-u=rwx", "-exec", "chmod", "00700", "{}", ";")
+_REMOVE_S = 5.0  # for all three of a round
+_NOGROUP = 65534  # not the user's: no program of the user can attach to what runs here
 _ENDED = ".ended-"
 
 
@@ -34,9 +37,10 @@ class Profiles:
         self._library = library
         self.on_retired: Callable[[], None] = lambda: None
 
-    def prepare(self) -> None:
+    def prepare(self, running: Container[int]) -> None:
         """Make the folder, through which all users can pass, and the link by which their programs find it.
 
+        Folders of jobs that are not `running` are of those that ended with the node, whose records ended with it, too.
         Raises OSError.
         """
         self.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -45,6 +49,9 @@ class Profiles:
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(self.folder)
         fresh.replace(self._link)
+        for folder in self.folder.iterdir():
+            if folder.name.isdecimal() and int(folder.name) not in running:
+                self._retire(folder)
 
     def make(self, record: JobRecord) -> None:
         """A folder for a job that starts. Without one, e.g. on a full disk, the job runs and has no profile."""
@@ -66,9 +73,17 @@ class Profiles:
 
     def retire(self, record: JobRecord) -> None:
         """A job has ended: nobody finds its folder any more, and `sweep` removes it."""
-        with suppress(FileNotFoundError):
-            self._of(record).rename(self.folder / f"{_ENDED}{record.job}-{time.time_ns()}")
-            self.on_retired()
+        self._retire(self._of(record))
+
+    def _retire(self, folder: Path) -> None:
+        try:
+            folder.rename(self.folder / f"{_ENDED}{folder.name}-{time.time_ns()}")
+        except FileNotFoundError:
+            return
+        except OSError as error:  # the next agent tries again
+            log("problem", what=f"a profile's folder stays: {folder}: {error.strerror}")
+            return
+        self.on_retired()
 
     def sweep(self) -> None:
         """A duty, without the lock: remove what ended jobs left, each as its user and for a bounded time.
@@ -77,13 +92,8 @@ class Profiles:
         """
         left: OSError | None = None
         for ended in self.folder.glob(f"{_ENDED}*"):
-            owner = ended.lstat().st_uid
-            with suppress(subprocess.TimeoutExpired):
-                subprocess.run(
-                    _REMOVE, cwd=ended, user=owner, group=_NOGROUP, extra_groups=[], env={}, timeout=_REMOVE_S,
-                    check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                )  # fmt: skip
             try:
+                _empty(ended)
                 ended.rmdir()
             except OSError as error:
                 left = error
@@ -92,3 +102,18 @@ class Profiles:
 
     def _of(self, record: JobRecord) -> Path:
         return self.folder / str(record.job)
+
+
+def _empty(folder: Path) -> None:
+    """Remove what is in it, as its owner; folders that the owner closed are opened. Raises OSError."""
+    words = (_REMOVE, _OPEN, _REMOVE)
+    owner = folder.lstat().st_uid
+    folder.chmod(0o700)  # find does not even begin in a closed one; only root can put another in its place
+    for one in words:
+        with suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(
+                one, cwd=folder, user=owner, group=_NOGROUP, extra_groups=[], env={}, timeout=_REMOVE_S / len(words),
+                check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            if done.returncode == 0 and one is _REMOVE:
+                return

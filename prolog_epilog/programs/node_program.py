@@ -17,6 +17,7 @@ import _json
 import _socket
 import errno
 import os
+import stat
 import sys
 import time
 
@@ -237,7 +238,7 @@ def task_prolog() -> None:
     folder = export.pop(PROFILE_FOLDER, None)
     for name, value in export.items():
         if name not in os.environ:
-            print(f"export {name}={value}")
+            say_export(name, value)
     if folder is not None:
         own = os.environ.get("CUDA_INJECTION64_PATH", "")
         try:  # noqa: SIM105 - as in epilog
@@ -246,33 +247,47 @@ def task_prolog() -> None:
             pass
         if os.path.islink(folder):  # noqa: PTH114
             folder = os.readlink(folder)  # noqa: PTH115
-        print(f"export {PROFILE_FOLDER}={folder}")  # a step inherits the batch script's
+        say_export(PROFILE_FOLDER, folder)  # a step inherits the batch script's
+
+
+def say_export(name: str, value: str) -> None:
+    """To slurmstepd; a path of any bytes."""
+    sys.stdout.buffer.write(os.fsencode(f"export {name}={value}\n"))
 
 
 def prepare_profile(folder: str, own: str) -> None:
     """The first task of a step makes its folder, and starts the profile that its user asked for. Raises OSError.
 
-    Such a profile is next to the job's output, where it stays when the job has ended, if that folder can be written.
+    Such a profile is next to the job's output, where it stays when the job has ended, if that is a folder of its user.
     `own`: what the user has injected, so that nothing is profiled; the collector says so.
     """
-    asked = os.environ.get("SLUICE_GPU_PROFILE", "")
+    asked = os.environ.get("SLUICE_GPU_PROFILE", "")[:MOST_TEXT]
     job, step = folder.split("/")[-2:]
     beside = f"{os.getcwd()}/sluice-profile-{job}"  # noqa: PTH109
     target = f"{beside}/{os.environ.get('SLURMD_NODENAME', os.uname().nodename)}.{step}"
     try:
-        if not asked.isdecimal() or not os.access(".", os.W_OK):
-            os.mkdir(folder, 0o700)  # noqa: PTH102
-        else:
+        if asked.isdecimal() and "\n" not in target and is_own_folder(beside) and is_own_folder(target):
             os.symlink(target, folder)
-            for path in (beside, target):
-                if not os.access(path, os.W_OK):
-                    os.mkdir(path, 0o700)  # noqa: PTH102
+        else:
+            os.mkdir(folder, 0o700)  # noqa: PTH102
     except FileExistsError:
         return
     if own:
-        write(f"{folder}/injected", own.encode()[:4096])
+        write(f"{folder}/injected", os.fsencode(own)[:4096])
     if asked.isdecimal():
         write(f"{folder}/control", control(int(asked), time.time_ns() // 10**8))  # as sluice/profile/collect.py
+
+
+def is_own_folder(path: str) -> bool:
+    """Make a folder, unless another task or node has; false: it cannot be, or another user has put something there."""
+    try:
+        os.mkdir(path, 0o700)  # noqa: PTH102
+    except FileExistsError:
+        pass
+    except OSError:
+        return False
+    found = os.lstat(path)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def control(seconds: int, number: int) -> bytes:

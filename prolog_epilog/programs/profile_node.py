@@ -36,7 +36,7 @@ CONTROL = struct.Struct("<8sIIQIIQ24x")
 MAGIC = b"SLUPCTL1"
 ALL = 47  # SLUICE_PROFILE_WANT_ALL
 HEADER, END = 256, 320
-NAME = re.compile(r"[A-Za-z0-9._-]{1,200}\.profile\Z")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,200}\.([0-9]{1,10})(?:-[0-9]{1,2})?\.profile\Z")
 STEP = re.compile(r"[A-Za-z0-9]{1,16}\Z")
 MOST_FILES = 1024
 PIECE = 1 << 18
@@ -110,31 +110,35 @@ def start(wanted: str, number: int, seconds: int) -> None:
     say("started", done)
 
 
-def files(wanted: str) -> Iterator[tuple[str, str, int]]:
-    """Step, name and descriptor of each profile."""
-    count = 0
+def newest(wanted: str) -> list[tuple[str, str]]:
+    """Step and name of each file of the newest profile."""
+    found: list[tuple[str, str]] = []
     for step in steps(wanted):
         try:
             names = sorted(os.listdir(JOB / step))
         except OSError as error:
             problem(f"step {step}", error)
             continue
-        for name in names:
-            if not NAME.match(name):
-                continue
-            count += 1
-            if count > MOST_FILES:
-                say("problem", f"more than {MOST_FILES} files: the others are left out")
-                return
-            try:
-                descriptor = open_file(JOB / step / name)
-            except OSError as error:
-                problem(name, error)
-                continue
-            try:
-                yield step, name, descriptor
-            finally:
-                os.close(descriptor)
+        numbered = [(int(match[1]), name) for name in names if (match := NAME.match(name))]
+        last = max(numbered, default=(0, ""))[0]
+        found += [(step, name) for number, name in numbered if number == last]
+    if len(found) > MOST_FILES:
+        say("problem", f"more than {MOST_FILES} files: the others are left out")
+    return found[:MOST_FILES]
+
+
+def opened(files: list[tuple[str, str]]) -> Iterator[tuple[str, str, int]]:
+    """Step, name and descriptor."""
+    for step, name in files:
+        try:
+            descriptor = open_file(JOB / step / name)
+        except OSError as error:
+            problem(name, error)
+            continue
+        try:
+            yield step, name, descriptor
+        finally:
+            os.close(descriptor)
 
 
 def is_complete(descriptor: int) -> bool:
@@ -157,7 +161,7 @@ def stop(wanted: str) -> None:
             problem(f"step {step}", error)
     end = time.monotonic() + COMPLETE_S
     while True:
-        complete = [is_complete(descriptor) for _, _, descriptor in files(wanted)]
+        complete = [is_complete(descriptor) for _, _, descriptor in opened(newest(wanted))]
         if all(complete) or time.monotonic() > end:
             break
         time.sleep(0.05)
@@ -165,11 +169,12 @@ def stop(wanted: str) -> None:
 
 
 def send(wanted: str, most: int) -> None:
-    """All files, compressed; `most` bytes of them."""
+    """All files, compressed; `most` bytes of them: what one does not need of its part is for those after it."""
     left_out = 0
-    for step, name, descriptor in files(wanted):
+    files = newest(wanted)
+    for before, (step, name, descriptor) in enumerate(opened(files)):
         size = os.fstat(descriptor).st_size
-        room = min(size, most)
+        room = min(size, most // (len(files) - before))
         left_out += size - room
         most -= room
         say("file", step, name, room)

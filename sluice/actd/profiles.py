@@ -56,8 +56,8 @@ class Profiles:
         text, _ = self._run(who, "summary", job, body.step, ["--json", "--events", str(_EVENTS)])
         try:
             return dict(json.loads(text))
-        except ValueError as error:
-            raise ActError(503, f"profile of job {job}: not JSON", remedy="see sluice-actd's log") from error
+        except (ValueError, TypeError, RecursionError) as error:  # it came from a process of the job's user
+            raise ActError(503, f"profile of job {job}: not a document", remedy="see sluice-actd's log") from error
 
     def _run(self, who: Account, did: str, job: str, step: str, words: list[str]) -> tuple[str, list[str]]:
         try:

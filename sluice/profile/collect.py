@@ -63,12 +63,17 @@ class _Node:
 class Collector:
     """One step on all nodes of a job. A context manager."""
 
-    def __init__(self, words: Sequence[str], tasks: int, folder: Path, env: dict[str, str] | None = None) -> None:
-        """`words`: what starts `tasks` node programs; `folder`: where files are written, NODE.STEP/NAME each."""
+    def __init__(
+        self, words: Sequence[str], tasks: int, folder: Path, env: dict[str, str] | None = None, most: int = MOST
+    ) -> None:
+        """`words`: what starts `tasks` node programs; `folder`: where files are written, NODE.STEP/NAME each.
+
+        `most`: bytes of all of them.
+        """
         self.problems: list[str] = []
         self._tasks, self._folder = tasks, folder
         self._nodes: dict[int, _Node] = {}
-        self._room = MOST
+        self._most = self._room = min(most, MOST)
         self._asked_at = 0
         self._buffer = b""
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
@@ -133,7 +138,7 @@ class Collector:
     def collect(self, step: str) -> int:
         """Get all files; how many bytes had no room. Raises SluiceError, OSError."""
         self._compare_clocks()
-        self._ask(f"send {step} {MOST_OF_NODE}", "sent", _SEND_S)
+        self._ask(f"send {step} {min(MOST_OF_NODE, self._room // self._tasks)}", "sent", _SEND_S)
         return sum(node.count for node in self._nodes.values())
 
     def wait(self, seconds: float) -> bool:
@@ -251,17 +256,17 @@ class Collector:
 
     def _open(self, node: _Node, fields: list[str]) -> None:
         node.close()
-        step, name, size = fields
-        if not _STEP.match(step) or not _NAME.match(name) or not node.name:
+        step, name, size = fields[0], fields[1], int(fields[2])
+        if not _STEP.match(step) or not _NAME.match(name) or not node.name or size < 0:
             raise ValueError(name)
         node.files += 1
         if node.files > _MOST_FILES:
             raise ValueError(name)
         folder = self._folder / f"{node.name}.{step}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        node.left = min(int(size), self._room)
-        if node.left < int(size):
-            self._problem(f"{node.name}: {name} is not whole: {MOST >> 30} GiB are collected")
+        node.left = min(size, self._room)
+        if node.left < size:
+            self._problem(f"{node.name}: {name} is not whole: {self._most >> 20} MiB are collected")
         self._room -= node.left
         node.file = (folder / name).open("wb")
         node.inflate = zlib.decompressobj()

@@ -34,6 +34,15 @@ def both(one: Spans, other: Spans) -> int:
     return total
 
 
+def without(span: tuple[int, int], gaps: Spans) -> Spans:
+    """The parts of it that are in no gap."""
+    (start, end), found = span, []
+    for gap_start, gap_end in gaps:
+        found.append((start, min(end, gap_start)))
+        start = max(start, gap_end)
+    return union([*found, (start, end)])
+
+
 def length(spans: Spans) -> int:
     """Of all of them."""
     return sum(end - start for start, end in spans)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from pathlib import Path
 
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.run import CommandError
+from sluice.base.text import one_line
 from sluice.profile.collect import PROGRAM, Collector
+from sluice.profile.records import BYTES_OF_EVENT
 from sluice.profile.timeline import MOST_EVENTS, Timeline, load
 from sluice.slurm.commands import Commands
 from sluice.slurm.job import read_job
@@ -67,8 +70,8 @@ def _ended(commands: Commands, name: str, step: str) -> ProfiledJob:
         raise SluiceError(f"job {name}: not known", remedy="see the list of jobs: squeue, sacct") from None
 
 
-def collector(commands: Commands, job: ProfiledJob, folder: Path) -> Collector:
-    """A step on all nodes of a job that runs. Raises SluiceError."""
+def collector(commands: Commands, job: ProfiledJob, folder: Path, most: int = 0) -> Collector:
+    """A step on all nodes of a job that runs; `most`: events that will be read. Raises SluiceError."""
     if not job.runs:
         raise SluiceError(
             f"job {job.number}: does not run", remedy="profile it while it runs, or submit it with --gpu-profile"
@@ -82,7 +85,7 @@ def collector(commands: Commands, job: ProfiledJob, folder: Path) -> Collector:
     env = {key: value for key, value in commands.environment().items() if not key.startswith(_NOT_OURS)}
     if "SLURM_CONF" in commands.environment():
         env["SLURM_CONF"] = commands.environment()["SLURM_CONF"]
-    return Collector(words, job.nodes, folder, env)
+    return Collector(words, job.nodes, folder, env, most * BYTES_OF_EVENT)
 
 
 def _program(commands: Commands) -> str:
@@ -101,16 +104,16 @@ def timeline(
     Raises SluiceError, OSError.
     """
     if not job.runs and seconds is None:
-        if not job.folder.is_dir():
+        if not _is_folder_of(job.uid, job.folder):
             raise SluiceError(
-                f"job {job.number}: has ended, and {job.folder} is not there",
+                f"job {job.number}: has ended, and {one_line(str(job.folder))} is not there, or not its user's",
                 remedy="profile it while it runs, or submit it with --gpu-profile",
             )
         yield load(job.folder, job.step, most)
         return
     place = tempfile.mkdtemp(prefix="sluice-profile-")
     try:
-        problems = _collect(commands, job, Path(place), seconds)
+        problems = _collect(commands, job, Path(place), seconds, most)
         found = load(Path(place), job.step, most)
         found.notes[:0] = problems
         yield found
@@ -118,10 +121,19 @@ def timeline(
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _collect(commands: Commands, job: ProfiledJob, folder: Path, seconds: int | None) -> list[str]:
+def _is_folder_of(uid: int, folder: Path) -> bool:
+    """A job may have run in a folder in which all users can make others."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid
+
+
+def _collect(commands: Commands, job: ProfiledJob, folder: Path, seconds: int | None, most: int) -> list[str]:
     """Raises SluiceError, OSError."""
     step = job.step or "*"
-    with collector(commands, job, folder) as nodes:
+    with collector(commands, job, folder, most) as nodes:
         if seconds is not None:
             nodes.start(step, seconds)
             if not nodes.wait(seconds):

@@ -23,6 +23,8 @@ VERSION, HEADER_BYTES, RECORD_BYTES = 1, 256, 64
 UNKNOWN = 0xFFFFFFFF
 HEADER = struct.Struct("<8sIIIIQQIIIIIIII64s64s40s16x")
 RECORD = struct.Struct("<HHIQQIIII24s")
+BYTES_OF_EVENT = 2 * RECORD_BYTES
+"""That are read for each one that is kept: as much again for names."""
 MOST_NAME = 4096
 _MOST_NAMES = 65_536
 _MOST_SPAN_NS = 31 * 86400 * 10**9  # an event further from the profile's start is damage
@@ -151,8 +153,7 @@ def read(path: Path, most: int = 1_000_000) -> Profile:
     with os.fdopen(_open(path), "rb") as file:
         head = file.read(HEADER_BYTES)
         found = _header(path, head)
-        # As many bytes as records are kept, and as much again for names: a file cannot ask for more.
-        data = file.read(2 * most * RECORD_BYTES)
+        data = file.read(most * BYTES_OF_EVENT)  # a file cannot ask for more
         found.left_out += max(0, os.fstat(file.fileno()).st_size - HEADER_BYTES - len(data)) // RECORD_BYTES
     _fill(found, data, most)
     return found

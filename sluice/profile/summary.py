@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.base.text import one_line
-from sluice.profile.intervals import both, length, union
+from sluice.profile.intervals import both, length, union, without
 from sluice.profile.records import PLACES, Kind, Profile, Reason
 from sluice.profile.timeline import Timeline
 
@@ -109,7 +109,8 @@ def _process(
 ) -> dict[str, Any]:
     """Add a process to the sums; its own row."""
     add = timeline.add_ns(profile)
-    window = profile.started + add, profile.end + add
+    gaps = union((one.start + add, one.end + add) for one in profile.losses if one.reason == Reason.BUDGET)
+    window = without((profile.started + add, profile.end + add), gaps)
     known = set(profile.devices) | {
         one.device for one in profile.events if one.kind in (Kind.KERNEL, Kind.COPY, Kind.FILL)
     }
@@ -117,7 +118,7 @@ def _process(
     for device in known:
         uuid = profile.devices.get(device, ("", ""))[0] or f"{profile.pid}.{device}"
         of_device[device] = gpus[profile.host, uuid]
-        of_device[device].window.append(window)
+        of_device[device].window += window
     computing: list[tuple[int, int]] = []
     waiting: list[tuple[int, int]] = []
     collective = {number for number, name in profile.names.items() if _COLLECTIVE.match(name)}
@@ -136,7 +137,7 @@ def _process(
             copies["fill"].add(end - start, size)
         elif kind == Kind.SYNC:
             waiting.append(span)
-    total = max(1, window[1] - window[0])
+    total = max(1, length(window))
     return {
         "rank": profile.rank,
         "node": profile.host,
@@ -155,16 +156,16 @@ def _direction(places: tuple[int, int]) -> str:
 
 
 def _totals(gpus: dict[tuple[str, str], _Gpu]) -> dict[str, Any]:
-    """Percent of the time of all GPUs."""
+    """Percent of the time of all GPUs in which something was collected."""
     window = busy = copying = idle = hidden = collective = covered = 0
     for gpu in gpus.values():
         kernels, collectives, copies = union(gpu.kernels), union(gpu.collectives), union(gpu.copies)
         all_kernels = union([*kernels, *collectives])
-        here = length(union(gpu.window))
-        window += here
-        busy += length(all_kernels)
+        here = union(gpu.window)
+        window += length(here)
+        busy += both(all_kernels, here)
         copying += length(copies)
-        idle += max(0, here - length(union([*all_kernels, *copies])))
+        idle += length(here) - both(union([*all_kernels, *copies]), here)
         hidden += both(copies, all_kernels)
         collective += length(collectives)
         covered += both(collectives, kernels)

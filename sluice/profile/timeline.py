@@ -23,8 +23,7 @@ MOST_EVENTS = 2_000_000
 """Of all processes together: some 300 bytes of memory each."""
 _MOST_FILES = 16_384
 _JUMP_NS = 1_000_000
-_LEAST_EACH = 1000
-_NUMBER = re.compile(r"\.([0-9]{1,10})\.profile\Z")
+_NUMBER = re.compile(r"\.([0-9]{1,10})(?:-[0-9]{1,2})?\.profile\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +70,18 @@ def find(folder: Path, step: str = "") -> list[Path]:
         if place.is_symlink() or not place.is_dir() or (step and place.name.rpartition(".")[2] != step):
             continue
         numbered = {path: int(match[1]) for path in place.iterdir() if (match := _NUMBER.search(path.name))}
-        found += sorted(path for path, number in numbered.items() if number == max(numbered.values()))
+        newest = max(numbered.values(), default=0)
+        found += sorted(path for path, number in numbered.items() if number == newest)
         if len(found) > _MOST_FILES:
-            raise SluiceError(f"{folder}: more than {_MOST_FILES} files", remedy="look at one step: JOB.STEP")
+            what = f"{one_line(str(folder))}: more than {_MOST_FILES} files"
+            raise SluiceError(what, remedy="look at one step: JOB.STEP")
     return found
 
 
 def load(folder: Path, step: str = "", most: int = MOST_EVENTS) -> Timeline:
     """What was collected in a folder. Raises SluiceError where nothing can be read, OSError."""
     paths = find(folder, step)
-    most = max(_LEAST_EACH, most // max(1, len(paths)))
+    most = max(1, most // max(1, len(paths)))
     profiles, notes = [], []
     gc.disable()  # millions of events, none of which is garbage, would be looked through again and again
     try:
@@ -95,10 +96,8 @@ def load(folder: Path, step: str = "", most: int = MOST_EVENTS) -> Timeline:
         gc.freeze()
         gc.enable()
     if not profiles:
-        why = f": {notes[0]}" if notes else ""
-        raise SluiceError(
-            f"{folder}: no profile{why}", remedy="profiled are programs that use a GPU while a profile runs"
-        )
+        what = f"{one_line(str(folder))}: no profile" + (f": {one_line(notes[0])}" if notes else "")
+        raise SluiceError(what, remedy="profiled are programs that use a GPU while a profile runs")
     measured = _measured(folder / CLOCKS, notes)
     offsets = _offsets(profiles, measured, notes)
     for profile in profiles:

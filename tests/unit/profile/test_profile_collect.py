@@ -14,7 +14,9 @@ import pytest
 from benchmarks.profile_files import Writer, training
 from sluice.base.errors import SluiceError
 from sluice.profile.collect import Collector
+from sluice.profile.job import ProfiledJob, timeline
 from sluice.profile.timeline import load
+from sluice.slurm.commands import Commands
 
 PROGRAM = Path(__file__).parents[3] / "prolog_epilog/programs/profile_node.py"
 Nodes = Callable[[Path], Collector]
@@ -88,6 +90,56 @@ def test_what_is_not_a_profile_stays_there(node: Collector, job: Path, target: P
     assert len(node.problems) == 2
 
 
+def test_each_file_has_its_part_of_what_is_collected(tmp_path: Path, job: Path, target: Path) -> None:
+    """The first process does not take all of it, and an earlier profile none."""
+    for pid, steps, number in ((1, 400, 2), (2, 1, 2), (3, 400, 2), (4, 400, 1)):
+        writer = training(Writer(pid=pid, rank=pid, number=number), steps, 5)
+        (job / "0" / writer.file_name).write_bytes(writer.content())
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.read_text().replace("/run/sluice/profile", str(job.parent)))
+    env = {"SLURM_PROCID": "0", "SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "9"}
+    with Collector(["/usr/bin/python3", "-IS", str(program)], 1, target, env, most=30_000) as collector:
+        left_out = collector.collect("*")
+    sizes = {path.name: path.stat().st_size for path in (target / "n1.0").iterdir()}
+    small = (job / "0/n1.2.2.profile").stat().st_size
+    assert sizes == {"n1.1.2.profile": 10_000, "n1.2.2.profile": small, "n1.3.2.profile": 20_000 - small}
+    assert left_out == sum((job / "0" / name).stat().st_size for name in sizes) - 30_000
+
+
+def test_processes_of_one_number_are_all_there(node: Collector, job: Path, target: Path) -> None:
+    """Containers have numbers of their own: the library makes such names different."""
+    content = training(Writer(), 5, 1).content()
+    for name in ("n1.100.1.profile", "n1.100.1-1.profile"):
+        (job / "0" / name).write_bytes(content)
+    assert node.collect("*") == 0
+    assert len(load(target).profiles) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_what_another_user_put_next_to_a_jobs_output_is_not_its_profile(tmp_path: Path) -> None:
+    """A job may have run in /tmp."""
+    ended = ProfiledJob(17, "", os.geteuid(), 0, runs=False, work_dir=tmp_path)
+    writer = training(Writer(), 5, 1)
+    ended.folder.mkdir()
+    (ended.folder / writer.file_name).write_bytes(writer.content())
+    with timeline(Commands(), ended) as found:
+        assert len(found.profiles) == 1
+    os.chown(ended.folder, 2001, -1)
+    with pytest.raises(SluiceError, match="not its user's"), timeline(Commands(), ended):
+        pass
+
+
+@pytest.mark.parametrize("made", [None, "no profile", "n1.1.1.profile"])
+def test_a_folders_name_does_nothing_to_roots_terminal(tmp_path: Path, made: str | None) -> None:
+    ended = ProfiledJob(17, "", os.geteuid(), 0, runs=False, work_dir=tmp_path / "a\033]0;b\a")
+    if made is not None:
+        ended.folder.mkdir(parents=True)
+        (ended.folder / made).touch()
+    with pytest.raises(SluiceError) as refused, timeline(Commands(), ended):
+        pass
+    assert str(refused.value).isprintable()
+
+
 def test_a_user_with_something_injected_is_not_profiled(node: Collector, job: Path) -> None:
     (job / "0/injected").write_text("/opt/nsight.so")
     assert node.start("*", 0) == 0
@@ -113,6 +165,7 @@ HELLO = b"0 hello n1 boot\n"
         b"0 file 0 ../x.1.profile 5\n",
         b"0 file 0 x.profile\n",
         b"0 file 0 x.1.profile -5x\n",
+        b"0 file 0 x.1.profile -1099511627776\n0 file 0 x.1.profile 9\n",  # would make room for as much
         b"0 clock 1\n",
         b"0 started many\n",
         b"0 data not-base64!\n0 file 0 x.1.profile 9\n0 data AAAA\n",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,18 @@ def test_busy_copies_idle_and_what_overlaps(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert found["copies"][0]["direction"] == "host (pinned) to device"
     assert found["slowest_over_median_percent"] is None
+
+
+def test_time_in_which_nothing_was_collected_is_not_idle(tmp_path: Path) -> None:
+    """The budget was spent: of the gap nothing is known."""
+    writer = Writer()
+    writer.kernel(writer.name("k"), 0, SECOND // 4 + 1000)  # the last one ends in the gap
+    writer.record(12, SECOND // 4, SECOND, struct.pack("<QIIQ", 99, 6, 0, 0))
+    writer.record(12, 5 * SECOND // 4, 2 * SECOND, struct.pack("<QIIQ", 99, 6, 0, 0))
+    writer.end(2 * SECOND)
+    found = summary(tmp_path, writer)
+    assert (found["busy_percent"], found["copies_percent"], found["idle_percent"]) == (50, 0, 50)
+    assert (found["ranks"][0]["compute_percent"], found["lost_events"]) == (50, 198)
 
 
 def test_the_slowest_rank_is_the_one_that_the_others_wait_for(tmp_path: Path) -> None:
@@ -123,6 +138,24 @@ def test_a_step_is_looked_at_alone(tmp_path: Path) -> None:
 def test_the_newest_profile_of_a_step_counts(tmp_path: Path) -> None:
     collected(tmp_path, Writer(pid=1, number=9), Writer(pid=2, number=10), Writer("n2", 3, number=8))
     assert [(one.host, one.pid) for one in load(tmp_path).profiles] == [("n1", 2), ("n2", 3)]
+
+
+def test_all_processes_together_have_no_more_events_than_is_asked_for(tmp_path: Path) -> None:
+    ranks = [training(Writer(pid=10 + rank, rank=rank), 50, 5) for rank in range(20)]
+    found = load(collected(tmp_path, *ranks), most=400)
+    assert [len(one.events) for one in found.profiles] == [20] * 20
+    assert any("records more than are shown" in note for note in found.notes)
+
+
+def test_a_crowd_of_files_is_refused_soon(tmp_path: Path) -> None:
+    folder = tmp_path / "n1.0"
+    folder.mkdir()
+    for number in range(16_385):
+        os.close(os.open(folder / f"n1.{number}.1.profile", os.O_CREAT))
+    begin = time.process_time()
+    with pytest.raises(SluiceError, match="more than 16384 files"):
+        load(tmp_path)
+    assert time.process_time() - begin < 0.7
 
 
 def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

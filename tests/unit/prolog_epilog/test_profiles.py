@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -31,8 +33,8 @@ def made(tmp_path: Path) -> Profiles:
             path.chmod(0o755)
     (tmp_path / LIBRARY).touch()
     found = Profiles(tmp_path / "profiles", tmp_path / "run/profile", tmp_path / LIBRARY)
-    found.prepare()
-    found.prepare()  # an agent that starts again
+    found.prepare({})
+    found.prepare({})  # an agent that starts again
     return found
 
 
@@ -78,6 +80,47 @@ def test_what_a_user_left_is_removed_as_that_user(made: Profiles, tmp_path: Path
     assert (other / "file").exists() and list((tmp_path / "profiles/7").iterdir()) == []
     (left,) = (tmp_path / "profiles").glob(".ended-*")
     assert [path.name for path in left.rglob("*")] == ["roots", "file"]
+
+
+@needs_root
+def test_folders_that_a_user_closed_are_removed(made: Profiles, tmp_path: Path) -> None:
+    record = a_record()
+    made.make(record)
+    folder = tmp_path / "profiles/7"
+    script = "mkdir -p a/b/c && touch a/b/c/file && chmod 0 a/b/c && chmod 2500 a/b && chmod 0 a ."
+    subprocess.run(["/bin/sh", "-c", script], cwd=folder, user=2001, group=2001, extra_groups=[], check=True)
+    made.retire(record)
+    made.sweep()
+    assert list((tmp_path / "profiles").iterdir()) == []
+
+
+@needs_root
+def test_one_that_cannot_be_removed_keeps_no_other(made: Profiles, tmp_path: Path) -> None:
+    for number in range(8):
+        name = tmp_path / f"profiles/.ended-{number}-1"
+        name.touch() if number in (3, 4) else name.mkdir()
+    with pytest.raises(NotADirectoryError):
+        made.sweep()
+    assert {path.name for path in (tmp_path / "profiles").iterdir()} == {".ended-3-1", ".ended-4-1"}
+
+
+def test_folders_of_jobs_that_ended_with_the_node_are_removed(made: Profiles, tmp_path: Path) -> None:
+    """A reboot takes the records of running jobs, and nobody returns them."""
+    for name in ("7", "8", "lost+found"):
+        (tmp_path / "profiles" / name).mkdir()
+    made.prepare({8: a_record()})
+    made.sweep()
+    assert {path.name for path in (tmp_path / "profiles").iterdir()} == {"8", "lost+found"}
+
+
+def test_a_folder_that_stays_fails_no_job(made: Profiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    made.make(a_record())
+    monkeypatch.setattr(Path, "rename", fails)
+    made.make(a_record())
+    made.retire(a_record())
 
 
 @needs_root

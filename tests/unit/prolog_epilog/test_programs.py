@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import threading
@@ -44,12 +45,23 @@ def answering(tmp_path: Path) -> Iterator[Answering]:
         listener.close()
 
 
-def program(name: str, path: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run one of the programs with another socket and a short time-out."""
-    text = PROGRAM.read_text().replace("/run/sluice/agent.sock", path).replace("PATIENCE = 25.0", "PATIENCE = 0.3")
+def program(
+    name: str, path: str, folder: Path, before: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run one of the programs with another socket and a short time-out; `before` is done before anything else."""
+    text = PROGRAM.read_text().replace("import os\n", f"import os\n{before}", 1)
+    text = text.replace("/run/sluice/agent.sock", path).replace("PATIENCE = 25.0", "PATIENCE = 0.3")
     (folder / name).write_text(text)
     command = ["/usr/bin/python3", "-IS", str(folder / name)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        timeout=60,
+        check=False,
+    )
 
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURM_JOB_USER": 'a"\u00e9\n', "SLURM_JOB_GPUS": "0,1"}
@@ -174,6 +186,63 @@ def test_a_profile_that_was_asked_for_is_next_to_the_output(
         assert f"export SLUICE_PROFILE_FOLDER={place}\n" in done.stdout  # the library follows no link
     assert (tmp_path / "7/0").readlink() == place and place.stat().st_mode & 0o777 == 0o700
     assert len((place / "control").read_bytes()) == 64 and [one.name for one in place.iterdir()] == ["control"]
+
+
+PROFILED = {"SLURM_STEP_GPUS": "0", "SLURMD_NODENAME": "n1", "SLUICE_GPU_PROFILE": "30"}
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"two\nlines"])
+def test_a_job_in_a_folder_of_any_name_runs(
+    answering: Answering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes
+) -> None:
+    (tmp_path / "7").mkdir()
+    work = tmp_path / os.fsdecode(name)
+    work.mkdir()
+    monkeypatch.chdir(work)
+    path, _ = answering(answers(tmp_path / "7/0"))
+    own = os.fsdecode(name)
+    done = program("sluice-task-prolog", path, tmp_path, **PROFILED, LC_ALL="C.UTF-8", CUDA_INJECTION64_PATH=own)
+    place = f"{work}/sluice-profile-7/n1.0" if name == b"\xff" else tmp_path / "7/0"
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"export SLUICE_PROFILE_FOLDER={place}\n", "")
+    assert (tmp_path / "7/0/injected").read_bytes() == name and (tmp_path / "7/0/control").exists()
+
+
+LATE = """
+def late(path, mode, mkdir=os.mkdir):
+    if "sluice-profile-" in path:
+        mkdir(path, mode)
+    mkdir(path, mode)
+os.mkdir = late
+"""
+
+
+def test_nodes_that_begin_together_all_have_a_profile(
+    answering: Answering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each makes the job's folder, which the other may just have made."""
+    (tmp_path / "7").mkdir()
+    monkeypatch.chdir(tmp_path)
+    path, _ = answering(answers(tmp_path / "7/0"))
+    done = program("sluice-task-prolog", path, tmp_path, LATE, **PROFILED)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "sluice-profile-7/n1.0/control").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_what_another_user_has_put_next_to_the_output_is_not_used(
+    answering: Answering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may run in /tmp."""
+    (tmp_path / "7").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for place in ("sluice-profile-7", "sluice-profile-7/n1.0"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place).chmod(0o777)
+        os.chown(tmp_path / place, 2001, 2001)
+    path, _ = answering(answers(tmp_path / "7/0"))
+    done = program("sluice-task-prolog", path, tmp_path, **PROFILED)
+    assert done.stdout.endswith(f"export SLUICE_PROFILE_FOLDER={tmp_path}/7/0\n")
+    assert (tmp_path / "7/0/control").exists() and not list((tmp_path / "sluice-profile-7/n1.0").iterdir())
 
 
 def test_a_job_runs_without_its_profile_where_no_folder_can_be_made(answering: Answering, tmp_path: Path) -> None:
