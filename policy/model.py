@@ -563,6 +563,9 @@ class Policy(Section):
     """What all pools share; docs/elastic.md."""
     power: Power | None = None
     """Power of GPUs: caps, budgets, price; docs/power.md."""
+    profiles: Literal["all", "asked"] = "all"
+    """Whose CUDA programs load the library of `sluice profile`: of all jobs, so that one that runs can be profiled, or
+    of those with --gpu-profile alone; docs/profile.md. Example: `asked`."""
 
     @field_validator("level", mode="before")
     @classmethod

@@ -51,6 +51,7 @@ class NodePolicy(BaseModel):
     traces: NodeTraces = NodeTraces()
     power_control: ControlPower = ControlPower()
     power: NodePower = NodePower()
+    profiles: Literal["all", "asked"] = "all"
 
     def render(self) -> str:
         """The file's text."""
@@ -68,6 +69,7 @@ def compile_node(policy: Policy, switches: Mapping[str, str] | None = None) -> N
         traces=compile_traces(policy.traces),
         power=compile_power(policy),
         power_control=compile_control(policy, switches or {}),
+        profiles=policy.profiles,
     )
 
 

@@ -68,7 +68,10 @@ class Agent:
         file = NodePolicyFile(settings.policy.with_name(FILE_NAME))
         self.power = PowerKeeper(self.state, self.watcher, lambda: file.current().power)
         self.profiles = Profiles(
-            settings.records.parent / "profiles", settings.run / "profile", settings.library.with_name(LIBRARY)
+            settings.records.parent / "profiles",
+            settings.run / "profile",
+            settings.library.with_name(LIBRARY),
+            lambda: file.current().profiles == "all",
         )
         self.profiles.on_retired = self.duties.add("profiles", _IDLE_S, self.profiles.sweep, retry=60.0).wake
         self.jobs = Jobs(

@@ -348,11 +348,13 @@ class Jobs:
         del peer
         return {"files": [device.own_file for device in self._state.devices], "nics": self._state.nics}
 
-    def task(self, *, peer: Peer, open: list[str], nics: list[str] | None = None) -> dict[str, Any]:
+    def task(
+        self, *, peer: Peer, open: list[str], nics: list[str] | None = None, profile: bool = False
+    ) -> dict[str, Any]:
         """Check what a task can open against what its job was given; the additions to its environment.
 
         `nics` are the RDMA interfaces that it can open, which are only described to it; None: a program of an earlier
-        version does not say.
+        version does not say. `profile`: its user asks for a profile of it.
         """
         place = cgroups.place_of(peer.pid)
         record = None if place is None else self._state.records.get(place.job)
@@ -366,7 +368,7 @@ class Jobs:
             self._refuse_strange(record, place, open)
         given = [self._state.devices[grant.index] for grant in record.grants]
         near = hints([device for device in given if device.own_file in open], nics)
-        return {"export": near | self._ladder.exports(record) | self._profiles.exports(record, place)}
+        return {"export": near | self._ladder.exports(record) | self._profiles.exports(record, place, profile)}
 
     def _refuse_strange(self, record: JobRecord, place: cgroups.Place | None, open: list[str]) -> None:
         """Refuse a task that can open a GPU which its job was not given."""

@@ -31,8 +31,10 @@ _ENDED = ".ended-"
 class Profiles:
     """`folder` is on a disk: what is in memory would count as the job's. The caller holds the state's lock."""
 
-    def __init__(self, folder: Path, link: Path, library: Path) -> None:
+    def __init__(self, folder: Path, link: Path, library: Path, everyone: Callable[[], bool] = lambda: True) -> None:
+        """`everyone`: whether programs load the library also in jobs that did not ask for a profile."""
         self.folder = folder
+        self._everyone = everyone
         self._link = link
         self._library = library
         self.on_retired: Callable[[], None] = lambda: None
@@ -62,12 +64,16 @@ class Profiles:
         except OSError as error:
             log("problem", job=record.job, what=f"no profile: {error.filename}: {error.strerror}")
 
-    def exports(self, record: JobRecord, place: Place) -> dict[str, str]:
-        """Variables for a task: where its step's profile is to be, and the library that writes it."""
+    def exports(self, record: JobRecord, place: Place, asked: bool = False) -> dict[str, str]:
+        """Variables for a task: where its step's profile is to be, and the library that writes it.
+
+        `asked`: the step has --gpu-profile, by its own environment.
+        """
         if not place.step or not self._of(record).is_dir():
             return {}
         found = {"SLUICE_PROFILE_FOLDER": str(self._link / str(record.job) / place.step)}
-        if self._library.exists() and any(grant.vendor == "nvidia" for grant in record.grants):
+        wanted = asked or self._everyone()
+        if wanted and self._library.exists() and any(grant.vendor == "nvidia" for grant in record.grants):
             found |= dict.fromkeys(_LOADERS, str(self._library))
         return found
 

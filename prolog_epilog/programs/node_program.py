@@ -231,9 +231,11 @@ def task_prolog() -> None:
     if not numbers("SLURM_STEP_GPUS") and not numbers("SLURM_JOB_GPUS"):
         return
     devices = ask(do="devices")
-    said = {"open": [path for path in devices["files"] if opens(path)]}
+    said: dict[str, object] = {"open": [path for path in devices["files"] if opens(path)]}
     if "nics" in devices:
         said["nics"] = [name for name, path in devices["nics"].items() if opens(path)]
+    if os.environ.get("SLUICE_GPU_PROFILE"):
+        said["profile"] = True
     export = ask(do="task", **said)["export"]
     folder = export.pop(PROFILE_FOLDER, None)
     for name, value in export.items():

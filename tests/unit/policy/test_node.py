@@ -27,8 +27,13 @@ def test_a_file_says_everything_and_reads_back() -> None:
     assert again == policy
     assert (again.health.mode, again.health.interval_s, again.health.passes) == ("shadow", 15, 5)
     assert set(again.health.checks) == set(CHECKS)
-    sections = {"limits", "health", "metrics", "checkpoint", "alerts", "traces", "power", "power_control"}
+    sections = {"limits", "health", "metrics", "checkpoint", "alerts", "traces", "power", "power_control", "profiles"}
     assert set(json.loads(policy.render())) == {"schema_version"} | sections
+
+
+def test_who_loads_the_library_of_profiles() -> None:
+    assert compile_node(parse("{}\n")).profiles == "all"
+    assert compile_node(parse("profiles: asked\n")).profiles == "asked"
 
 
 def test_traces_say_where_to_and_what_may_leave() -> None:

@@ -25,6 +25,10 @@ def a_record(vendor: str = "nvidia") -> JobRecord:
     return record
 
 
+ALL = {0: True}
+"""Whether the policy has `profiles: all`."""
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Profiles:
     (tmp_path / "run").mkdir()
@@ -32,14 +36,16 @@ def made(tmp_path: Path) -> Profiles:
         if path.stat().st_uid == os.geteuid() and len(path.parts) > 2:
             path.chmod(0o755)
     (tmp_path / LIBRARY).touch()
-    found = Profiles(tmp_path / "profiles", tmp_path / "run/profile", tmp_path / LIBRARY)
+    found = Profiles(tmp_path / "profiles", tmp_path / "run/profile", tmp_path / LIBRARY, lambda: ALL[0])
     found.prepare({})
     found.prepare({})  # an agent that starts again
     return found
 
 
 @needs_root
-def test_a_folder_is_its_users_and_goes_with_the_job(made: Profiles, tmp_path: Path) -> None:
+def test_a_folder_is_its_users_and_goes_with_the_job(
+    made: Profiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = a_record()
     made.make(record)
     folder = tmp_path / "run/profile/7"
@@ -51,6 +57,9 @@ def test_a_folder_is_its_users_and_goes_with_the_job(made: Profiles, tmp_path: P
         "NCCL_PROFILER_PLUGIN": str(tmp_path / LIBRARY),
     }
     assert "CUDA_INJECTION64_PATH" not in made.exports(a_record("amd"), BATCH)
+    monkeypatch.setitem(ALL, 0, False)
+    assert list(made.exports(record, BATCH)) == ["SLUICE_PROFILE_FOLDER"]
+    assert made.exports(record, BATCH, asked=True) == found
     woken: list[bool] = []
     made.on_retired = lambda: woken.append(True)
     made.retire(record)
