@@ -59,16 +59,18 @@ class Events:
             entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in enumerate(handles)]
             self._sqs.delete_message_batch(QueueUrl=self._queue, Entries=entries)
             self._handled = rest
+        handles = []  # those of a read that fails stay in the queue: nobody has been told what they say
         for _ in range(_MOST_READS):
             messages = self._receive()
             for one in messages:
-                self._handled.append(one["ReceiptHandle"])
+                handles.append(one["ReceiptHandle"])
                 if (event := event_of(one["Body"])) is not None:
                     machine, kind = event
                     self._known[machine] = Warned(self._known.get(machine, Warned()).kinds | {kind})
             if not messages:
                 break
         self._known = {machine: one for machine, one in self._known.items() if machine in machines}
+        self._handled = handles
         return self._known
 
     def _receive(self) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ import pytest
 
 from sluice.base.errors import SluiceError
 from sluice.fleet.driver import DriverSite, Order, ProviderError, load_driver
-from sluice.fleet.drivers.ec2_events import AT_RISK, TAKEN_BACK
+from sluice.fleet.drivers.ec2_events import AT_RISK, TAKEN_BACK, Events
 
 TOKEN, OTHER = "a" * 32, "b" * 32
 SECRET = "do-not-show-this-secret"
@@ -502,3 +502,28 @@ def test_the_driver_of_development_clusters_says_what_to_install_where_they_are_
     with pytest.raises(SluiceError) as error:
         load_driver("local", DriverSite("main", "own", {}))
     assert error.value.remedy == "install the package sluice-dev-cluster"
+
+
+def test_messages_of_a_read_that_failed_are_not_deleted() -> None:
+    """Nobody was told what they say: a fleetd that is killed then has to find them in the queue again."""
+
+    class Queue:
+        def __init__(self) -> None:
+            self.answers: list[object] = [[{"ReceiptHandle": "h", "Body": "{}"}], OSError("cut off"), [], []]
+            self.deleted: list[str] = []
+
+        def receive_message(self, **_: object) -> dict[str, object]:
+            answer = self.answers.pop(0)
+            if isinstance(answer, OSError):
+                raise answer
+            return {"Messages": answer}
+
+        def delete_message_batch(self, **asked: list[dict[str, str]]) -> None:
+            self.deleted += [one["ReceiptHandle"] for one in asked["Entries"]]
+
+    queue = Queue()
+    events = Events(queue, "q")
+    with pytest.raises(OSError, match="cut off"):
+        events.read(())
+    events.read(())
+    assert not queue.deleted
