@@ -95,8 +95,7 @@ int sluice_refuse_options(const job_desc_msg_t *job, char **message)
             return SLURM_SUCCESS;
         snprintf(why, sizeof why,
                  "--gpu-mem, --gpu-share, --gpu-power and --gang have no effect now, as Sluice is off on this cluster; "
-                 "ask for GPU "
-                 "memory with --gres=shard:MIB (one shard is one MiB)");
+                 "ask for GPU memory with --gres=shard:MIB (one shard is one MiB)");
     }
     log_refusal("job", job->user_id, "-", why);
     show(message, why);

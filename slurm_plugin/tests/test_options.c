@@ -245,8 +245,8 @@ int main(void)
     check_spellings();
     check_disguises();
     check_sizes_in_all();
-    for (size_t i = 0; i < 6; i++)
+    for (size_t i = 0; i < 7; i++)
         CHECK(sluice_option_name(i) != NULL);
-    CHECK(sluice_option_name(6) == NULL);
+    CHECK(sluice_option_name(7) == NULL);
     return 0;
 }

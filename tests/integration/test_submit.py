@@ -565,9 +565,10 @@ def test_level_off_is_stock_slurm(cluster: DevCluster) -> None:
         assert "CpusPerTres" not in job
         assert job["TimeLimit"] != "01:00:00"
         accepted(cluster, "--gpus=2", "--gpu-affinity=link")
-        for option in ("--gpu-mem=1G", "--gang=a:2", "--gpu-share=50"):
+        for option in ("--gpu-mem=1G", "--gang=a:2", "--gpu-share=50", "--gpu-power=300W"):
             assert "Sluice is off on this cluster" in refused(cluster, option)
-        assert_logged(cluster, r"job of user \d+, account -: --gpu-mem, --gpu-share and --gang have no effect now")
+        words = "--gpu-mem, --gpu-share, --gpu-power and --gang have no effect now"
+        assert_logged(cluster, rf"job of user \d+, account -: {words}")
     finally:
         level("admit")
     assert gres(accepted(cluster, "--gpu-mem=1G")) == "gres:shard:1024"
