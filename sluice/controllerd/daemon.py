@@ -14,11 +14,12 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sluice.base.errors import SluiceError
 from sluice.base.events import DEFAULT_PATH
@@ -36,6 +37,8 @@ _STATUS_S = 5.0
 _SLOW_PERIODS = 3.0  # a run that takes this many periods, and the time below, is reported as slow
 _SLOW_S = 30.0
 _SWITCH_S = 0.001  # a thread that answers waits so long for one that computes, each time that it has read a file
+
+T = TypeVar("T")
 
 log = logging.getLogger("sluice.controllerd")
 
@@ -99,6 +102,19 @@ class Site:
                 known = False
             self._leads = time.monotonic(), known
         return known
+
+
+def of_site(make: Callable[[Site], T]) -> Callable[[Site], T]:
+    """A function that returns a daemon's one object of a kind; `make` makes it when it is first asked for."""
+    made: weakref.WeakKeyDictionary[Site, T] = weakref.WeakKeyDictionary()
+
+    def find(site: Site) -> T:
+        found = made.get(site)
+        if found is None:
+            found = made[site] = make(site)
+        return found
+
+    return find
 
 
 @dataclass(frozen=True, slots=True)

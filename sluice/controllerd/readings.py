@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
-
-from sluice.controllerd.daemon import Site
+from sluice.controllerd.daemon import of_site
 from sluice.exchange.live import Readings
 from sluice.exchange.running import Running
 
-_of_site: weakref.WeakKeyDictionary[Site, Readings] = weakref.WeakKeyDictionary()
-_running: weakref.WeakKeyDictionary[Site, Running] = weakref.WeakKeyDictionary()
-
-
-def readings_of(site: Site) -> Readings:
-    """Those of this daemon."""
-    found = _of_site.get(site)
-    if found is None:
-        found = _of_site[site] = Readings()
-    return found
-
-
-def running_of(site: Site) -> Running:
-    """The records until now of running jobs."""
-    found = _running.get(site)
-    if found is None:
-        found = _running[site] = Running()
-    return found
+readings_of = of_site(lambda _: Readings())
+"""The readings of this daemon."""
+running_of = of_site(lambda _: Running())
+"""The records until now of running jobs."""

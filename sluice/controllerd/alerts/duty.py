@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import weakref
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from sluice.controllerd.alerts.engine import STATE_FILE, Engine, OvertakenError
 from sluice.controllerd.alerts.observe import Observation
 from sluice.controllerd.alerts.outbox import Outbox
 from sluice.controllerd.alerts.sinks import Email, make_sinks
-from sluice.controllerd.daemon import Duty, Site
+from sluice.controllerd.daemon import Duty, Site, of_site
 from sluice.controllerd.readings import readings_of
 from sluice.exchange.live import LIVE_FILE, live
 from sluice.exchange.silences import FOLDER
@@ -170,12 +169,12 @@ class Alerting:
         self.site.commands.run(command, *words, timeout=_COMMAND_S)
 
 
-_of_site: weakref.WeakKeyDictionary[Site, Alerting] = weakref.WeakKeyDictionary()
+_alerting_of = of_site(Alerting)
 
 
 def duties(site: Site) -> Iterable[Duty]:
     """For `sluice.controllerd.daemon`."""
-    alerting = _of_site.setdefault(site, Alerting(site))
+    alerting = _alerting_of(site)
     return [
         Duty("alerts", _TICK_S, alerting.look),
         Duty("alerts-deliver", _DELIVER_S, alerting.deliver),

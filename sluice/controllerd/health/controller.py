@@ -10,7 +10,6 @@ import json
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,7 @@ from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.base.hostlist import expand, fold
 from sluice.base.text import one_line
-from sluice.controllerd.daemon import Duty, Site
+from sluice.controllerd.daemon import Duty, Site, of_site
 from sluice.controllerd.health import withdrawn
 from sluice.controllerd.health.checkpoints import Checkpoints
 from sluice.controllerd.health.keeper import Act, Keeper, State, from_document, to_document
@@ -296,15 +295,8 @@ class Controller:
         self._stamp = (facts.st_mtime_ns, facts.st_ino)
 
 
-_controllers: weakref.WeakKeyDictionary[Site, Controller] = weakref.WeakKeyDictionary()
-
-
-def controller_of(site: Site) -> Controller:
-    """The one of this daemon."""
-    found = _controllers.get(site)
-    if found is None:
-        found = _controllers[site] = Controller(site)
-    return found
+controller_of = of_site(Controller)
+"""The one of this daemon."""
 
 
 def duties(site: Site) -> list[Duty]:

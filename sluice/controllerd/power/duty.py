@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -24,7 +23,7 @@ from policy.power import moment, show_watts
 from sluice.base import events
 from sluice.base.errors import SluiceError
 from sluice.base.text import one_line
-from sluice.controllerd.daemon import Duty, Site
+from sluice.controllerd.daemon import Duty, Site, of_site
 from sluice.controllerd.power import lowered
 from sluice.controllerd.power.caps import HELD
 from sluice.controllerd.power.estimates import ANYBODY, Estimates, booked
@@ -422,15 +421,8 @@ class PowerControl:
             }  # fmt: skip
 
 
-_of_site: weakref.WeakKeyDictionary[Site, PowerControl] = weakref.WeakKeyDictionary()
-
-
-def power_of(site: Site) -> PowerControl:
-    """That of this daemon."""
-    found = _of_site.get(site)
-    if found is None:
-        found = _of_site[site] = PowerControl(site)
-    return found
+power_of = of_site(PowerControl)
+"""That of this daemon."""
 
 
 def duties(site: Site) -> list[Duty]:

@@ -12,7 +12,6 @@ import logging
 import re
 import threading
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -25,7 +24,7 @@ from policy.traces import NodeTraces
 from sluice.base import events
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
-from sluice.controllerd.daemon import Duty, Site
+from sluice.controllerd.daemon import Duty, Site, of_site
 from sluice.controllerd.spans.job_spans import GOING, MOST_LINKS, Hidden, JobLife, base_of, lives, spans_of, task_of
 from sluice.controllerd.spans.span import Span
 from sluice.controllerd.spans.waits import Waits
@@ -381,15 +380,8 @@ def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(piece)
 
 
-_of_site: weakref.WeakKeyDictionary[Site, Spans] = weakref.WeakKeyDictionary()
-
-
-def spans_of_site(site: Site) -> Spans:
-    """The duty of this daemon."""
-    found = _of_site.get(site)
-    if found is None:
-        found = _of_site[site] = Spans()
-    return found
+spans_of_site = of_site(lambda _: Spans())
+"""The duty of this daemon."""
 
 
 def duties(site: Site) -> list[Duty]:
