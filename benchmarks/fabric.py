@@ -47,8 +47,8 @@ def run(nodes: int, runs: int, gangs: int, gang_nodes: int, busy: int, seed: int
             times = [_discover(folder, environment) for _ in range(runs)]
         tree = read_topology(folder / "topology.conf").topologies[0]
     leaf_of = {node: leaf for leaf, members in tree.groups().items() for node in members}
-    ours = _leaves(tree, leaf_of, gangs, gang_nodes, busy, seed, told=True)
-    peer = _leaves(tree, leaf_of, gangs, gang_nodes, busy, seed, told=False)
+    ours = _leaves(tree, leaf_of, gangs, gang_nodes, busy, seed, topology=True)
+    peer = _leaves(tree, leaf_of, gangs, gang_nodes, busy, seed, topology=False)
     return Result(
         figures={
             "discover_s_p50": float(np.median(times)),
@@ -74,7 +74,7 @@ def _discover(folder: Path, environment: dict[str, str]) -> float:
 
 
 def _leaves(
-    tree: Topology, leaf_of: dict[str, str], gangs: int, gang_nodes: int, busy: int, seed: int, *, told: bool
+    tree: Topology, leaf_of: dict[str, str], gangs: int, gang_nodes: int, busy: int, seed: int, *, topology: bool
 ) -> list[int]:
     """Leaf switches of each gang; before each, another choice of nodes is in use."""
     chance = random.Random(seed)
@@ -84,20 +84,20 @@ def _leaves(
     for _ in range(gangs):
         used = set(chance.sample(range(len(names)), len(names) * busy // 100))
         free = [name for number, name in enumerate(names) if number not in used]
-        placed = place(_cluster(tree, free, leaf_of, told=told), Policy.SLUICE, gang)
+        placed = place(_cluster(tree, free, leaf_of, topology=topology), Policy.SLUICE, gang)
         if placed is None:
             raise SluiceError("no gang found a place", remedy="ask for fewer nodes, or let fewer of them be busy")
         found.append(len({leaf_of[free[part.node]] for part in placed.parts}))
     return found
 
 
-def _cluster(tree: Topology, free: list[str], leaf_of: dict[str, str], *, told: bool) -> Cluster:
-    """The nodes that are free; with `told`, below the switches of the tree."""
+def _cluster(tree: Topology, free: list[str], leaf_of: dict[str, str], *, topology: bool) -> Cluster:
+    """The nodes that are free; with `topology`, below the switches of the tree."""
     cluster = Cluster(len(free), max_switches=len(tree.switches))
     shape = cluster.add_shape(NodeShape((GpuShape("h100", 81920),) * 8))
     above = {child: switch.name for switch in tree.switches for child in switch.switches}
     known: dict[str, int] = {}
-    if told:
+    if topology:
         for switch in reversed(tree.switches):  # the topmost is the last
             known[switch.name] = cluster.add_switch(known.get(above.get(switch.name, ""), 0))
     for name in free:

@@ -265,10 +265,10 @@ def prepare_profile(folder: str, own: str) -> None:
     """
     asked = os.environ.get("SLUICE_GPU_PROFILE", "")[:MOST_TEXT]
     job, step = folder.split("/")[-2:]
-    beside = f"{os.getcwd()}/sluice-profile-{job}"  # noqa: PTH109
-    target = f"{beside}/{os.environ.get('SLURMD_NODENAME', os.uname().nodename)}.{step}"
+    next_to_output = f"{os.getcwd()}/sluice-profile-{job}"  # noqa: PTH109
+    target = f"{next_to_output}/{os.environ.get('SLURMD_NODENAME', os.uname().nodename)}.{step}"
     try:
-        if asked.isdecimal() and "\n" not in target and is_own_folder(beside) and is_own_folder(target):
+        if asked.isdecimal() and "\n" not in target and is_own_folder(next_to_output) and is_own_folder(target):
             os.symlink(target, folder)
         else:
             os.mkdir(folder, 0o700)  # noqa: PTH102

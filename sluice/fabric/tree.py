@@ -1,4 +1,4 @@
-"""From a fabric to what Slurm can be told of it: a tree of switches, and blocks."""
+"""From a fabric to what Slurm can know of it: a tree of switches, and blocks."""
 
 from __future__ import annotations
 

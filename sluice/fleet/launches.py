@@ -157,8 +157,8 @@ class Launches:
                 self._state.event(launch, "asked")
                 self._ask(launch)
                 return
-        told = max(waits, key=lambda one: -_TELLING.index(one.kind))
-        self._state.hold(node, told.kind, told.text, min(one.until for one in waits))
+        shown = max(waits, key=lambda one: -_TELLING.index(one.kind))
+        self._state.hold(node, shown.kind, shown.text, min(one.until for one in waits))
 
     def _ask(self, launch: Launch) -> None:
         if launch.refused is not None or ("launch", launch.token) in self._state.busy:

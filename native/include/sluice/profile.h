@@ -9,7 +9,7 @@
  *
  * All numbers are little-endian. Times are ns of the node's CLOCK_MONOTONIC; records of kind CLOCK say what time of
  * day that was. A file is whole after each write: its process may die at any moment, and what follows the last complete
- * record is then to be ignored. The first record has room for kind END from the start, so that a full disk can be told: as
+ * record is then to be ignored. The first record has room for kind END from the start, so that a full disk can be reported: as
  * long as it is of kind 0 the process runs, or has died.
  */
 #ifndef SLUICE_PROFILE_H

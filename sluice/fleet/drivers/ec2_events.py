@@ -59,7 +59,7 @@ class Events:
             entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in enumerate(handles)]
             self._sqs.delete_message_batch(QueueUrl=self._queue, Entries=entries)
             self._handled = rest
-        handles = []  # those of a read that fails stay in the queue: nobody has been told what they say
+        handles = []  # those of a read that fails stay in the queue: nobody knows yet what they say
         for _ in range(_MOST_READS):
             messages = self._receive()
             for one in messages:

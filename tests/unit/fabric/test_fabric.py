@@ -1,4 +1,4 @@
-"""From what sources print to the model, its problems, and what Slurm is told."""
+"""From what sources print to the model, its problems, and what Slurm gets."""
 
 from __future__ import annotations
 

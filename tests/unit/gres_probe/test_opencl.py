@@ -1,4 +1,4 @@
-"""GPUs that only OpenCL knows; PoCL, which makes an OpenCL device of the processor, stands for one."""
+"""GPUs that only OpenCL knows; PoCL, which makes an OpenCL device of the processor, is one in these tests."""
 
 from __future__ import annotations
 
