@@ -119,9 +119,22 @@ def test_the_next_launch_waits_for_the_end_of_the_last_one(driver: WakeOnLan, ho
     assert [one.token for one in driver.machines()] == [following.token]
 
 
+def fail(monkeypatch: pytest.MonkeyPatch, failed: OSError) -> None:
+    """Each connection fails with this."""
+
+    def connect(*_: object, **__: object) -> None:
+        raise failed
+
+    monkeypatch.setattr("sluice.fleet.drivers.wakeonlan.socket.create_connection", connect)
+
+
 @pytest.mark.parametrize(
     "failed",
-    [socket.gaierror(socket.EAI_AGAIN, "no name server"), OSError(errno.ENETUNREACH, "no network"), OSError(24, "files")],
+    [
+        socket.gaierror(socket.EAI_AGAIN, "no name server"),
+        OSError(errno.ENETUNREACH, "no network"),
+        OSError(errno.EMFILE, "no descriptor"),
+    ],
 )
 def test_of_a_machine_that_nobody_could_ask_nothing_is_concluded(
     driver: WakeOnLan, host: Host, monkeypatch: pytest.MonkeyPatch, failed: OSError
@@ -129,14 +142,10 @@ def test_of_a_machine_that_nobody_could_ask_nothing_is_concluded(
     machine = driver.launch(ORDER)
     host.on()
     driver.terminate(machine.id)
-
-    def connect(*_: object, **__: object) -> None:
-        raise failed
-
-    monkeypatch.setattr("sluice.fleet.drivers.wakeonlan.socket.create_connection", connect)
+    fail(monkeypatch, failed)
     assert driver.machines() == [machine]
     for ask in (lambda: driver.terminate(machine.id), lambda: driver.launch(Order("b" * 32, NODE, "own", ""))):
-        with pytest.raises(ProviderError, match=f"localhost: whether it is on is not known: {failed.strerror}") as error:
+        with pytest.raises(ProviderError, match=f"whether it is on is not known: {failed.strerror}") as error:
             ask()
         assert error.value.kind == "broken"
 
@@ -150,11 +159,7 @@ def test_what_the_network_says_of_a_machine(
     machine = driver.launch(ORDER)
     host.on()
     driver.terminate(machine.id)
-
-    def connect(*_: object, **__: object) -> None:
-        raise failed
-
-    monkeypatch.setattr("sluice.fleet.drivers.wakeonlan.socket.create_connection", connect)
+    fail(monkeypatch, failed)
     assert driver.machines() == [machine] * there
 
 
