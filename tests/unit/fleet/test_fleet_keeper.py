@@ -499,6 +499,15 @@ def test_nodes_of_a_dynamic_pool_are_created_and_deleted_as_the_policy_has_them(
     assert changes(20, {**there, "n3": of_now}, {}) == [NodeAct(("n3",), "delete")]
 
 
+def test_the_memory_does_not_grow_with_the_machines_that_were() -> None:
+    one = Fleet()
+    one.step(1)
+    one.lists(*(Machine(f"m{number}", str(number), "n9") for number in range(100)))
+    assert len([act for act in one.step() if isinstance(act, TerminateAct)]) == 100
+    one.step(200)
+    assert set(one.keeper._state._last) == {("list", "p")}
+
+
 def test_a_node_with_a_machine_is_deleted_when_the_provider_has_that_no_more() -> None:
     one = Fleet()
     machine = one.running()
