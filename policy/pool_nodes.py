@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from policy.node import CompiledFile, parse_compiled
 from policy.pools import Pool, Setting
+from sluice.base.hostlist import unbroken
 
 if TYPE_CHECKING:
     from policy.model import Policy
@@ -181,7 +182,12 @@ def slurm_settings(policy: Policy) -> dict[str, str]:
     """Parameters of slurm.conf for all pools; each partition has its own times."""
     if not policy.pools:
         return {}
-    kept = [f"{one.nodes}:{one.least}" for one in policy.pools.values() if one.least]
+    # Slurm after 22.05 divides it at each comma, also in brackets. So it may keep more than `least`; fleetd does not.
+    kept = [
+        f"{part}:{min(size, one.least)}"
+        for one in policy.pools.values() if one.least
+        for part, size in unbroken(one.nodes)
+    ]  # fmt: skip
     return {
         "ResumeProgram": f"{policy.fleet.programs}/sluice-resume",
         "SuspendProgram": f"{policy.fleet.programs}/sluice-suspend",

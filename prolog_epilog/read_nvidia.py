@@ -188,7 +188,11 @@ class NvidiaReader:
         if not gpu.gpm_works:
             return time.monotonic(), None
         try:
-            sample = api.nvmlGpmMigSampleGet(gpu.handle, number, api.nvmlGpmSampleAlloc())
+            sample = api.nvmlGpmSampleAlloc()
+        except api.NVMLError:
+            return time.monotonic(), None
+        try:
+            api.nvmlGpmMigSampleGet(gpu.handle, number, sample)
             now, last = time.monotonic(), gpu.gpm.get(uuid)
             if last is None:
                 gpu.gpm[uuid] = (now, sample)
@@ -199,12 +203,13 @@ class NvidiaReader:
             get.sample1, get.sample2 = last[1], sample
             get.metrics[0].metricId = _GRAPHICS_UTIL
             api.nvmlGpmMetricsGet(get)
-            if get.metrics[0].nvmlReturn == 0:
-                gpu.part_busy[uuid] += (now - last[0]) * 1e7 * get.metrics[0].value
-            api.nvmlGpmSampleFree(last[1])
-            gpu.gpm[uuid] = (now, sample)
         except api.NVMLError:
+            api.nvmlGpmSampleFree(sample)
             return time.monotonic(), None
+        if get.metrics[0].nvmlReturn == 0:
+            gpu.part_busy[uuid] += (now - last[0]) * 1e7 * get.metrics[0].value
+        gpu.gpm[uuid] = (now, sample)
+        api.nvmlGpmSampleFree(last[1])
         return now, int(gpu.part_busy[uuid])
 
     def _throttle(self, gpu: _Gpu) -> list[str] | None:

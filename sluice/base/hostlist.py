@@ -24,3 +24,10 @@ def fold(names: Iterable[str]) -> str:
     from ClusterShell.NodeSet import NodeSet
 
     return str(NodeSet.fromlist(list(names), resolver=None))
+
+
+def unbroken(expression: str) -> list[tuple[str, int]]:
+    """Its parts without a comma, and their numbers of names: ``n[1-3]`` and ``n7`` of ``n[1-3,7]``."""
+    from ClusterShell.NodeSet import NodeSet
+
+    return [(str(part), len(part)) for part in NodeSet(expression, resolver=None).contiguous()]

@@ -22,7 +22,7 @@ from sluice.fleet.launches import Launches
 from sluice.fleet.lists import Provided
 from sluice.fleet.pools import Pools
 from sluice.fleet.shown import Shown
-from sluice.fleet.state import LOST_S, State, Store, difference_of
+from sluice.fleet.state import State, Store, difference_of
 from sluice.fleet.views import (
     Act,
     LaunchAct,
@@ -95,7 +95,7 @@ class Keeper:
         self._state.now = max(self._state.now, now)
         if not self._started:
             self._start()
-        self._state.busy = {key: since for key, since in self._state.busy.items() if self._state.now - since <= LOST_S}
+        self._state.forget_acts()
         view = self._state.fresh_view()
         if view is not None:
             for node in dict.fromkeys([*self._state.pool_of, *self._state.by_node]):

@@ -21,7 +21,9 @@ class Pools:
         self._idle: dict[str, float] = {}  # nodes that are on without a job, since when this process has seen it
 
     def create_and_delete(self, view: SlurmView) -> None:
-        """Nodes of dynamic pools are those of the policy. Slurm deletes none that a job or a reservation has."""
+        """Nodes of dynamic pools are those of the policy. Slurm deletes none that a job or a reservation has. One that
+        would be created again at once, and so lose its drain, is deleted when it is returned.
+        """
         for name, pool in self._state.policy.pools.items():
             missing = [node for node in self._state.names[name] if node not in view.nodes]
             if pool.node_conf and missing:
@@ -31,7 +33,7 @@ class Pools:
             kept = pool_of is not None and self._state.policy.pools[pool_of].made == seen.made
             if not seen.made or kept or node in self._state.by_node or self._state.jobs_on(node):
                 continue
-            if seen.want == "off":
+            if seen.want == "off" and not (pool_of is not None and _drained_by_others(seen)):
                 self._state.change((node,), "delete")
             elif pool_of is None:
                 self._state.change((node,), "power_down", f"{POOL_REASON}not in the policy any more")
@@ -130,7 +132,7 @@ class Pools:
             left = {one.node for one in self._state.memory.launches.values() if one.leaves}
             ours = [
                 node for node, one in seen
-                if one.drained and one.reason.startswith(POOL_REASON) and node not in broken | left
+                if one.drained and not _drained_by_others(one) and node not in broken | left
             ]  # fmt: skip
             held = [
                 node for node, one in seen
@@ -149,3 +151,8 @@ class Pools:
             if absent:
                 words = closed.kind.replace("_", " ")
                 self._state.change(tuple(absent), "drain", f"{POOL_REASON}{words}, asked again later")
+
+
+def _drained_by_others(seen: SlurmNode) -> bool:
+    """Whether a node is drained until somebody returns it."""
+    return seen.drained and not seen.reason.startswith(POOL_REASON)

@@ -24,12 +24,12 @@ _STATES: dict[Change, str] = {
 }  # fmt: skip
 
 
-def read_view(client: SlurmClient, pools: Collection[str], at: float, wall: float) -> SlurmView:
-    """The nodes of pools and their jobs, with times by the fleet's clock. `at`: now, by it; `wall`: now, by Slurm's.
-    Raises SluiceError.
+def read_view(client: SlurmClient, names: Collection[str], at: float, wall: float) -> SlurmView:
+    """The nodes `names` of pools and their jobs, with times by the fleet's clock. `at`: now, by it; `wall`: now, by
+    Slurm's. Raises SluiceError.
     """
     seen_nodes = ((node.name, slurm_node(node)) for node in client.nodes())
-    nodes = {name: node for name, node in seen_nodes if name in pools or node.made}
+    nodes = {name: node for name, node in seen_nodes if name in names or node.made}
     jobs: dict[int, SlurmJob] = {}
     seen = client.jobs()
     for job in seen:

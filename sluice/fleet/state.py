@@ -128,6 +128,12 @@ class State:
             self.dirty = False
         return acts
 
+    def forget_acts(self) -> None:
+        """Those whose answers are lost may be asked for again; of old ones nothing is known any more."""
+        self.busy = {key: since for key, since in self.busy.items() if self.now - since <= LOST_S}
+        # Lists may be asked for more rarely than that.
+        self._last = {key: at for key, at in self._last.items() if key[0] == "list" or self.now - at <= LOST_S}
+
     def fresh_view(self) -> SlurmView | None:
         """What Slurm says, unless that is old."""
         view = self.view

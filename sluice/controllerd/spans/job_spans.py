@@ -194,17 +194,18 @@ class _Spans:
         facts: dict[str, Value] = {"slurm.job.attempt": number, "slurm.job.state": row.state}
         attempt = self._span("slurm.job.attempt", "attempt", self.root, submit, end, facts, error=_failure(row))
         yield attempt
-        yield from self._wait(attempt, row, float(started or end))
+        yield from self._wait(attempt, row, started)
         if started:
             yield from self._run(attempt, row, float(started), end)
 
-    def _wait(self, attempt: Span, row: Allocation, until: float) -> Iterator[Span]:
+    def _wait(self, attempt: Span, row: Allocation, started: int | None) -> Iterator[Span]:
+        until = float(started or _end_of(row))
         wait = self._span("slurm.job.wait", "wait", attempt.id, attempt.start, until, {})
         yield wait
         for start, end, reason in _pieces(attempt.start, until, row.eligible, self.life.reasons):
             facts: dict[str, Value] = {"slurm.wait.reason": reason}
             yield self._span("slurm.job.wait.reason", f"reason {reason}", wait.id, start, end, facts)
-        for decision in self.life.decisions:
+        for decision in self.life.decisions if started else ():
             if attempt.start <= decision.time <= attempt.end and abs(decision.time - until) < _SLOW_START_S:
                 yield self._decision(wait, decision)
 

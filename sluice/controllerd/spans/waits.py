@@ -14,6 +14,7 @@ _MOST_JOBS = 200_000
 _MOST_PIECES = 100  # of one job; what changes later is part of the last
 _MOST_IN_ALL = 1_000_000  # about 200 MB
 _MOST_STARTS = 8  # of one job: it may be requeued
+_PASS_S = 0.1  # within which a pass writes its plans; the next one begins later, at a quarter of the planner's interval
 _OUTCOMES = {Outcome.REFUSED: "no place", Outcome.RESERVED: "would delay a reserved start"}
 _STARTS = {
     Outcome.USED: "used",
@@ -43,7 +44,7 @@ class Waits:
         self._pieces = 0
         self._starts: dict[tuple[int, int | None], list[StartDecision]] = {}
         self._gangs: dict[int, list[int]] = {}
-        self._pass: tuple[int, dict[int, list[int]]] = (0, {})
+        self._pass: tuple[int, float, dict[int, list[int]]] = (0, 0.0, {})
 
     def look(self) -> None:
         """Take in all that was written until now. Raises DecisionError."""
@@ -83,11 +84,13 @@ class Waits:
             self._take(plan.job_id, time, plan.reason)
         if not plan.gang:
             return
-        if self._pass[0] != plan.planned:
-            self._pass = plan.planned, {}
-        members = self._pass[1].setdefault(plan.gang, [])
+        planned, last, gangs = self._pass
+        if planned != plan.planned or time - last > _PASS_S:
+            gangs = {}  # a gang's number is another one's in another pass
+        self._pass = plan.planned, time, gangs
+        members = gangs.setdefault(plan.gang, [])
         members.append(plan.job_id)
-        if len(members) > 1:  # one alone says again what the others have said before
+        if len(members) > 1 and not set(members) <= set(self.gang_of(plan.job_id)):  # only what is new is written again
             for job in members:
                 self._gangs[job] = members
         _bound(self._gangs)

@@ -7,7 +7,7 @@ all that speak EC2's protocol keep that promise.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -149,9 +149,19 @@ class Ec2:
         """As `Driver.machines`."""
         found = self._machines([{"Name": f"tag:{key}", "Values": [value]} for key, value in self._site.tags.items()])
         notices = self._told(self._notices) if found and self._site.settings.get("spot") is True else {}
-        events = {} if self._events is None else self._told(partial(self._events.read, {one.id for one in found}))
+        events = self._warnings({one.id for one in found})
         warned = [(one, events.get(one.id, Warned())) for one in found]
         return [replace(one, notice=notices.get(one.id) or of.notice, at_risk=of.at_risk) for one, of in warned]
+
+    def _warnings(self, machines: Collection[str]) -> dict[str, Warned]:
+        """What the queue says of machines. No machine may be a mistake: then it keeps its messages."""
+        if self._events is None or not machines:
+            return {}
+        try:
+            self._call(self._events.forget)
+        except ProviderError as error:
+            log.warning("pool %s: messages stay in the queue of events: %s", self._site.pool, one_line(str(error)))
+        return self._told(partial(self._events.read, machines))
 
     def _notices(self) -> dict[str, str]:
         filters = [{"Name": "status-code", "Values": list(_NOTICES)}]

@@ -50,16 +50,19 @@ class Events:
         self._handled: list[str] = []
         self._known: dict[str, Warned] = {}
 
-    def read(self, machines: Collection[str]) -> dict[str, Warned]:
-        """What has been said of these machines. A message is deleted with the next call: by then the fleet has what it
-        says in its journal. Raises boto3's exceptions.
+    def forget(self) -> None:
+        """Delete what the last read has found: by now the fleet has what it says in its journal. A message that stays
+        is found again, and says the same. Raises boto3's exceptions.
         """
-        while self._handled:
-            handles, rest = self._handled[:_AT_ONCE], self._handled[_AT_ONCE:]
-            entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in enumerate(handles)]
+        handled, self._handled = self._handled, []
+        for first in range(0, len(handled), _AT_ONCE):
+            handles = enumerate(handled[first : first + _AT_ONCE])
+            entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in handles]
             self._sqs.delete_message_batch(QueueUrl=self._queue, Entries=entries)
-            self._handled = rest
-        handles = []  # those of a read that fails stay in the queue: nobody knows yet what they say
+
+    def read(self, machines: Collection[str]) -> dict[str, Warned]:
+        """What has been said of these machines. Raises boto3's exceptions."""
+        handles = []  # those of a read that fails stay in the queue: nobody has been told what they say
         for _ in range(_MOST_READS):
             messages = self._receive()
             for one in messages:

@@ -6,10 +6,12 @@ one that answers without a record is somebody's, and left alone.
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,19 +107,24 @@ class WakeOnLan:
         record = self._records.listed(node)
         if record is None:
             return None
-        if record.ending is not None and not self._answers(node):
-            self._records.forget(node, record)
-            return None
+        with suppress(ProviderError):  # of which nothing is known, it counts as there
+            if record.ending is not None and not self._answers(node):
+                self._records.forget(node, record)
+                return None
         return machine_of(node, record)
 
     def _answers(self, node: str) -> bool:
-        """Whether its host is there: one that refuses the connection is as well."""
+        """Whether its host is there: one that refuses the connection is as well. Raises ProviderError where this host
+        could not ask: its name service or network fails, or it has no file descriptor left.
+        """
         try:
             socket.create_connection((node, self._port), timeout=_ANSWERS_S).close()
-        except ConnectionRefusedError:
+        except ConnectionError:
             return True
-        except OSError:
-            return False
+        except OSError as error:
+            if isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH:
+                return False
+            raise ProviderError("broken", f"{node}: whether it is on is not known: {error.strerror}") from error
         return True
 
 

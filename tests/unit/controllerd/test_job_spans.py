@@ -135,7 +135,8 @@ def test_a_requeued_job_has_attempts_and_a_used_again_number_is_another_job() ->
 
 
 def test_a_job_that_never_started() -> None:
-    spans = spans_of(JobLife("main", [row(state="CANCELLED", start=None, end=1050, nodes="")]))
+    made = [StartDecision(1049.5, "used", planned=True, core_s=25e-6, stock_s=75e-6)]  # its start was revoked
+    spans = spans_of(JobLife("main", [row(state="CANCELLED", start=None, end=1050, nodes="")], decisions=made))
     check_whole(spans)
     assert {span.name for span in spans} == {
         "slurm.job", "slurm.job.attempt", "slurm.job.wait", "slurm.job.wait.reason",

@@ -23,11 +23,11 @@ def run_churn(
     return {name: int(number) for name, number in re.findall(r"(\w+) (\d+)", done.stdout)}
 
 
-def forge(payloads: list[tuple[int, bytes]]) -> bytes:
+def forge(payloads: list[tuple[int, bytes]], time_us: int = 0) -> bytes:
     """A file with correct checksums around any payloads."""
     data = struct.pack("<8sII", b"SLUICEDR", 1, 0)
     for number, (kind, payload) in enumerate(payloads):
-        head = struct.pack("<IHHQq", len(payload), kind, 0, number, 0)
+        head = struct.pack("<IHHQq", len(payload), kind, 0, number, time_us)
         data += head + payload + struct.pack("<I", zlib.crc32(payload, zlib.crc32(head)))
     return data
 

@@ -62,6 +62,28 @@ def test_members_of_a_gang_are_those_of_one_plan(tmp_path: Path) -> None:
     assert [followed.gang_of(job) for job in range(1, 7)] == [[1, 2], [1, 2], [3, 4], [3, 4], [], []]
 
 
+def test_a_gang_of_which_some_members_are_planned_otherwise_is_whole(tmp_path: Path) -> None:
+    entries = [plan(job, 1, 10) for job in (1, 2, 3)] + [plan(job, 1, 20) for job in (1, 3)]
+    (tmp_path / "decisions.000000000001").write_bytes(forge(entries))
+    others = [plan(job, 1, 30) for job in (1, 3, 4)]
+    followed = Waits(tmp_path)
+    followed.look()
+    assert [followed.gang_of(job) for job in range(1, 5)] == [[1, 2, 3]] * 3 + [[]]
+    (tmp_path / "decisions.000000000002").write_bytes(forge(others))
+    followed.look()
+    assert [followed.gang_of(job) for job in (1, 3, 4)] == [[1, 3, 4]] * 3
+
+
+def test_gangs_of_two_passes_within_a_second_are_not_one(tmp_path: Path) -> None:
+    """The first gang has started, and the second one has its number now."""
+    passes = [plan(1, 1, 10), plan(2, 1, 10), plan(3, 2, 10), plan(4, 2, 10)], [plan(3, 1, 10), plan(4, 1, 10)]
+    for number, entries in enumerate(passes):
+        (tmp_path / f"decisions.00000000000{number}").write_bytes(forge(entries, number * 500_000))
+    followed = Waits(tmp_path)
+    followed.look()
+    assert [followed.gang_of(job) for job in range(1, 5)] == [[1, 2], [1, 2], [3, 4], [3, 4]]
+
+
 def test_what_is_known_of_starts_and_gangs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "_MOST_JOBS", 4)
     entries = [plan(job, job // 2 + 1, 10) for job in range(2, 40)]

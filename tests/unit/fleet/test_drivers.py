@@ -257,6 +257,40 @@ def test_what_ec2_says_of_spot_machines_in_a_queue_is_deleted_when_the_next_list
     assert set(listed()) == set(said)  # without the queue, machines are still listed
 
 
+def test_what_ec2_says_is_read_also_where_the_policy_forbids_to_delete_it(
+    proxy: Proxy, moto_port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    boto3, exceptions = importlib.import_module("boto3"), importlib.import_module("botocore.exceptions")
+    endpoint = f"http://127.0.0.1:{moto_port}"
+    sqs = boto3.client("sqs", region_name="us-east-1", endpoint_url=endpoint)
+    queue = sqs.create_queue(QueueName="kept")["QueueUrl"]
+    driver = ec2(proxy, pool="kept", endpoint=endpoint, events=queue)
+
+    def refuse(**_: object) -> None:
+        raise exceptions.ClientError({"Error": {"Code": "AccessDenied"}}, "DeleteMessageBatch")
+
+    monkeypatch.setattr(driver._events._sqs, "delete_message_batch", refuse)
+    machine = driver.launch(order("5" * 32))
+    for kind, said in ((AT_RISK, ("", AT_RISK)), (TAKEN_BACK, (TAKEN_BACK, AT_RISK))):
+        sqs.send_message(QueueUrl=queue, MessageBody=event(kind, machine.id))
+        assert [(one.notice, one.at_risk) for one in driver.machines()] == [said]
+    assert "pool kept: messages stay in the queue of events: EC2: AccessDenied" in caplog.text
+    sqs.delete_queue(QueueUrl=queue)
+
+
+def test_what_ec2_says_waits_in_the_queue_while_the_list_has_no_machine(proxy: Proxy, moto_port: int) -> None:
+    """It may lack them by mistake."""
+    boto3 = importlib.import_module("boto3")
+    endpoint = f"http://127.0.0.1:{moto_port}"
+    sqs = boto3.client("sqs", region_name="us-east-1", endpoint_url=endpoint)
+    queue = sqs.create_queue(QueueName="none")["QueueUrl"]
+    sqs.send_message(QueueUrl=queue, MessageBody=event(TAKEN_BACK, "i-0123456789abcdef0"))
+    driver = ec2(proxy, pool="none", endpoint=endpoint, events=queue)
+    assert [driver.machines(), driver.machines()] == [[], []]
+    assert len(sqs.receive_message(QueueUrl=queue)["Messages"]) == 1
+    sqs.delete_queue(QueueUrl=queue)
+
+
 def test_ec2_names_the_zone_that_has_no_subnet(proxy: Proxy) -> None:
     driver = ec2(proxy, pool="subnets", subnets={"us-east-1b": "subnet-1"})
     with pytest.raises(ProviderError, match=r"no subnet of zone 'us-east-1a'") as error:
@@ -525,5 +559,6 @@ def test_messages_of_a_read_that_failed_are_not_deleted() -> None:
     events = Events(queue, "q")
     with pytest.raises(OSError, match="cut off"):
         events.read(())
+    events.forget()
     events.read(())
     assert not queue.deleted

@@ -486,12 +486,26 @@ def test_nodes_of_a_dynamic_pool_are_created_and_deleted_as_the_policy_has_them(
     assert changes(0, {}, {}) == [NodeAct(("n1", "n2"), "create", "CPUs=4")]
     of_now, of_before = SlurmNode("off", made="sluice-made-2"), SlurmNode("off", made="sluice-made-1")
     assert changes(20, {"n1": of_now, "n2": of_now, "x": SlurmNode("off")}, {}) == []
+    drained = replace(of_before, drained=True, reason="bad fan")
+    assert changes(20, {"n1": of_now, "n2": drained}, {}) == [], "it would be back without its drain"
     assert changes(20, {"n1": of_now, "n2": of_before}, {}) == [NodeAct(("n2",), "delete")]
+    ours = replace(drained, reason=f"{POOL_REASON}no capacity")
+    assert NodeAct(("n1",), "delete") in changes(20, {"n1": ours, "n2": of_now}, {})
+    assert changes(20, {"n1": of_now, "n2": of_now, "n4": drained}, {}) == [NodeAct(("n4",), "delete")]
     used = {7: SlurmJob(7, waits=False, nodes=frozenset({"n3"}))}
     there = {"n1": of_now, "n2": of_now, "n3": replace(of_now, want="on")}
     assert changes(20, there, used) == []  # n3: of a policy before
     assert [(act.nodes, act.change) for act in changes(20, there, {})] == [(("n3",), "power_down")]
     assert changes(20, {**there, "n3": of_now}, {}) == [NodeAct(("n3",), "delete")]
+
+
+def test_the_memory_does_not_grow_with_the_machines_that_were() -> None:
+    one = Fleet()
+    one.step(1)
+    one.lists(*(Machine(f"m{number}", str(number), "n9") for number in range(100)))
+    assert len([act for act in one.step() if isinstance(act, TerminateAct)]) == 100
+    one.step(200)
+    assert set(one.keeper._state._last) == {("list", "p")}
 
 
 def test_a_node_with_a_machine_is_deleted_when_the_provider_has_that_no_more() -> None:

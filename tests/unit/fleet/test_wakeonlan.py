@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -116,6 +117,50 @@ def test_the_next_launch_waits_for_the_end_of_the_last_one(driver: WakeOnLan, ho
     assert driver.launch(following).token == following.token
     driver.terminate(machine.id)  # a late request for the one before
     assert [one.token for one in driver.machines()] == [following.token]
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, failed: OSError) -> None:
+    """Each connection fails with this."""
+
+    def connect(*_: object, **__: object) -> None:
+        raise failed
+
+    monkeypatch.setattr("sluice.fleet.drivers.wakeonlan.socket.create_connection", connect)
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        socket.gaierror(socket.EAI_AGAIN, "no name server"),
+        OSError(errno.ENETUNREACH, "no network"),
+        OSError(errno.EMFILE, "no descriptor"),
+    ],
+)
+def test_of_a_machine_that_nobody_could_ask_nothing_is_concluded(
+    driver: WakeOnLan, host: Host, monkeypatch: pytest.MonkeyPatch, failed: OSError
+) -> None:
+    machine = driver.launch(ORDER)
+    host.on()
+    driver.terminate(machine.id)
+    fail(monkeypatch, failed)
+    assert driver.machines() == [machine]
+    for ask in (lambda: driver.terminate(machine.id), lambda: driver.launch(Order("b" * 32, NODE, "own", ""))):
+        with pytest.raises(ProviderError, match=f"whether it is on is not known: {failed.strerror}") as error:
+            ask()
+        assert error.value.kind == "broken"
+
+
+@pytest.mark.parametrize(
+    ("failed", "there"), [(OSError(errno.EHOSTUNREACH, "no host"), False), (ConnectionResetError(), True)]
+)
+def test_what_the_network_says_of_a_machine(
+    driver: WakeOnLan, host: Host, monkeypatch: pytest.MonkeyPatch, failed: OSError, there: bool
+) -> None:
+    machine = driver.launch(ORDER)
+    host.on()
+    driver.terminate(machine.id)
+    fail(monkeypatch, failed)
+    assert driver.machines() == [machine] * there
 
 
 def test_a_command_that_fails_is_the_nodes_trouble(driver: WakeOnLan, host: Host) -> None:

@@ -36,6 +36,8 @@ def test_nodes_are_known_before_there_is_one() -> None:
         "PartitionName=p5 Nodes=p5-[1-4] SuspendTime=1200 SuspendTimeout=45 ResumeTimeout=960",
     ]
     assert pool_nodes.slurm_settings(policy(least=1))["SuspendExcNodes"] == "p5-[1-4]:1"
+    apart = pool_nodes.slurm_settings(policy(least=2, nodes="p5-[001-003,007],q-1"))
+    assert apart["SuspendExcNodes"] == "p5-[001-003]:2,p5-007:1,q-1:1"
     assert pool_nodes.slurm_settings(Policy()) == {}
 
 

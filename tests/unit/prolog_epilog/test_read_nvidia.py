@@ -53,3 +53,33 @@ def test_work_is_neither_doubled_nor_lost(monkeypatch: pytest.MonkeyPatch, step:
         seen.append((gpu.busy_ns - before) / 0.5e9)
     assert seen[4:] == pytest.approx([0.1] * 36), "nothing of before the step is counted for later"
     assert 5.0 + 20 * 0.1 - 0.06 <= gpu.busy_ns / 1e9 <= 5.0 + 20 * 0.1 + 1.0
+
+
+@pytest.mark.parametrize("failing", ["nvmlGpmMigSampleGet", "nvmlGpmMetricsGet"])
+def test_samples_of_instances_are_freed_also_when_the_driver_fails(failing: str) -> None:
+    held: set[object] = set()
+
+    class RefusedError(Exception):
+        pass
+
+    def alloc() -> object:
+        sample = object()
+        held.add(sample)
+        return sample
+
+    def metrics() -> SimpleNamespace:
+        return SimpleNamespace(metrics=[SimpleNamespace(nvmlReturn=0, value=50.0)])
+
+    def fail(*_: object) -> None:
+        raise RefusedError
+
+    reader = NvidiaReader.__new__(NvidiaReader)
+    reader.api = SimpleNamespace(
+        NVMLError=RefusedError, NVML_GPM_METRICS_GET_VERSION=1, c_nvmlGpmMetricsGet_t=metrics, nvmlGpmSampleAlloc=alloc,
+        nvmlGpmMigSampleGet=lambda device, number, sample: sample, nvmlGpmMetricsGet=lambda get: get,
+        nvmlGpmSampleFree=held.remove,
+    )  # fmt: skip
+    gpu = _Gpu("GPU-0", None, [], gpm_works=True)
+    assert [reader._part_busy(gpu, "MIG-0", 1)[1] is None for _ in range(3)] == [False] * 3 and len(held) == 1
+    setattr(reader.api, failing, fail)
+    assert [reader._part_busy(gpu, "MIG-0", 1)[1] for _ in range(3)] == [None] * 3 and len(held) == 1
