@@ -18,7 +18,7 @@ assert cu.cuModuleGetFunction(c.byref(function), module, sys.argv[1].encode()) =
 assert cu.cuMemAlloc_v2(c.byref(memory), c.c_size_t(1 << 20)) == 0
 one = c.c_uint(1)
 while True:
-    for _ in range(10):
+    for _ in range(100):
         assert cu.cuLaunchKernel(function, one, one, one, one, one, one, 0, None, None, None) == 0
     assert cu.cuMemcpyHtoD_v2(memory, bytes(4096), c.c_size_t(4096)) == 0 and cu.cuCtxSynchronize() == 0
 """
