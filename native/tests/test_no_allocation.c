@@ -129,6 +129,11 @@ static void test_cluster_and_placement(void)
                                          &text),
                       SLUICE_ERROR_NEVER);
             CHECK_INT(sluice_allocation_read(cluster, held[0], parts, PARTS, &part_count, &text), SLUICE_OK);
+            struct sluice_part paired = parts[0];
+            struct sluice_nic_choice nics;
+            CHECK_INT(sluice_choose_nics(cluster, &(struct sluice_nic_groups){.gpu_count = GPUS, .nic_count = 4}, 15, 1,
+                                         false, &paired, &nics, &text),
+                      SLUICE_OK);
             parts[0].cpus_milli = 4000;
             CHECK_INT(sluice_resize(cluster, held[0], parts, &text), SLUICE_OK);
             for (uint32_t i = 0; i < count; i++)

@@ -244,6 +244,38 @@ def place(cluster: Cluster, policy: Policy, request: Request) -> Placement | Non
     return to_placement(placement)
 
 
+@dataclass(frozen=True)
+class NicGroups:
+    """The group of each GPU and each NIC of a node (``struct sluice_nic_groups``)."""
+
+    gpus: tuple[int, ...]
+    nics: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NicChoice:
+    """A part with NICs: `part` has the GPUs, `nics` is a bit mask."""
+
+    part: Part
+    nics: int
+    pairs: int
+
+
+def choose_nics(
+    cluster: Cluster, groups: NicGroups, part: Part, nics_free: int, nic_count: int, *, keep_gpus: bool = False
+) -> NicChoice:
+    """NICs for the part, and GPUs near them (``sluice_choose_nics``)."""
+    c_groups, c_part = ffi.new("struct sluice_nic_groups *"), ffi.new("struct sluice_part *")
+    c_groups.gpu_count, c_groups.nic_count = len(groups.gpus), len(groups.nics)
+    c_groups.gpu_group = list(groups.gpus)
+    c_groups.nic_group = list(groups.nics)
+    fill_part(c_part, part)
+    choice, text = ffi.new("struct sluice_nic_choice *"), new_error_text()
+    code = lib.sluice_choose_nics(cluster.handle, c_groups, nics_free, nic_count, keep_gpus, c_part, choice, text)
+    check(code, text)
+    return NicChoice(to_part(c_part), choice.nics, choice.pairs)
+
+
 def commit(cluster: Cluster, parts: Iterable[Part]) -> int:
     """Hold what the parts say; the allocation's id."""
     listed, text, allocation = list(parts), new_error_text(), ffi.new("uint64_t *")

@@ -381,6 +381,37 @@ enum sluice_error sluice_allocation_read(const struct sluice_cluster *cluster, u
                                          struct sluice_part *parts, uint32_t capacity, uint32_t *part_count,
                                          struct sluice_error_text *text);
 
+/* ---- GPUs and RDMA NICs of a node ---- */
+
+enum { SLUICE_MAX_NICS = 32 };                                      /* of one node */
+enum { SLUICE_MAX_NIC_GROUPS = SLUICE_MAX_GPUS + SLUICE_MAX_NICS }; /* each may be alone in its own */
+
+/* Which GPUs and NICs of a node reach each other through PCIe switches alone (PXB or nearer): those of one group. */
+struct sluice_nic_groups {
+    uint32_t gpu_count, nic_count;
+    uint8_t gpu_group[SLUICE_MAX_GPUS]; /* below SLUICE_MAX_NIC_GROUPS */
+    uint8_t nic_group[SLUICE_MAX_NICS];
+};
+
+/* NICs of a part. */
+struct sluice_nic_choice {
+    uint32_t nics;  /* bit i: NIC i */
+    uint32_t pairs; /* with the part's GPUs */
+};
+
+/*
+ * Choose `nic_count` of the NICs `nics_free` for a part of sluice_place, and exchange its GPUs where that makes more
+ * pairs. A pair is a GPU and a NIC of one group; each NIC is in at most as many as there are GPUs for each NIC, rounded
+ * up, and each GPU likewise. No other choice of the node's GPUs and NICs has more pairs. Among choices with as many, one
+ * with the part's own GPUs comes first, then one within a link domain.
+ * GPUs are exchanged for idle ones of the same model, capability and memory, unless `keep_gpus`, the part has shares of
+ * GPUs, or its GPUs differ. O(GPUs * NICs). Errors: UNKNOWN (node), INVALID (a part without GPUs or with others than the
+ * node has; groups of another number of GPUs), RANGE (group, number of NICs), CAPACITY (fewer are free).
+ */
+enum sluice_error sluice_choose_nics(const struct sluice_cluster *cluster, const struct sluice_nic_groups *groups,
+                                     uint32_t nics_free, uint32_t nic_count, bool keep_gpus, struct sluice_part *part,
+                                     struct sluice_nic_choice *choice, struct sluice_error_text *text);
+
 /* Why a node cannot take (a node's share of) a request: the first that applies, in this order. Append only. */
 enum sluice_reason {
     SLUICE_REASON_FITS = 0,

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GPUs and RDMA NICs of a node that are near each other. See sluice/core.h. */
+#include "cluster.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* What is free of the node, by group. */
+struct near {
+    uint16_t gpus[SLUICE_MAX_NIC_GROUPS];
+    uint32_t nics[SLUICE_MAX_NIC_GROUPS];
+    uint64_t groups; /* bit g: group g has GPUs and NICs */
+};
+
+/* GPUs and NICs, each as many as are wanted. */
+struct pairing {
+    uint16_t gpus;
+    uint32_t nics;
+    int pairs;
+};
+
+static struct near near_of(const struct sluice_nic_groups *groups, uint16_t gpus, uint32_t nics)
+{
+    struct near near;
+    memset(&near, 0, sizeof near);
+    uint64_t with_gpus = 0, with_nics = 0;
+    for (uint32_t set = gpus; set; set &= set - 1) {
+        uint32_t gpu = (uint32_t)__builtin_ctz(set);
+        near.gpus[groups->gpu_group[gpu]] |= (uint16_t)(1u << gpu);
+        with_gpus |= UINT64_C(1) << groups->gpu_group[gpu];
+    }
+    for (uint32_t set = nics; set; set &= set - 1) {
+        uint32_t nic = (uint32_t)__builtin_ctz(set);
+        near.nics[groups->nic_group[nic]] |= UINT32_C(1) << nic;
+        with_nics |= UINT64_C(1) << groups->nic_group[nic];
+    }
+    near.groups = with_gpus & with_nics;
+    return near;
+}
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static uint32_t lowest(uint32_t mask, int count)
+{
+    uint32_t rest = mask;
+    for (; count > 0; count--)
+        rest &= rest - 1;
+    return mask & ~rest;
+}
+
+/*
+ * Of these GPUs and NICs as many as wanted, with the most pairs. What is fewer (NICs, or else GPUs) is taken one after the
+ * other, each where most of the others are left to pair it with. What a group gains by one more never grows, and
+ * groups are independent, so that nothing is lost by taking the largest gain first.
+ */
+static struct pairing pair_up(const struct sluice_nic_groups *groups, uint16_t gpus, int gpu_count, uint32_t nics,
+                              int nic_count)
+{
+    struct pairing found = {0};
+    struct near near = near_of(groups, gpus, nics);
+    bool fewer_nics = nic_count < gpu_count;
+    int each_nic = fewer_nics ? (gpu_count + nic_count - 1) / nic_count : 1;
+    int each_gpu = fewer_nics ? 1 : (nic_count + gpu_count - 1) / gpu_count;
+    int gpus_left = gpu_count, nics_left = nic_count;
+    while (gpus_left && nics_left && near.groups) {
+        int most = 0, from = 0;
+        for (uint64_t set = near.groups; set; set &= set - 1) {
+            int group = __builtin_ctzll(set);
+            int gain = fewer_nics ? least(sluice_count(near.gpus[group]), least(each_nic, gpus_left))
+                                  : least(__builtin_popcount(near.nics[group]), least(each_gpu, nics_left));
+            if (gain > most) {
+                most = gain;
+                from = group;
+            }
+        }
+        uint16_t own_gpus = (uint16_t)lowest(near.gpus[from], fewer_nics ? most : 1);
+        uint32_t own_nics = lowest(near.nics[from], fewer_nics ? 1 : most);
+        near.gpus[from] &= (uint16_t)~own_gpus;
+        near.nics[from] &= ~own_nics;
+        if (!near.gpus[from] || !near.nics[from])
+            near.groups &= ~(UINT64_C(1) << from);
+        found.gpus |= own_gpus;
+        found.nics |= own_nics;
+        found.pairs += most;
+        gpus_left -= sluice_count(own_gpus);
+        nics_left -= __builtin_popcount(own_nics);
+    }
+    found.gpus |= (uint16_t)lowest(gpus & (uint16_t)~found.gpus, gpus_left);
+    uint32_t paired = 0; /* NICs that a later job could still pair */
+    for (uint64_t set = near.groups; set; set &= set - 1)
+        paired |= near.nics[__builtin_ctzll(set)];
+    uint32_t alone = lowest(nics & ~found.nics & ~paired, nics_left);
+    found.nics |= alone;
+    found.nics |= lowest(nics & ~found.nics, nics_left - __builtin_popcount(alone));
+    return found;
+}
+
+/* The idle GPUs that may take the place of the part's, and these themselves. */
+static uint16_t exchangeable(const struct sluice_cluster *cluster, const struct sluice_part *part)
+{
+    const struct shape *shape = sluice_shape_of(cluster, part->node);
+    uint16_t gpus = cluster->nodes[part->node].idle, own = (uint16_t)part->gpus;
+    int first = __builtin_ctz(part->gpus);
+    for (int i = 0; !shape->uniform && i < (int)shape->gpu_count; i++)
+        if (shape->model[i] != shape->model[first] || shape->capability[i] != shape->capability[first] ||
+            shape->memory.mib[i] != shape->memory.mib[first])
+            gpus &= (uint16_t) ~(1u << i);
+    return part->gpu_memory_mib || (own & ~gpus) ? own : gpus;
+}
+
+static enum sluice_error check(const struct sluice_cluster *cluster, const struct sluice_nic_groups *groups,
+                               uint32_t nics_free, uint32_t nic_count, const struct sluice_part *part,
+                               struct sluice_error_text *text)
+{
+    if (part->node >= cluster->node_count)
+        return sluice_fail(text, SLUICE_ERROR_UNKNOWN, "node %" PRIu32 " is not known", part->node);
+    const struct shape *shape = sluice_shape_of(cluster, part->node);
+    if (!part->gpus || part->gpus & ~(uint32_t)shape->all)
+        return sluice_fail(text, SLUICE_ERROR_INVALID, "GPUs %#" PRIx32 ": must be some of the node's %" PRIu32,
+                           part->gpus, shape->gpu_count);
+    if (groups->gpu_count != shape->gpu_count)
+        return sluice_fail(text, SLUICE_ERROR_INVALID, "groups of %" PRIu32 " GPUs for a node with %" PRIu32,
+                           groups->gpu_count, shape->gpu_count);
+    if (groups->nic_count > SLUICE_MAX_NICS)
+        return sluice_fail(text, SLUICE_ERROR_RANGE, "%" PRIu32 " NICs: a node has at most %d", groups->nic_count,
+                           SLUICE_MAX_NICS);
+    for (uint32_t i = 0; i < groups->gpu_count; i++)
+        if (groups->gpu_group[i] >= SLUICE_MAX_NIC_GROUPS)
+            return sluice_fail(text, SLUICE_ERROR_RANGE, "GPU %" PRIu32 ": group %d must be below %d", i,
+                               groups->gpu_group[i], SLUICE_MAX_NIC_GROUPS);
+    for (uint32_t i = 0; i < groups->nic_count; i++)
+        if (groups->nic_group[i] >= SLUICE_MAX_NIC_GROUPS)
+            return sluice_fail(text, SLUICE_ERROR_RANGE, "NIC %" PRIu32 ": group %d must be below %d", i,
+                               groups->nic_group[i], SLUICE_MAX_NIC_GROUPS);
+    if (groups->nic_count < 32 && nics_free >> groups->nic_count)
+        return sluice_fail(text, SLUICE_ERROR_RANGE, "free NICs %#" PRIx32 ": there are %" PRIu32, nics_free,
+                           groups->nic_count);
+    if (!nic_count || nic_count > SLUICE_MAX_NICS)
+        return sluice_fail(text, SLUICE_ERROR_RANGE, "%" PRIu32 " NICs asked: must be 1 to %d", nic_count,
+                           SLUICE_MAX_NICS);
+    if (__builtin_popcount(nics_free) < (int)nic_count)
+        return sluice_fail(text, SLUICE_ERROR_CAPACITY, "%" PRIu32 " NICs asked, %d are free", nic_count,
+                           __builtin_popcount(nics_free));
+    return SLUICE_OK;
+}
+
+enum sluice_error sluice_choose_nics(const struct sluice_cluster *cluster, const struct sluice_nic_groups *groups,
+                                     uint32_t nics_free, uint32_t nic_count, bool keep_gpus, struct sluice_part *part,
+                                     struct sluice_nic_choice *choice, struct sluice_error_text *text)
+{
+    enum sluice_error error = check(cluster, groups, nics_free, nic_count, part, text);
+    if (error)
+        return error;
+    const struct shape *shape = sluice_shape_of(cluster, part->node);
+    uint16_t own = (uint16_t)part->gpus, others = keep_gpus ? own : exchangeable(cluster, part);
+    int gpus = sluice_count(own), nics = (int)nic_count, all = gpus > nics ? gpus : nics;
+    struct pairing best = pair_up(groups, own, gpus, nics_free, nics);
+    if (best.pairs < all && others != own) {
+        struct pairing any = pair_up(groups, others, gpus, nics_free, nics);
+        for (int i = 0; i < shape->link_groups && gpus > 1 && best.pairs < any.pairs; i++) {
+            uint16_t linked = others & shape->link_group[i];
+            struct pairing near = best;
+            if (linked != others && sluice_count(linked) >= gpus)
+                near = pair_up(groups, linked, gpus, nics_free, nics);
+            if (near.pairs == any.pairs)
+                best = near;
+        }
+        if (best.pairs < any.pairs)
+            best = any;
+    }
+    part->gpus = best.gpus;
+    *choice = (struct sluice_nic_choice){.nics = best.nics, .pairs = (uint32_t)best.pairs};
+    return SLUICE_OK;
+}
