@@ -57,6 +57,7 @@ from dev_cluster.ports import claim_ports, listens
 from dev_cluster.probing import probe
 from dev_cluster.slurm_tree import SlurmTree
 from gres_probe.inventory import Inventory
+from gres_probe.nic_groups import NICS_FILE
 from gres_probe.writer import generate
 from policy.pool_nodes import NODES_FILE
 from policy.state import SNIPPET
@@ -473,6 +474,8 @@ class Boot:
         gres = write(inventories)
         fixed = [one for one in inventories if one.node in self.description.fixed_hosts]
         lines = write(fixed).nodes_conf()
+        if self.description.nics:
+            write_atomic(self.layout.slurm / NICS_FILE, gres.nics_conf())
         self.write_configuration(lines, gres.gres_conf)
         gpus = sum(len(inventory.gpus) for inventory in inventories)
         self.progress(f"{gpus} GPUs probed and written into gres.conf")

@@ -1,7 +1,8 @@
 """Puts what the writer generates where a site's Slurm reads it, without changing any of the site's own lines.
 
-Sluice owns two files in a folder of the site's choice: ``gres.sluice.conf``, which the site's gres.conf includes, and
-``nodes.sluice.conf``, which its slurm.conf includes. What the site sets for a node itself (NodeAddr, Port, State,
+Sluice owns files in a folder of the site's choice: ``gres.sluice.conf``, which the site's gres.conf includes,
+``nodes.sluice.conf``, which its slurm.conf includes, and where interfaces are offered ``nics.sluice.conf``, which the
+plugins read next to slurm.conf. What the site sets for a node itself (NodeAddr, Port, State,
 CoreSpecCount, its own features, ...) stays in its own NodeName lines: in slurm.conf until those are moved, then in
 ``nodes.site.conf``, which only Sluice reads. They override the hardware's figures, except Gres; features are
 joined.
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gres_probe.inventory import Inventory
+from gres_probe.nic_groups import NICS_FILE
 from gres_probe.writer import GRES_FILE, NODES_FILE, GresConfiguration, generate
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_if_changed
@@ -111,6 +113,8 @@ def gres_changes(
         texts |= {folder / name / GRES_FILE: configuration.node_gres_conf(name) for name in configuration.nodes}
     else:
         texts[folder / GRES_FILE] = configuration.gres_conf
+    if nics:
+        texts[folder / NICS_FILE] = configuration.nics_conf()
     changes = GresChanges([FileChange(path, current_text(path), text) for path, text in texts.items()], configuration)
     changes.notes = list(configuration.notes)
     changes.foreign_shards = _foreign_shards(slurm, gres)
@@ -122,6 +126,8 @@ def gres_changes(
         ["gpu", *(["shard"] if shards else []), *(["nic"] if nics else [])],
         per_node,
     )
+    if nics and slurm is not None and not _beside(folder / NICS_FILE, slurm):
+        changes.steps.append(f"copy {folder / NICS_FILE} next to slurm.conf on each controller")
     return changes
 
 
@@ -217,5 +223,8 @@ def _by_place(slurm: SlurmConf, nodes: Mapping[str, object]) -> list[str]:
 
 def _include_name(path: Path, slurm: SlurmConf) -> str:
     """Without folder where it is next to slurm.conf: only such files reach configless nodes."""
-    beside = path.parent.resolve() == slurm.config.path.parent.resolve()
-    return path.name if beside else str(path)
+    return path.name if _beside(path, slurm) else str(path)
+
+
+def _beside(path: Path, slurm: SlurmConf) -> bool:
+    return path.parent.resolve() == slurm.config.path.parent.resolve()

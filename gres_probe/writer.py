@@ -16,6 +16,7 @@ from functools import cache
 from gres_probe.cores import fold_ranges, slurm_cores, usual_numbering
 from gres_probe.inventory import Gpu, Inventory, LinkType, Nic, Partition, Vendor
 from gres_probe.machine import natural
+from gres_probe.nic_groups import SWITCHED, nic_groups, render
 from gres_probe.topology import link_domains
 from gres_probe.vendors import vendor
 from sluice.base.errors import SluiceError
@@ -31,7 +32,6 @@ HEADER = "# Written by `sluice gres write`; changes made here are lost. See slui
 _MULTIPLE_FILES_BESIDE_SHARDS: SlurmVersion = (23, 2, 7)
 
 _CAPABILITY_PREFIXES: dict[str, str] = {Vendor.NVIDIA: "sm", Vendor.INTEL: "ip"}
-_SWITCHED = frozenset({LinkType.PCI_SWITCH, LinkType.PCI_BRIDGES})
 LINK_WORDS = {LinkType.NVLINK: "nvlink", LinkType.XGMI: "xgmi", LinkType.XELINK: "xelink"}
 
 # Words of a vendor's model name that do not distinguish two models of GPU for a user: makers and series, form factor,
@@ -92,6 +92,11 @@ class GresConfiguration:
     nodes: dict[str, NodeAttributes]
     gres_lines: dict[str, list[str]]  # of each node, without NodeName=
     notes: list[str] = field(default_factory=list)
+    nic_groups: list[str] = field(default_factory=list)
+
+    def nics_conf(self) -> str:
+        """Which GPUs and interfaces of each node are near each other."""
+        return render(self.nic_groups)
 
     def nodes_conf(self, extra: Mapping[str, Mapping[str, str]] | None = None) -> str:
         """The NodeName lines of slurm.conf; `extra` adds, replaces or (empty) drops parameters, e.g. Port."""
@@ -142,6 +147,7 @@ def generate(
     nodes: dict[str, NodeAttributes] = {}
     gres_lines: dict[str, list[str]] = {}
     notes: list[str] = []
+    groups: list[str] = []
     for inventory in ordered:
         devices = node_devices(inventory)
         for problem in inventory.problems:
@@ -155,9 +161,11 @@ def generate(
         interfaces = node_nics(inventory) if nics else []
         lines = _gres_lines(inventory, devices, slurm_version, shards, notes) + _nic_lines(inventory, interfaces)
         gres_lines[inventory.node] = lines
+        if line := nic_groups(inventory, [device.gpu for device in devices], interfaces):
+            groups.append(line)
         more = (features or {}).get(inventory.node, ())
         nodes[inventory.node] = _attributes(inventory, devices, shards, len(interfaces), more)
-    return GresConfiguration(_gres_conf(gres_lines), nodes, gres_lines, notes)
+    return GresConfiguration(_gres_conf(gres_lines), nodes, gres_lines, notes, groups)
 
 
 @cache
@@ -225,7 +233,7 @@ def _nic_lines(inventory: Inventory, nics: Sequence[Nic]) -> list[str]:
     places = [first + inventory.nics.index(nic) for nic in nics]
     matrix = [
         [
-            -1 if nic is other else int(nic.links[place].type in _SWITCHED)
+            -1 if nic is other else int(nic.links[place].type in SWITCHED)
             for other, place in zip(nics, places, strict=True)
         ]
         for nic in nics

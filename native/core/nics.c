@@ -12,7 +12,7 @@ struct near {
     uint64_t groups; /* bit g: group g has GPUs and NICs */
 };
 
-/* GPUs and NICs, each as many as are wanted. */
+/* As many GPUs as are wanted, and the NICs that are paired with them. */
 struct pairing {
     uint16_t gpus;
     uint32_t nics;
@@ -89,13 +89,22 @@ static struct pairing pair_up(const struct sluice_nic_groups *groups, uint16_t g
         nics_left -= __builtin_popcount(own_nics);
     }
     found.gpus |= (uint16_t)lowest(gpus & (uint16_t)~found.gpus, gpus_left);
-    uint32_t paired = 0; /* NICs that a later job could still pair */
-    for (uint64_t set = near.groups; set; set &= set - 1)
-        paired |= near.nics[__builtin_ctzll(set)];
-    uint32_t alone = lowest(nics & ~found.nics & ~paired, nics_left);
-    found.nics |= alone;
-    found.nics |= lowest(nics & ~found.nics, nics_left - __builtin_popcount(alone));
     return found;
+}
+
+/* NICs that are still wanted, near whatever GPU: first those that no idle GPU has near. */
+static uint32_t add_nics(const struct sluice_nic_groups *groups, const struct pairing *found, uint16_t idle,
+                         uint32_t nics, int count)
+{
+    uint64_t near_idle = 0;
+    uint32_t left = nics & ~found->nics, alone = 0;
+    for (uint32_t set = idle & ~(uint32_t)found->gpus; set; set &= set - 1)
+        near_idle |= UINT64_C(1) << groups->gpu_group[__builtin_ctz(set)];
+    for (uint32_t set = left; set; set &= set - 1)
+        if (!(near_idle >> groups->nic_group[__builtin_ctz(set)] & 1))
+            alone |= set & -set;
+    alone = lowest(alone, count);
+    return found->nics | alone | lowest(left & ~alone, count - __builtin_popcount(alone));
 }
 
 /* The idle GPUs that may take the place of the part's, and these themselves. */
@@ -172,6 +181,9 @@ enum sluice_error sluice_choose_nics(const struct sluice_cluster *cluster, const
             best = any;
     }
     part->gpus = best.gpus;
+    int left = nics - __builtin_popcount(best.nics);
+    if (left)
+        best.nics = add_nics(groups, &best, cluster->nodes[part->node].idle, nics_free, left);
     *choice = (struct sluice_nic_choice){.nics = best.nics, .pairs = (uint32_t)best.pairs};
     return SLUICE_OK;
 }

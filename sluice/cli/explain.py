@@ -188,6 +188,12 @@ def _reasons(of: dict[str, Any]) -> list[str]:
     return [f"  {entry['nodes']:>8}  {entry['reason']}" for entry in of.get("nodes_by_reason", [])]
 
 
+def _instead(start: dict[str, Any], choice: dict[str, Any] | None) -> str:
+    if choice is None or {part["node"] for part in start["parts"]} != {part["node"] for part in choice["parts"]}:
+        return "These are not the nodes and GPUs that Sluice chose."
+    return "The policy chose other GPUs of these nodes; these are nearer to the job's NICs, or what stock Slurm gave."
+
+
 def _started(document: dict[str, Any]) -> list[str]:
     start, decision = document["start"], document.get("decision")
     lines = ["", f"Started {_moment(start['at'])} on", *_where(start["parts"])]
@@ -196,9 +202,9 @@ def _started(document: dict[str, Any]) -> list[str]:
     lines += ["", f"Why there: {decision['outcome']} (policy {decision['policy']})"]
     if decision["planned"]:
         return [*lines, "  The place is the backfill planner's: it was reserved for this job."]
-    if start.get("as_chosen") is False:
-        lines.append("  These are not the nodes and GPUs that Sluice chose.")
     choice = decision.get("choice")
+    if start.get("as_chosen") is False:
+        lines.append(f"  {_instead(start, choice)}")
     if choice is not None:
         lines.append(f"  {decision['nodes_that_fit']:>8}  of {decision['nodes']} nodes could take it; the others:")
         lines += _reasons(decision)

@@ -45,7 +45,10 @@ def write(
     migrate_shards: bool,
     only_diff: bool,
 ) -> None:
-    """Write gres.sluice.conf and nodes.sluice.conf where something changed; slurm.conf and gres.conf stay untouched."""
+    """Write gres.sluice.conf and nodes.sluice.conf where something changed; slurm.conf and gres.conf stay untouched.
+
+    With --nics also nics.sluice.conf, for the placement.
+    """
     from gres_probe.collect import DEFAULT_DIR, load_inventories
     from gres_probe.deploy import gres_changes
     from sluice.base.errors import SluiceError, UsageError

@@ -2,6 +2,8 @@
 /* Asking the core, and the plan's limits on its choice. */
 #include "hook/hook_internal.h"
 
+#include "hook/nics.h"
+
 static bool any_of(const uint64_t *a, const uint64_t *b)
 {
     for (size_t w = 0; w < sluice_hook.words; w++)
@@ -176,4 +178,12 @@ void sluice_hook_remember_choice(const struct decision *decision)
     sluice_hook.chosen_job = decision->call->job->job_id;
     sluice_hook.chosen_count = decision->placement.part_count;
     memcpy(sluice_hook.chosen, decision->placement.parts, sluice_hook.chosen_count * sizeof(*sluice_hook.chosen));
+    if (decision->used->one_link_domain || decision->used->one_numa_node)
+        return; /* the user has said which GPUs are to be together */
+    for (uint32_t i = 0; i < sluice_hook.chosen_count; i++) {
+        struct sluice_part part = sluice_hook.chosen[i];
+        if (sluice_nics_pair(sluice_hook.mirror, decision->call->job, &part) &&
+            sluice_plan_allows_start(decision->plan, &decision->question, &part, 1))
+            sluice_hook.chosen[i] = part;
+    }
 }

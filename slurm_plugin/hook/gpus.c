@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 #include "hook/gpus.h"
 
+#include "hook/nics.h"
+#include "hook/picked.h"
+
 #include "mirror/mirror.h"
 
 #include "src/common/bitstring.h"
@@ -23,37 +26,6 @@ static struct job_gres gres_of(struct xlist *list)
 {
     struct sluice_gres found = sluice_gres_in(list);
     return (struct job_gres){.gpu = found.gpu, .shard = found.shard};
-}
-
-static uint32_t mask_of(bitstr_t *bits)
-{
-    uint32_t mask = 0;
-    for (bitoff_t i = 0; i < bit_size(bits) && i < SLUICE_MAX_GPUS; i++)
-        mask |= (uint32_t)(bit_test(bits, i) ? 1 : 0) << i;
-    return mask;
-}
-
-static void set_mask(bitstr_t *bits, uint32_t mask)
-{
-    for (bitoff_t i = 0; i < bit_size(bits); i++) {
-        if (i < SLUICE_MAX_GPUS && (mask >> i & 1))
-            bit_set(bits, i);
-        else
-            bit_clear(bits, i);
-    }
-}
-
-/* What stock picked on a node, or NULL. */
-static bitstr_t *picked(const gres_job_state_t *gres, uint32_t node)
-{
-    if (!gres || !gres->gres_bit_select || node >= gres->total_node_cnt)
-        return NULL;
-    return gres->gres_bit_select[node];
-}
-
-static bool gets_whole_nodes(const job_record_t *job)
-{
-    return job->details && SLUICE_WHOLE_NODE(job->details);
 }
 
 bool sluice_gpus_same_nodes(const job_record_t *job, const struct sluice_part *parts, uint32_t count)
@@ -121,8 +93,12 @@ bool sluice_gpus_choose(struct sluice_mirror *mirror, job_record_t *job, const s
     bool all = true;
     if (gets_whole_nodes(job) || (gres.gpu && gres.shard) || (!gres.gpu && !gres.shard))
         return true;
-    for (uint32_t i = 0; i < count; i++)
-        all &= choose_on_node(mirror, &gres, &parts[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        if (!choose_on_node(mirror, &gres, &parts[i]))
+            all = false;
+        else if (parts[i].gpus)
+            sluice_nics_choose(mirror, job, &parts[i]);
+    }
     return all;
 }
 

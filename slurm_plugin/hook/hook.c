@@ -3,6 +3,7 @@
 #include "hook/hook_internal.h"
 
 #include "hook/gpus.h"
+#include "hook/nics.h"
 #include "hook/recount.h"
 #include "hook/workload.h"
 
@@ -147,6 +148,9 @@ void sluice_hook_begin(job_record_t *job)
             return;
         sluice_hook.chosen_job = job->job_id;
         sluice_hook.chosen_count = placement.part_count;
+        if (!request.wanted.one_link_domain && !request.wanted.one_numa_node)
+            for (uint32_t i = 0; i < placement.part_count; i++)
+                sluice_nics_pair(sluice_hook.mirror, job, &placement.parts[i]);
     }
     if (!sluice_gpus_choose(sluice_hook.mirror, job, sluice_hook.chosen, sluice_hook.chosen_count))
         count(sluice_hook.index_denied);
@@ -200,4 +204,5 @@ void sluice_hook_reconfigured(void)
 {
     sluice_hook.following = false;
     sluice_plan_invalidate();
+    sluice_nics_read();
 }

@@ -9,6 +9,7 @@
  *   preempt.c  RUN_NOW where others may be preempted
  *   core.c     asking the core and the plan
  *   stock.c    asking stock
+ *   nics.c     which NICs the job gets, and GPUs near them
  *   power.c    whether power budgets allow a start
  *   record.c   decisions as they are recorded
  */
@@ -191,7 +192,7 @@ void sluice_hook_ask_core(struct decision *decision);
 void sluice_hook_choose(struct decision *decision, bool start);
 /* Is it proven that stock would find no place either? sluice_hook.allowed has the candidates. */
 bool sluice_hook_proven(struct decision *decision, const uint64_t *candidates);
-/* When the job starts it is to get the GPUs of this placement. */
+/* When the job starts it is to get the GPUs of this placement, or others of its nodes that are near its NICs. */
 void sluice_hook_remember_choice(const struct decision *decision);
 
 /* ---- stock.c: decision->rc has stock's answer, which is returned, too ---- */
@@ -203,6 +204,8 @@ int sluice_hook_ask_stock_on(struct decision *decision, uint32_t nodes, struct x
 int sluice_hook_ask_stock(struct decision *decision, struct xlist *preemptees);
 /* Stock with the chosen nodes only; they are in the scheduler's bitmap of candidates afterwards. */
 int sluice_hook_ask_stock_narrowed(struct decision *decision);
+/* ... for a start: the choice is remembered, and cores near its GPUs come first. */
+int sluice_hook_start_narrowed(struct decision *decision);
 /* If stock gave out a GPU a second time: another GPU, or other nodes, or no start. */
 int sluice_hook_part_overlaps(struct decision *decision);
 

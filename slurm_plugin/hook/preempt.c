@@ -54,8 +54,7 @@ int sluice_hook_run_now_preempting(struct decision *decision)
     sluice_hook.chosen_job = 0;
     sluice_hook_choose(decision, true);
     if (!decision->verdict) {
-        if (!sluice_hook_ask_stock_narrowed(decision)) {
-            sluice_hook_remember_choice(decision);
+        if (!sluice_hook_start_narrowed(decision)) {
             sluice_hook_record(decision, SLUICE_DECISION_RUN_NOW, SLUICE_DECISION_USED);
             return sluice_hook_part_overlaps(decision);
         }

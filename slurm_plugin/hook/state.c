@@ -3,6 +3,7 @@
 #include "hook/hook_internal.h"
 
 #include "hook/gpus.h"
+#include "hook/nics.h"
 #include "hook/workload.h"
 
 #include "runtime/runtime.h"
@@ -145,11 +146,13 @@ bool sluice_hook_start(sluice_stock_test stock)
     sluice_hook.cross_permille = from_environment("SLUICE_CROSS_CHECK_PERMILLE", 1000);
     sluice_hook.check_every = from_environment("SLUICE_MIRROR_CHECK_EVERY", UINT32_MAX);
     sluice_hook.random = (uint64_t)time(NULL);
+    sluice_nics_start();
     return sluice_mirror_new(&sluice_hook.mirror, NULL) == SLUICE_OK;
 }
 
 void sluice_hook_stop(void)
 {
+    sluice_nics_stop();
     sluice_preemption_free(sluice_hook.preemption);
     sluice_mirror_free(sluice_hook.mirror);
     sluice_cache_free(sluice_hook.cache);

@@ -62,20 +62,36 @@ int sluice_hook_ask_stock(struct decision *decision, struct xlist *preemptees)
 int sluice_hook_ask_stock_narrowed(struct decision *decision)
 {
     const struct sluice_placement *placement = &decision->placement;
+    set_nodes(decision->call->nodes, placement->parts, placement->part_count);
+    int rc = sluice_hook_ask_stock_on(decision, placement->part_count, NULL, decision->call->rest);
+    count(rc ? sluice_hook.fell_back : sluice_hook.narrowed);
+    return rc;
+}
+
+/* ... with cores near the chosen GPUs only, where that makes a difference. */
+static int ask_stock_near(struct decision *decision)
+{
     struct sluice_job_test_rest rest = decision->call->rest;
     struct sluice_core_exclusion exclusion;
-    int rc = SLURM_ERROR;
-    set_nodes(decision->call->nodes, placement->parts, placement->part_count);
-    if (decision->call->mode == SELECT_MODE_RUN_NOW && !(decision->used->flags & SLUICE_EXCLUSIVE) &&
-        sluice_gpus_exclude_far_cores(placement->parts, placement->part_count, &exclusion, &rest)) {
-        rc = sluice_hook_ask_stock_on(decision, placement->part_count, NULL, rest);
-        sluice_exclusion_end(&exclusion);
-        if (rc)
-            set_nodes(decision->call->nodes, placement->parts, placement->part_count);
-    }
+    if ((decision->used->flags & SLUICE_EXCLUSIVE) ||
+        !sluice_gpus_exclude_far_cores(sluice_hook.chosen, sluice_hook.chosen_count, &exclusion, &rest))
+        return SLURM_ERROR;
+    set_nodes(decision->call->nodes, sluice_hook.chosen, sluice_hook.chosen_count);
+    int rc = sluice_hook_ask_stock_on(decision, sluice_hook.chosen_count, NULL, rest);
+    sluice_exclusion_end(&exclusion);
+    if (!rc)
+        count(sluice_hook.narrowed);
+    return rc;
+}
+
+int sluice_hook_start_narrowed(struct decision *decision)
+{
+    sluice_hook_remember_choice(decision);
+    int rc = ask_stock_near(decision);
     if (rc)
-        rc = sluice_hook_ask_stock_on(decision, placement->part_count, NULL, decision->call->rest);
-    count(rc ? sluice_hook.fell_back : sluice_hook.narrowed);
+        rc = sluice_hook_ask_stock_narrowed(decision);
+    if (rc)
+        sluice_hook.chosen_job = 0;
     return rc;
 }
 

@@ -17,12 +17,14 @@ static int find(void *item, void *argument)
         found->shard = state->gres_data;
     else if (!strcmp(state->gres_name, "mps"))
         found->mps = state->gres_data;
+    else if (!strcmp(state->gres_name, "nic"))
+        found->nic = state->gres_data;
     return 0;
 }
 
 struct sluice_gres sluice_gres_in(struct xlist *list)
 {
-    struct sluice_gres found = {NULL, NULL, NULL};
+    struct sluice_gres found = {0};
     if (list)
         list_for_each_ro(list, find, &found);
     return found;

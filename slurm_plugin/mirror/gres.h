@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* GPUs, and what shares them, in Slurm's lists of generic resources. */
+/* GPUs, what shares them, and RDMA NICs in Slurm's lists of generic resources. */
 #ifndef SLUICE_MIRROR_GRES_H
 #define SLUICE_MIRROR_GRES_H
 
@@ -8,7 +8,7 @@
 
 /* The records of a list of `gres_state_t`: NULL, where it has none, or where it is NULL. */
 struct sluice_gres {
-    void *gpu, *shard, *mps; /* of a node, or of a job */
+    void *gpu, *shard, *mps, *nic; /* of a node, or of a job */
 };
 struct sluice_gres sluice_gres_in(struct xlist *list);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Small files that the controllers' daemon writes for the plugins: a first line KIND 1, lines, and a checksum as the
+ * Small files that the controllers' daemon and `sluice gres write` write for the plugins: a first line KIND 1, lines, and a checksum as the
  * last one. They are replaced as a whole; what follows one looks at it every half second.
  */
 #ifndef SLUICE_RUNTIME_LISTING_H

@@ -364,6 +364,11 @@ void sluice_settings_wake(void)
     pthread_mutex_unlock(&in_force.lock);
 }
 
+const char *sluice_settings_folder(void)
+{
+    return in_force.folder;
+}
+
 bool sluice_settings_start(const char *folder)
 {
     struct shared_rules *rules = no_rules();

@@ -68,6 +68,8 @@ void sluice_settings_describe(struct sluice_settings_state *state);
 /* For controller.c: read the files in `folder` now, and follow them; and the reverse. */
 bool sluice_settings_start(const char *folder);
 void sluice_settings_stop(void);
+/* That folder: slurm.conf's. As long as the settings. */
+const char *sluice_settings_folder(void);
 /* Check the files now. For the ticker and for tests. */
 void sluice_settings_reload(void);
 

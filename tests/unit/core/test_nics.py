@@ -103,8 +103,8 @@ def test_gpus_follow_the_nics_that_are_free() -> None:
     cluster = one_node(*[GpuShape("h100", 81920)] * 8)
     found = choose_nics(cluster, DGX_H100, Part(0, 0b1111), 0b1111100000, 4)
     assert (bits(found.part.gpus), bits(found.nics), found.pairs) == ([4, 5, 6, 7], [5, 7, 8, 9], 4)
-    kept = choose_nics(cluster, DGX_H100, Part(0, 0b1111), 0b1111100000, 4, keep_gpus=True)
-    assert (kept.part.gpus, kept.pairs) == (0b1111, 0)
+    kept = choose_nics(cluster, DGX_H100, Part(0, 0b1111), 0b1111100000, 2, keep_gpus=True)
+    assert (kept.part.gpus, bits(kept.nics), kept.pairs) == (0b1111, [5, 6], 0)
 
 
 def test_shares_keep_their_gpu() -> None:

@@ -114,6 +114,12 @@ def test_a_started_job(sample: Path) -> None:
     text = "\n".join(render(document))
     assert f"node-{one.parts[0].node:03}: GPU " in text
     assert "Why there: placed by Sluice" in text
+    document["start"]["as_chosen"] = False
+    assert "  The policy chose other GPUs of these nodes; these are nearer to the job's NICs" in "\n".join(
+        render(document)
+    )
+    document["start"]["parts"][0]["node"] = "elsewhere"
+    assert "  These are not the nodes and GPUs that Sluice chose." in render(document)
 
 
 def test_every_job_of_a_churn_is_explained(sample: Path) -> None:

@@ -101,6 +101,16 @@ def test_a_finished_site_has_nothing_left_to_do(site: Site) -> None:
     site.run("lint", "--slurm-conf", str(site.etc), "--inventory-dir", str(site.inventories), "--strict")
 
 
+def test_interfaces_for_the_placement(site: Site, tmp_path: Path) -> None:
+    """The third file is read next to slurm.conf; elsewhere it is left to the admin."""
+    assert f"wrote {site.etc}/nics.sluice.conf" in (done := site.write("--nics")).stdout.splitlines()
+    assert site.text("nics.sluice.conf").startswith("sluice-nics 1\n")
+    assert "next to slurm.conf" not in done.stderr
+    (folder := tmp_path / "out").mkdir()
+    done = site.write("--nics", "--output-dir", str(folder))
+    assert f"to do: copy {folder}/nics.sluice.conf next to slurm.conf on each controller" in done.stderr
+
+
 def test_diff_writes_nothing(site: Site) -> None:
     before = site.files()
     shown = site.write("--diff").stdout

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 import re
+import zlib
 
 import pytest
 from machines import dgx, gpu, l40s, matrix, mig, mixed
 
 from gres_probe.inventory import Inventory, Link, LinkType, Nic, Problem
 from gres_probe.lint import Site, lint
+from gres_probe.nic_groups import nic_groups
 from gres_probe.writer import HEADER, GresConfiguration, generate, node_devices, type_name
 from sluice.base.errors import SluiceError
 from sluice.slurm.slurm_conf import interpret_slurm_conf, parse_text
 
 NEW = (24, 11, 5)
+PXB = LinkType.PCI_BRIDGES
 
 
 def lines(configuration: GresConfiguration, node: str) -> list[str]:
@@ -250,5 +253,32 @@ def test_rdma_interfaces_on_request() -> None:
         "Name=nic File=/dev/infiniband/uverbs2 Cores= Links=0,0,-1",
     ]
     assert configuration.nodes["n1"].gres.endswith(",nic:3")
+    assert configuration.nic_groups == ["n1 0,1,2,3,4,5,6,7 8,8,9"]
     machine.nics[1].parent = machine.nics[0].pci_address
     assert generate([machine], nics=True).nodes["n1"].gres.endswith(",nic:2")
+
+
+def test_groups_of_gpus_and_interfaces() -> None:
+    """Of a DGX A100: two GPUs and two interfaces below each pair of switches; instances of a GPU are where it is."""
+    machine = dgx("n1")
+    machine.nics = [
+        Nic(
+            f"mlx5_{number}",
+            f"0000:18:00.{number}",
+            links=[
+                *(Link(PXB if gpu // 2 == number // 2 else LinkType.SYSTEM) for gpu in range(len(machine.gpus))),
+                *(Link(LinkType.SELF if other == number else LinkType.NUMA_NODE) for other in range(4)),
+            ],
+            device_file=f"/dev/infiniband/uverbs{number}",
+        )
+        for number in range(4)
+    ]
+    configuration = generate([machine, dgx("n2")], nics=True)
+    assert configuration.nic_groups == ["n1 0,0,1,1,2,3,4,5 0,0,1,1"]
+    assert nic_groups(machine, [2, 2, 0], machine.nics[:3]) == "n1 0,0,1 1,1,0"
+    assert nic_groups(machine, [0] * 17, machine.nics) is None
+    body, last = configuration.nics_conf().rsplit("checksum", 1)
+    assert (body, last) == (
+        "sluice-nics 1\nn1 0,0,1,1,2,3,4,5 0,0,1,1\n",
+        f" = crc32:{zlib.crc32(body.encode()):08x}\n",
+    )

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "runtime/nics.h"
+
+#include "rules/policy.h"
+
+#include "check.h"
+
+static enum sluice_error parse(const char *body, struct sluice_nics **nics, struct sluice_error_text *text)
+{
+    char whole[1024];
+    int length =
+        snprintf(whole, sizeof(whole), "%schecksum = crc32:%08" PRIx32 "\n", body, sluice_crc32(body, strlen(body)));
+    return sluice_nics_parse(whole, (size_t)length, nics, text);
+}
+
+static void test_good(void)
+{
+    struct sluice_nics *nics;
+    struct sluice_error_text text;
+    CHECK_INT(parse("sluice-nics 1\n", &nics, &text), SLUICE_OK);
+    CHECK(!sluice_nics_of(nics, "n1"));
+    sluice_nics_free(nics);
+    CHECK_INT(parse("sluice-nics 1\nn2 0,1 1,47,0\nn1.a_b 3 3\n", &nics, &text), SLUICE_OK);
+    const struct sluice_nic_groups *groups = sluice_nics_of(nics, "n2");
+    CHECK_INT(groups->gpu_count, 2);
+    CHECK_INT(groups->gpu_group[1], 1);
+    CHECK_INT(groups->nic_count, 3);
+    CHECK_INT(groups->nic_group[1], 47);
+    CHECK_INT(groups->nic_group[2], 0);
+    CHECK_INT(sluice_nics_of(nics, "n1.a_b")->nic_group[0], 3);
+    CHECK(!sluice_nics_of(nics, "n1") && !sluice_nics_of(NULL, "n2"));
+    sluice_nics_free(nics);
+    sluice_nics_free(NULL);
+}
+
+static void test_bad(void)
+{
+    static const struct {
+        const char *body;
+        enum sluice_error error;
+        const char *said;
+    } cases[] = {
+        {"sluice-power 1\n", SLUICE_ERROR_INVALID, "line 1: not a file of kind sluice-nics"},
+        {"sluice-nics 2\n", SLUICE_ERROR_VERSION, "line 1"},
+        {"sluice-nics 1\nn1\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0 \n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0 0 \n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0 0 0\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\n 0 0\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0 0\n\n", SLUICE_ERROR_INVALID, "line 3"},
+        {"sluice-nics 1\nn1 0,,1 0\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0, 0\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 -1 0\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 48 0\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0 4294967296\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0 0\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0 0\nn2 0 0\nn1 0 0\n", SLUICE_ERROR_INVALID, "node n1 is there twice"},
+        {"sluice-nics 1\naaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 0 0\n", SLUICE_ERROR_INVALID,
+         "line 2"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct sluice_nics *nics;
+        struct sluice_error_text text = {.text = ""};
+        CHECK_INT(parse(cases[i].body, &nics, &text), cases[i].error);
+        CHECK(nics == NULL);
+        CHECK(strstr(text.text, cases[i].said) != NULL);
+    }
+    struct sluice_nics *nics;
+    CHECK_INT(sluice_nics_parse("sluice-nics 1\n", 14, &nics, NULL), SLUICE_ERROR_CORRUPT);
+}
+
+int main(void)
+{
+    test_good();
+    test_bad();
+    return 0;
+}
