@@ -1,8 +1,11 @@
-"""How long `sluice fabric discover` takes, and on how many leaf switches gangs are with what it wrote.
+"""How long `sluice fabric discover` takes, on how many leaf switches gangs are with what it wrote, and GPUs near NICs.
 
 The fabric is ibsim's, asked by the real ibnetdiscover; the time is that of the whole process. Gangs are placed by the
 core on a cluster in use, with the tree that was discovered; the peer is the same core without a topology, as on a site
 that has no topology.conf. Both find the same nodes in use.
+
+Jobs with as many NICs as GPUs are placed by the core on DGX H100 in use, with the time that choosing near ones takes,
+and started by real daemons on four simulated ones, at level place and (peer) by stock Slurm alone.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import click
 import numpy as np
 
 from benchmarks import Result
+from benchmarks.fabric_nics import choose, near_share
 from benchmarks.fabric_site import fat_tree, simulated, write_site
 from sluice.base.errors import SluiceError
 from sluice.core import version
@@ -33,12 +37,16 @@ OPTIONS = [
     click.Option(
         ["--busy"], type=click.IntRange(0, 90), default=50, show_default=True, help="Percent of nodes in use."
     ),
+    click.Option(["--decisions"], type=click.IntRange(1000), default=200_000, show_default=True, help="With NICs."),
+    click.Option(["--rounds"], type=click.IntRange(1), default=10, show_default=True, help="Of jobs on real daemons."),
     click.Option(["--seed"], type=int, default=1, show_default=True),
 ]
-MUST = {"discover_s_max": ("<=", 5.0)}
+MUST = {"discover_s_max": ("<=", 5.0), "choose_nics_p99_us": ("<=", 1.0)}
 
 
-def run(nodes: int, runs: int, gangs: int, gang_nodes: int, busy: int, seed: int) -> Result:
+def run(
+    nodes: int, runs: int, gangs: int, gang_nodes: int, busy: int, decisions: int, rounds: int, seed: int
+) -> Result:
     """Discover, write, and place."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as name:
         folder = Path(name)
@@ -49,14 +57,24 @@ def run(nodes: int, runs: int, gangs: int, gang_nodes: int, busy: int, seed: int
     leaf_of = {node: leaf for leaf, members in tree.groups().items() for node in members}
     ours = _leaves(tree, leaf_of, gangs, gang_nodes, busy, seed, topology=True)
     peer = _leaves(tree, leaf_of, gangs, gang_nodes, busy, seed, topology=False)
+    chosen = choose(nodes, decisions, seed)
     return Result(
         figures={
             "discover_s_p50": float(np.median(times)),
             "discover_s_max": max(times),
             "nodes": float(len(leaf_of)),
             "leaf_switches_mean": float(np.mean(ours)),
+            "place_p99_us": chosen.place_p99,
+            "choose_nics_p99_us": chosen.choose_p99,
+            "place_with_nics_p99_us": chosen.both_p99,
+            "core_near_share": chosen.share,
+            "near_share": near_share(rounds, seed, sluice=True),
         },
-        peer={"leaf_switches_mean": float(np.mean(peer))},
+        peer={
+            "leaf_switches_mean": float(np.mean(peer)),
+            "core_near_share": chosen.kept_share,
+            "near_share": near_share(rounds, seed, sluice=False),
+        },
         spread={"discover_s": times},
         versions={"sluice_core": version()},
     )

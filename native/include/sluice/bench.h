@@ -130,6 +130,27 @@ enum sluice_error sluice_bench_gang(struct sluice_cluster *cluster, enum sluice_
                                     uint32_t decisions, uint64_t seed, struct sluice_bench_gang_result *result,
                                     struct sluice_error_text *text);
 
+/* ======== GPUs near NICs ======== */
+
+/* What sluice_bench_nics measures; the arrays are the caller's, one entry for each decision. One reading of the clock is
+ * in each time. */
+struct sluice_bench_nics_result {
+    uint32_t *place_ns;  /* sluice_place */
+    uint32_t *choose_ns; /* sluice_choose_nics after it */
+    uint64_t wanted;     /* pairs that there would be, were all near; zeroed by the caller, as what follows */
+    uint64_t pairs;      /* by sluice_choose_nics */
+    uint64_t kept_pairs; /* the most that are possible with the policy's own GPUs */
+};
+
+/*
+ * Place, choose and commit `decisions` jobs of 1 to 8 GPUs with as many NICs each, on a cluster of one shape whose NICs
+ * `groups` describes; of eight jobs, one has GPUs only and one NICs only. Random ones end to make room.
+ * Errors: NO_MEMORY, RANGE (a node has fewer than 8 GPUs or NICs), and those of the calls.
+ */
+enum sluice_error sluice_bench_nics(struct sluice_cluster *cluster, const struct sluice_nic_groups *groups,
+                                    uint32_t decisions, uint64_t seed, struct sluice_bench_nics_result *result,
+                                    struct sluice_error_text *text);
+
 /* ======== load ======== */
 
 /* One job of a load; times in seconds. */
