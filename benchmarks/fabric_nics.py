@@ -6,6 +6,7 @@ import random
 import re
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ GPUS = 8  # of a node
 NEAR = {0: 0, 2: 1, 3: 2, 4: 3, 5: 4, 7: 5, 8: 6, 9: 7}
 """DGX H100: the GPU below the same switches as each interface; interfaces 1 and 6 have none."""
 _NICS = 10
-_NODES = 4  # of the cluster of real daemons
+_NODES, _MOST_JOBS, _MOST_GPUS = 5, 7, 4  # on real daemons: one node has room for one more job, whatever runs
 _PATIENCE_S = 60
 
 
@@ -68,32 +69,52 @@ def choose(nodes: int, decisions: int, seed: int) -> Chosen:
     )
 
 
-def near_share(rounds: int, seed: int, *, sluice: bool) -> float:
-    """The part of the pairs of jobs with as many NICs as GPUs that are near, on four DGX H100 with real daemons.
+@dataclass(slots=True)
+class Pairs:
+    """Of jobs with as many interfaces as GPUs."""
 
-    Each round submits jobs until the nodes are full, looks at what runs, and ends a random half of it.
-    """
+    wanted: int = 0
+    possible: int = 0
+    """Whose GPU and interface were both free on the job's node when it started."""
+    near: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    node: str
+    gpus: frozenset[int]
+    nics: frozenset[int]
+
+
+def count_pairs(jobs: int, seed: int, *, sluice: bool) -> Pairs:
+    """Start so many jobs one after another on five DGX H100 with real daemons; random ones end when seven run."""
     draw = random.Random(seed)
-    wanted = near = 0
+    pairs = Pairs()
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         cluster = DevCluster(Path(folder) / "cluster")
         cluster.up(parse_description(yaml.safe_dump(_description(sluice=sluice)), source="benchmark"), attached=True)
         try:
-            running: set[str] = set()
-            for _ in range(rounds):
-                running |= {_submit(cluster, draw) for _ in range(12)}
-                shown = _started(cluster)
-                for job in shown.keys() & running:
-                    gpus, nics = shown[job]
-                    if gpus and nics:
-                        wanted += len(gpus)
-                        near += sum(NEAR.get(nic) in gpus for nic in nics)
-                ended = draw.sample(sorted(running), len(running) * 2 // 3)
-                cluster.run(["scancel", *ended])
-                running -= set(ended)
+            running: dict[str, _Held] = {}
+            for _ in range(jobs):
+                job, got = _start(cluster, draw)
+                if got.gpus and got.nics:
+                    pairs.wanted += len(got.gpus)
+                    pairs.possible += min(len(got.gpus), _free_pairs(got.node, running.values()))
+                    pairs.near += sum(NEAR.get(nic) in got.gpus for nic in got.nics)
+                running[job] = got
+                if len(running) == _MOST_JOBS:
+                    ended = draw.sample(sorted(running), _MOST_JOBS // 2)
+                    cluster.run(["scancel", *ended])
+                    _wait(cluster, lambda text: " JobState=COMPLETING " not in text)
+                    running = {job: held for job, held in running.items() if job not in ended}
         finally:
             cluster.down()
-    return near / wanted
+    return pairs
+
+
+def _free_pairs(node: str, held: Iterable[_Held]) -> int:
+    there = [one for one in held if one.node == node]
+    return sum(not any(nic in one.nics or gpu in one.gpus for one in there) for nic, gpu in NEAR.items())
 
 
 def _description(*, sluice: bool) -> dict[str, Any]:
@@ -112,27 +133,29 @@ def _description(*, sluice: bool) -> dict[str, Any]:
     return described
 
 
-def _submit(cluster: DevCluster, draw: random.Random) -> str:
-    gpus = draw.choice((1, 1, 2, 2, 4))
+def _start(cluster: DevCluster, draw: random.Random) -> tuple[str, _Held]:
+    """A job that runs, and what it holds."""
+    gpus = draw.choice((1, 1, 2, 2, _MOST_GPUS))
     gres = draw.choice((f"gpu:{gpus},nic:{gpus}",) * 6 + (f"gpu:{gpus}", "nic:1"))
     words = ["sbatch", "--parsable", "-o", "/dev/null", "-n1", "-N1", f"--gres={gres}", "--wrap", "exec sleep 600"]
-    return cluster.run(words).stdout.strip()
+    job = cluster.run(words).stdout.strip()
+    line = _wait(cluster, lambda text: " JobState=RUNNING " in text, job)
+    node = re.search(r" NodeList=(\S+)", line)
+    assert node is not None
+    return job, _Held(node[1], _numbers(line, "gpu"), _numbers(line, "nic"))
 
 
-def _started(cluster: DevCluster) -> dict[str, tuple[set[int], set[int]]]:
-    """The GPUs and interfaces of each job that runs, when Slurm has started all that it can."""
-    end, before = time.monotonic() + _PATIENCE_S, -1
+def _wait(cluster: DevCluster, good: Callable[[str], bool], *job: str) -> str:
+    end = time.monotonic() + _PATIENCE_S
     while time.monotonic() < end:
-        time.sleep(1.5)
-        text = cluster.run(["scontrol", "show", "job", "-d", "-o"]).stdout
-        lines = [line for line in text.splitlines() if " JobState=RUNNING " in line]
-        if len(lines) == before and " JobState=COMPLETING " not in text:
-            return {line.split("=", 1)[1].split()[0]: (_numbers(line, "gpu"), _numbers(line, "nic")) for line in lines}
-        before = len(lines)
-    raise SluiceError(f"jobs still started after {_PATIENCE_S} s", remedy="run the benchmark alone")
+        text = cluster.run(["scontrol", "show", "job", "-d", "-o", *job]).stdout
+        if good(text):
+            return text
+        time.sleep(0.1)
+    raise SluiceError(f"jobs did not start or end within {_PATIENCE_S} s", remedy="run the benchmark alone")
 
 
-def _numbers(line: str, name: str) -> set[int]:
+def _numbers(line: str, name: str) -> frozenset[int]:
     found = re.search(rf" GRES=\S*?\b{name}(?::\w+)?:\d+\(IDX:([\d,-]+)\)", line)
     ends = [part.partition("-")[::2] for part in found[1].split(",")] if found else []
-    return {number for first, last in ends for number in range(int(first), int(last or first) + 1)}
+    return frozenset(number for first, last in ends for number in range(int(first), int(last or first) + 1))
