@@ -38,7 +38,7 @@ enum sluice_error sluice_compaction_new(struct sluice_cluster *cluster, uint32_t
         made->max_movables = max_movables;
         made->max_requests = max_requests;
         made->needs = calloc(max_requests, sizeof *made->needs);
-        made->outlooks = calloc(max_requests, sizeof *made->outlooks);
+        made->vacancies = calloc(max_requests, sizeof *made->vacancies);
         made->first_on_node = malloc(cluster->size.max_nodes * sizeof *made->first_on_node);
         made->next_on_node = calloc(max_movables, sizeof *made->next_on_node);
         made->moved = calloc(max_movables, sizeof *made->moved);
@@ -47,7 +47,7 @@ enum sluice_error sluice_compaction_new(struct sluice_cluster *cluster, uint32_t
         made->seen = calloc(cluster->size.max_allocations, sizeof *made->seen);
         made->barred = calloc(cluster->size.max_nodes, sizeof *made->barred);
     }
-    if (!made || !made->needs || !made->outlooks || !made->first_on_node || !made->next_on_node || !made->moved ||
+    if (!made || !made->needs || !made->vacancies || !made->first_on_node || !made->next_on_node || !made->moved ||
         !made->now || !made->slots || !made->seen || !made->barred) {
         sluice_compaction_free(made);
         return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "compaction of %u jobs: out of host memory", max_movables);
@@ -61,7 +61,7 @@ void sluice_compaction_free(struct sluice_compaction *compaction)
     if (!compaction)
         return;
     free(compaction->needs);
-    free(compaction->outlooks);
+    free(compaction->vacancies);
     free(compaction->first_on_node);
     free(compaction->next_on_node);
     free(compaction->moved);
@@ -213,14 +213,14 @@ static void choose(struct node_search *search, uint32_t index, uint32_t count, i
 /* Is there a place now for a request? Worked out once in each state of the cluster. */
 static bool has_place(struct sluice_compaction *compaction, uint32_t request)
 {
-    struct outlook *outlook = &compaction->outlooks[request];
+    struct vacancy *vacancy = &compaction->vacancies[request];
     struct sluice_part part;
     struct sluice_placement placement = {.parts = &part, .part_capacity = 1};
-    if (outlook->state != compaction->state)
-        *outlook = (struct outlook){.state = compaction->state,
+    if (vacancy->state != compaction->state)
+        *vacancy = (struct vacancy){.state = compaction->state,
                                     .place = !sluice_place(compaction->cluster, SLUICE_POLICY_SLUICE,
                                                            &compaction->requests[request], &placement, NULL)};
-    return outlook->place;
+    return vacancy->place;
 }
 
 /* The node's jobs that could go, cheapest first. */

@@ -11,7 +11,7 @@ enum {
 };
 
 /* Whether there is a place for a request, in one state of the cluster. */
-struct outlook {
+struct vacancy {
     uint32_t state;
     bool place;
 };
@@ -57,8 +57,8 @@ struct sluice_compaction {
     uint32_t *next_on_node;
     uint32_t *seen; /* per allocation: the call in which it was a movable */
     uint32_t call;
-    struct outlook *outlooks; /* by request */
-    bool *barred;             /* by node: tried in vain */
+    struct vacancy *vacancies; /* by request */
+    bool *barred;              /* by node: tried in vain */
     /* exchanges */
     struct slot *slots;
     uint32_t slot_count;

@@ -65,7 +65,8 @@ static void list_jobs(struct sluice_compaction *compaction, struct slot_kinds *k
 {
     for (uint32_t i = 0; i < compaction->movable_count; i++) {
         const struct part *part = &compaction->now[i];
-        if (part->share && sluice_count(part->gpus) == 1 && compaction->needs[compaction->movables[i].request].plain)
+        const struct need *need = &compaction->needs[compaction->movables[i].request];
+        if (part->share && part->share == need->share && need->gpus == 1 && need->plain)
             add_slot(
                 compaction, kinds,
                 (struct slot){
@@ -112,18 +113,19 @@ static uint32_t list_pairs(const struct slot_kinds *all, struct pair *pairs)
 
 static const struct need *need_of(const struct sluice_compaction *compaction, const struct slot *slot)
 {
-    static const struct need nothing;
-    return slot->movable == NONE ? &nothing : &compaction->needs[compaction->movables[slot->movable].request];
+    return &compaction->needs[compaction->movables[slot->movable].request];
 }
 
-/* May the job of one slot be on the GPU of another, once the job that is there has left? */
+/* May the job of one slot, if it has one, be on the GPU of another, once the job that is there has left? */
 static bool may_go_to(const struct sluice_compaction *compaction, const struct slot *from, const struct slot *to)
 {
-    const struct sluice_cluster *cluster = compaction->cluster;
-    const struct need *need = need_of(compaction, from), *leaving = need_of(compaction, to);
-    const struct node *row = &cluster->nodes[to->node];
+    static const struct part nothing;
     if (from->movable == NONE)
         return true;
+    const struct sluice_cluster *cluster = compaction->cluster;
+    const struct need *need = need_of(compaction, from);
+    const struct part *leaving = to->movable == NONE ? &nothing : &compaction->now[to->movable];
+    const struct node *row = &cluster->nodes[to->node];
     return sluice_node_open(cluster, to->node) && sluice_node_allowed(need, to->node) &&
            (sluice_eligible(sluice_shape_of(cluster, to->node), need) & row->healthy) >> to->gpu & 1 &&
            need->share <= to->free + leaving->share && need->cpus <= row->cpus_free + leaving->cpus &&
