@@ -232,6 +232,8 @@ static void list_locals(struct sluice_compaction *compaction, struct node_search
         const struct sluice_movable *movable = &compaction->movables[at];
         if ((only_gpus && !(compaction->now[at].gpus & search->usable)) || !has_place(compaction, movable->request))
             continue;
+        if (search->count == LOCAL_MAX && compaction->movables[search->locals[LOCAL_MAX - 1]].cost <= movable->cost)
+            continue;
         uint32_t place = search->count < LOCAL_MAX ? search->count++ : LOCAL_MAX - 1;
         for (; place > 0 && compaction->movables[search->locals[place - 1]].cost > movable->cost; place--)
             search->locals[place] = search->locals[place - 1];
@@ -421,6 +423,13 @@ static enum sluice_error list_movables(struct sluice_compaction *compaction, con
     return SLUICE_OK;
 }
 
+/* A job may come back to where it was. */
+static bool same_part(const struct part *a, const struct part *b)
+{
+    return a->node == b->node && a->gpus == b->gpus && a->share == b->share && a->compute == b->compute &&
+           a->cpus == b->cpus && a->host_memory == b->host_memory;
+}
+
 static void write_plan(const struct sluice_compaction *compaction, struct sluice_placement *placement,
                        struct sluice_move *moves, uint32_t *move_count)
 {
@@ -432,7 +441,7 @@ static void write_plan(const struct sluice_compaction *compaction, struct sluice
         if (!step->first)
             continue;
         const struct part *to = &compaction->now[step->movable];
-        if (to->node != step->part.node || to->gpus != step->part.gpus)
+        if (!same_part(to, &step->part))
             moves[(*move_count)++] = (struct sluice_move){.movable = step->movable, .to = sluice_part_shown(to)};
     }
     placement->part_count = 1;
