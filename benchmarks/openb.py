@@ -22,7 +22,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks import Result
+from benchmarks import Result, openb_moves
 from benchmarks.openb_trace import (
     MILLI,
     Node,
@@ -47,6 +47,14 @@ OPTIONS = [
     click.Option(["--published"], type=_FILE, help="Published results to reproduce, JSON."),
     click.Option(["--seeds"], type=click.IntRange(1), default=10, show_default=True, help="Runs for each list."),
     click.Option(["--first-seed"], type=int, default=42, show_default=True),
+    click.Option(["--migrate"], is_flag=True, help="Also with pods that may be moved, for sluice and fgd."),
+    click.Option(
+        ["--savable-percent"],
+        type=click.IntRange(0, 100),
+        default=100,
+        show_default=True,
+        help="With --migrate: so many of the pods may be moved.",
+    ),
 ]
 # Of every list, whichever is given.
 MUST = {"gain_over_fgd_least_points": (">", 0.0)}
@@ -128,14 +136,7 @@ class Replay:
 
     def run(self, policy: Policy, learn: bool) -> Answer:
         """With the workload known beforehand, or learnt from the arrivals."""
-        cluster = Cluster(len(self.nodes), max_allocations=len(self.order))
-        add_nodes(cluster, self.nodes, MILLI)
-        cluster.set_order(self.rank)
-        if not learn:
-            self._set_workload(cluster, policy, self.pods)
-        requests = ffi.new("struct sluice_request[]", len(self.shapes))
-        for i, shape in enumerate(self.shapes):
-            to_request(cluster, shape).fill(requests[i])
+        cluster, requests = self.prepare(policy, learn)
         placed = np.zeros(len(self.order), dtype=bool)
         step = _LEARN_EVERY if learn else len(self.order)
         elapsed_ns = 0
@@ -147,6 +148,18 @@ class Replay:
         return Answer(
             self.allocation_percent(placed), self._fragmented_percent(cluster), elapsed_ns / 1000 / len(self.order)
         )
+
+    def prepare(self, policy: Policy, learn: bool = False) -> tuple[Cluster, Any]:
+        """An idle cluster that knows the workload, unless it is to learn it, and the shapes as requests of its."""
+        cluster = Cluster(len(self.nodes), max_allocations=len(self.order))
+        add_nodes(cluster, self.nodes, MILLI)
+        cluster.set_order(self.rank)
+        if not learn:
+            self._set_workload(cluster, policy, self.pods)
+        requests = ffi.new("struct sluice_request[]", len(self.shapes))
+        for i, shape in enumerate(self.shapes):
+            to_request(cluster, shape).fill(requests[i])
+        return cluster, requests
 
     def _set_workload(self, cluster: Cluster, policy: Policy, seen: Sequence[PodShape]) -> None:
         """FGD knows the typical shapes, as published; sluice all: those that ask most GPUs are often the rarest."""
@@ -203,7 +216,15 @@ def list_name(path: Path) -> str:
     return path.stem.removeprefix("openb_pod_list_")
 
 
-def run(nodes: Path, pods: Sequence[Path], published: Path | None, seeds: int, first_seed: int) -> Result:
+def run(
+    nodes: Path,
+    pods: Sequence[Path],
+    published: Path | None,
+    seeds: int,
+    first_seed: int,
+    migrate: bool = False,
+    savable_percent: int = 100,
+) -> Result:
     """All policies on all lists and seeds; the same arrivals and tie-breaks for every policy."""
     cluster_nodes = read_nodes(nodes)
     expected = _read_published(published) if published else {}
@@ -230,6 +251,8 @@ def run(nodes: Path, pods: Sequence[Path], published: Path | None, seeds: int, f
         result.figures[f"{name}_gain_over_fgd_worst_seed_points"] = min(gains)
         for figure, bound in _LIST_MUST.get(name, {}).items():
             result.must[f"{name}_{figure}"] = bound
+        if migrate:
+            openb_moves.measure(result, name, replays, savable_percent, first_seed)
         for policy, theirs in _PUBLISHED_AS.items():
             if name in expected and theirs in expected[name]:
                 figure = f"{name}_{policy}_off_published_points"

@@ -41,6 +41,118 @@ enum sluice_error sluice_bench_replay(struct sluice_cluster *cluster, enum sluic
     return SLUICE_OK;
 }
 
+/* ---- replay in which jobs move ---- */
+
+struct moving {
+    struct sluice_cluster *cluster;
+    struct sluice_compaction *compaction;
+    struct sluice_bench_moves *moves;
+    struct sluice_movable *movables; /* that have not moved yet */
+    uint32_t count;
+};
+
+/* What the plan says: all that moves leaves, then each goes to its new place, and the arrival starts. */
+static enum sluice_error carry_out(struct moving *moving, const struct sluice_move *moves, uint32_t count,
+                                   const struct sluice_placement *placement, uint64_t *allocation,
+                                   struct sluice_error_text *text)
+{
+    enum sluice_error error = SLUICE_OK;
+    for (uint32_t i = 0; i < count && !error; i++)
+        error = sluice_release(moving->cluster, moving->movables[moves[i].movable].allocation, text);
+    for (uint32_t i = 0; i < count && !error; i++) {
+        struct sluice_part part = moves[i].to;
+        const struct sluice_placement to = {.parts = &part, .part_capacity = 1, .part_count = 1};
+        uint64_t moved;
+        error = sluice_commit(moving->cluster, &to, &moved, text);
+    }
+    return error ? SLUICE_ERROR_CORRUPT : sluice_commit(moving->cluster, placement, allocation, text);
+}
+
+/* Those that moved may not move again. */
+static void forget_moved(struct moving *moving, const struct sluice_move *moves, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        moving->movables[moves[i].movable].cost = 0;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < moving->count; i++)
+        if (moving->movables[i].cost)
+            moving->movables[kept++] = moving->movables[i];
+    moving->count = kept;
+}
+
+static enum sluice_error start_by_moves(struct moving *moving, enum sluice_policy policy,
+                                        const struct sluice_request *requests, uint32_t request_count, uint32_t asked,
+                                        struct sluice_placement *placement, uint64_t *allocation,
+                                        struct sluice_error_text *text)
+{
+    struct sluice_bench_moves *figures = moving->moves;
+    struct sluice_compaction_limits limits = figures->limits;
+    struct sluice_move moves[SLUICE_COMPACTION_MAX_MOVES];
+    uint32_t count = 0, left = figures->budget - figures->moved;
+    limits.gain = figures->gains[asked];
+    limits.moves = limits.moves < left ? limits.moves : left;
+    if (!limits.gain || !limits.moves)
+        return SLUICE_ERROR_NO_PLACE;
+    uint64_t before = bench_now_ns();
+    enum sluice_error error =
+        sluice_compaction_plan(moving->compaction, policy, requests, request_count, asked, moving->movables,
+                               moving->count, &limits, placement, moves, &count, text);
+    uint64_t took = bench_now_ns() - before;
+    figures->plans++;
+    figures->plan_ns += took;
+    figures->longest_plan_ns = took > figures->longest_plan_ns ? took : figures->longest_plan_ns;
+    if (error)
+        return error;
+    figures->started++;
+    figures->moved += count;
+    error = carry_out(moving, moves, count, placement, allocation, text);
+    forget_moved(moving, moves, count);
+    return error;
+}
+
+static enum sluice_error replay_moving(struct moving *moving, enum sluice_policy policy,
+                                       const struct sluice_request *requests, uint32_t request_count,
+                                       const uint32_t *arrivals, uint32_t arrival_count, bool *placed,
+                                       struct sluice_error_text *text)
+{
+    struct sluice_part part;
+    struct sluice_placement placement = {.parts = &part, .part_capacity = 1};
+    for (uint32_t i = 0; i < arrival_count; i++) {
+        uint32_t asked = arrivals[i];
+        uint64_t allocation;
+        if (asked >= request_count)
+            return fail(text, SLUICE_ERROR_RANGE);
+        enum sluice_error error =
+            sluice_start(moving->cluster, policy, &requests[asked], &placement, &allocation, text);
+        if (error == SLUICE_ERROR_NO_PLACE)
+            error = start_by_moves(moving, policy, requests, request_count, asked, &placement, &allocation, text);
+        if (error && !refused(error))
+            return error;
+        placed[i] = !error;
+        if (!error && moving->moves->movable[i])
+            moving->movables[moving->count++] = (struct sluice_movable){
+                .allocation = allocation, .request = asked, .cost = moving->moves->costs[asked]};
+    }
+    return SLUICE_OK;
+}
+
+enum sluice_error sluice_bench_moves(struct sluice_cluster *cluster, enum sluice_policy policy,
+                                     const struct sluice_request *requests, uint32_t request_count,
+                                     const uint32_t *arrivals, uint32_t arrival_count, struct sluice_bench_moves *moves,
+                                     bool *placed, struct sluice_error_text *text)
+{
+    struct moving moving = {.cluster = cluster, .moves = moves};
+    moving.movables = calloc((size_t)arrival_count + 1, sizeof *moving.movables);
+    enum sluice_error error = moving.movables ? SLUICE_OK : fail(text, SLUICE_ERROR_NO_MEMORY);
+    if (!error)
+        error = sluice_compaction_new(cluster, arrival_count + 1, request_count, &moving.compaction, text);
+    if (!error)
+        error = replay_moving(&moving, policy, requests, request_count, arrivals, arrival_count, placed, text);
+    sluice_compaction_free(moving.compaction);
+    free(moving.movables);
+    return error;
+}
+
 /* ---- steady use ---- */
 
 /* SplitMix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014). */

@@ -155,6 +155,33 @@ static enum sluice_error check_placement(struct sluice_cluster *cluster, const s
 
 /* ---- commit, release, resize ---- */
 
+struct part sluice_part_held(const struct sluice_part *part)
+{
+    return (struct part){
+        .node = part->node,
+        .share = (int32_t)part->gpu_memory_mib,
+        .cpus = (int32_t)part->cpus_milli,
+        .host_memory = (int32_t)part->host_memory_mib,
+        .gpus = (uint16_t)part->gpus,
+        .exclusive = part->exclusive,
+        .kind = sluice_kind(sluice_count((uint16_t)part->gpus), (int32_t)part->gpu_memory_mib),
+        .compute = (uint8_t)part->gpu_compute_percent,
+    };
+}
+
+struct sluice_part sluice_part_shown(const struct part *part)
+{
+    return (struct sluice_part){
+        .node = part->node,
+        .gpus = part->gpus,
+        .gpu_memory_mib = part->share,
+        .cpus_milli = part->cpus,
+        .host_memory_mib = part->host_memory,
+        .exclusive = part->exclusive,
+        .gpu_compute_percent = part->compute,
+    };
+}
+
 static uint64_t commit_checked(struct sluice_cluster *cluster, const struct sluice_placement *placement)
 {
     uint32_t slot = cluster->free_allocation;
@@ -163,20 +190,10 @@ static uint64_t commit_checked(struct sluice_cluster *cluster, const struct slui
     allocation->generation++;
     uint32_t *link = &allocation->first;
     for (uint32_t i = 0; i < placement->part_count; i++) {
-        const struct sluice_part *from = &placement->parts[i];
         uint32_t at = cluster->free_part;
         struct part *part = &cluster->parts[at];
         cluster->free_part = part->next;
-        *part = (struct part){
-            .node = from->node,
-            .share = (int32_t)from->gpu_memory_mib,
-            .cpus = (int32_t)from->cpus_milli,
-            .host_memory = (int32_t)from->host_memory_mib,
-            .gpus = (uint16_t)from->gpus,
-            .exclusive = from->exclusive,
-            .kind = sluice_kind(sluice_count((uint16_t)from->gpus), (int32_t)from->gpu_memory_mib),
-            .compute = (uint8_t)from->gpu_compute_percent,
-        };
+        *part = sluice_part_held(&placement->parts[i]);
         *link = at;
         link = &part->next;
         move(cluster, part, TAKE);
@@ -221,6 +238,16 @@ void sluice_allocation_suspend(struct sluice_cluster *cluster, uint64_t allocati
 void sluice_allocation_resume(struct sluice_cluster *cluster, uint64_t allocation)
 {
     move_all(cluster, allocation, TAKE);
+}
+
+void sluice_part_take(struct sluice_cluster *cluster, const struct part *part)
+{
+    move(cluster, part, TAKE);
+}
+
+void sluice_part_give(struct sluice_cluster *cluster, const struct part *part)
+{
+    move(cluster, part, GIVE);
 }
 
 enum sluice_error sluice_release(struct sluice_cluster *cluster, uint64_t allocation, struct sluice_error_text *text)
@@ -295,18 +322,8 @@ enum sluice_error sluice_allocation_read(const struct sluice_cluster *cluster, u
                            "allocation %" PRIu64 " has %" PRIu32 " parts, room for %" PRIu32, allocation, count,
                            capacity);
     struct sluice_part *to = parts;
-    for (uint32_t at = found->first; at != NONE; at = cluster->parts[at].next, to++) {
-        const struct part *part = &cluster->parts[at];
-        *to = (struct sluice_part){
-            .node = part->node,
-            .gpus = part->gpus,
-            .gpu_memory_mib = part->share,
-            .cpus_milli = part->cpus,
-            .host_memory_mib = part->host_memory,
-            .exclusive = part->exclusive,
-            .gpu_compute_percent = part->compute,
-        };
-    }
+    for (uint32_t at = found->first; at != NONE; at = cluster->parts[at].next, to++)
+        *to = sluice_part_shown(&cluster->parts[at]);
     *part_count = count;
     return SLUICE_OK;
 }

@@ -218,6 +218,12 @@ uint32_t sluice_allocation_first_part(const struct sluice_cluster *cluster, uint
  * may be committed or released. */
 void sluice_allocation_suspend(struct sluice_cluster *cluster, uint64_t allocation);
 void sluice_allocation_resume(struct sluice_cluster *cluster, uint64_t allocation);
+/* A part as it is held, and as callers see it. */
+struct part sluice_part_held(const struct sluice_part *part);
+struct sluice_part sluice_part_shown(const struct part *part);
+/* Put a part that belongs to no allocation on its node, where it must fit, and take it off again. */
+void sluice_part_take(struct sluice_cluster *cluster, const struct part *part);
+void sluice_part_give(struct sluice_cluster *cluster, const struct part *part);
 
 /* ---- request.c ---- */
 enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster, const struct sluice_request *request,

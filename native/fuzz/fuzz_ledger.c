@@ -21,13 +21,11 @@ static void use(void *region, size_t size)
     struct sluice_ledger_usage usage;
     struct sluice_ledger_fragmentation fragmentation;
     struct sluice_ledger_process processes[2];
-    struct sluice_ledger_move moves[3];
-    uint32_t ids[2] = {1 << 16, 1 << 16}, count, device;
+    uint32_t ids[2] = {1 << 16, 1 << 16}, count;
     uint64_t bytes;
     sluice_ledger_processes(ledger, 2, ids, processes, &count, &text);
     sluice_ledger_audit(ledger, &text);
     sluice_ledger_get_fragmentation(ledger, &fragmentation, &text);
-    sluice_ledger_plan_compaction(ledger, 900, 3, moves, &count, &device, &bytes, &text);
     for (uint32_t i = 0; i < 2; i++) {
         sluice_ledger_device_usage(ledger, i, &usage, &text);
         sluice_ledger_owner_usage(ledger, i, i, &usage, &text);

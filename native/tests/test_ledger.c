@@ -376,79 +376,6 @@ static void test_fragmentation(void)
     sluice_ledger_free(ledger);
 }
 
-static void test_compaction(void)
-{
-    /* held[process][device] of capacity 100; quota 100 except owner 1 (process 2) on device 1: 50 */
-    static const struct {
-        uint64_t held[4][3];
-        uint64_t wanted;
-        enum sluice_error error;
-        uint32_t device, count;
-        uint64_t freed;
-    } cases[] = {
-        {{{0}}, 100, SLUICE_OK, 0, 0, 0},
-        {{{0}}, 101, SLUICE_ERROR_NO_PLACE, 0, 0, 0},
-        /* the smallest that suffices: 30 off device 0 */
-        {{{30, 0, 0}, {50, 0, 0}, {0, 60, 0}, {0, 0, 60}}, 50, SLUICE_OK, 0, 1, 30},
-        /* nothing alone suffices on device 0; clearing device 1 by its one process moves 40 */
-        {{{25, 0, 0}, {25, 0, 0}, {0, 40, 0}, {0, 0, 45}}, 100, SLUICE_OK, 1, 1, 40},
-        /* largest first takes 30 and 10 where 20 more are missing after 30: the plan drops none */
-        {{{30, 0, 0}, {10, 0, 0}, {10, 50, 0}, {0, 0, 90}}, 90, SLUICE_OK, 0, 2, 40},
-        /* the only room for owner 1 is where its quota has none */
-        {{{0, 0, 0}, {0, 0, 0}, {60, 0, 0}, {0, 0, 100}}, 100, SLUICE_OK, 1, 0, 0},
-        {{{0, 0, 0}, {0, 30, 0}, {60, 0, 0}, {0, 0, 100}}, 100, SLUICE_OK, 1, 1, 30},
-        {{{90, 0, 0}, {0, 90, 0}, {0, 0, 90}, {0, 0, 0}}, 11, SLUICE_ERROR_NO_PLACE, 0, 0, 0},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        void *region;
-        struct sluice_ledger *ledger =
-            new_ledger((struct sluice_ledger_shape){.devices = 3, .owners = 2, .processes = 4}, 100, 1, &region);
-        uint64_t held[4][3] = {{0}}, available[3] = {0};
-        uint32_t ids[4];
-        struct sluice_ledger_charge charge;
-        for (uint32_t p = 0; p < 4; p++) {
-            CHECK_INT(sluice_ledger_join(ledger, p == 2, 100 + p, 1, &ids[p], NULL), SLUICE_OK);
-            for (uint32_t d = 0; d < 3; d++) {
-                held[p][d] = cases[i].held[p][d];
-                if (held[p][d])
-                    CHECK_INT(sluice_ledger_reserve(ledger, ids[p], d, held[p][d], 0, &charge, NULL), SLUICE_OK);
-            }
-        }
-        CHECK_INT(sluice_ledger_set_quota(ledger, 1, 1, 50, NULL), SLUICE_OK);
-        struct sluice_ledger_move moves[4];
-        uint32_t count = 77, device = 77;
-        uint64_t freed = 77;
-        CHECK_INT(sluice_ledger_plan_compaction(ledger, cases[i].wanted, 4, moves, &count, &device, &freed, NULL),
-                  cases[i].error);
-        if (cases[i].error) {
-            CHECK(count == 77 && device == 77 && freed == 77);
-        } else {
-            CHECK_INT(device, cases[i].device);
-            CHECK_INT(count, cases[i].count);
-            CHECK_INT(freed, cases[i].freed);
-            if (count)
-                CHECK_INT(sluice_ledger_plan_compaction(ledger, cases[i].wanted, count - 1, moves, &count, &device,
-                                                        &freed, NULL),
-                          SLUICE_ERROR_CAPACITY);
-            /* Carried out as the header says, every step is granted and the room is there. */
-            for (uint32_t m = 0; m < count; m++) {
-                uint32_t p = 0;
-                while (ids[p] != moves[m].process)
-                    p++;
-                CHECK(held[p][moves[m].from] == moves[m].bytes && moves[m].from == device);
-                CHECK_INT(sluice_ledger_reserve(ledger, ids[p], moves[m].to, moves[m].bytes, 0, &charge, NULL),
-                          SLUICE_OK);
-                charge = (struct sluice_ledger_charge){
-                    .asked = moves[m].bytes, .charged = moves[m].bytes, .device = moves[m].from};
-                CHECK_INT(sluice_ledger_release(ledger, ids[p], &charge, NULL), SLUICE_OK);
-            }
-            available[device] = 100 - device_charged(ledger, device);
-            CHECK(available[device] >= cases[i].wanted);
-        }
-        sluice_ledger_free(ledger);
-    }
-}
-
 int main(void)
 {
     test_regions();
@@ -460,6 +387,5 @@ int main(void)
     test_seat_reuse();
     test_tampering();
     test_fragmentation();
-    test_compaction();
     return 0;
 }

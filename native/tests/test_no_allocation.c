@@ -267,6 +267,41 @@ static void test_preemption_and_backfill(void)
     sluice_cluster_free(cluster);
 }
 
+static void test_compaction(void)
+{
+    /* Each node has one GPU idle and another half used: a job of two has moves that make room, one of eight has none. */
+    const struct sluice_request shapes[] = {{.gpus = 6}, {.gpus = 1, .gpu_memory_mib = 500}, {.gpus = 2}, {.gpus = 8}};
+    uint64_t before = allocations;
+    struct sluice_cluster *cluster = new_cluster();
+    struct sluice_compaction *compaction;
+    CHECK_INT(sluice_compaction_new(cluster, 2 * NODES, 4, &compaction, &text), SLUICE_OK);
+    before = set_up_done(before);
+
+    struct sluice_movable movables[2 * NODES];
+    struct sluice_placement placement = {.parts = parts, .part_capacity = PARTS};
+    struct sluice_move moves[SLUICE_COMPACTION_MAX_MOVES];
+    const struct sluice_compaction_limits limits = {
+        .moves = SLUICE_COMPACTION_MAX_MOVES, .gain = 1000, .factor_permille = 1};
+    uint32_t count = 0, move_count;
+    for (uint32_t request = 0; request < 2; request++) {
+        uint64_t allocation;
+        for (uint32_t i = 0; i < NODES; i++) {
+            CHECK_INT(
+                sluice_start(cluster, SLUICE_POLICY_ROUND_ROBIN, &shapes[request], &placement, &allocation, &text),
+                SLUICE_OK);
+            movables[count++] = (struct sluice_movable){.allocation = allocation, .request = request, .cost = 1};
+        }
+    }
+    for (uint32_t asked = 2; asked < 4; asked++)
+        CHECK_INT(sluice_compaction_plan(compaction, SLUICE_POLICY_SLUICE, shapes, 4, asked, movables, count, &limits,
+                                         &placement, moves, &move_count, &text),
+                  asked == 2 ? SLUICE_OK : SLUICE_ERROR_NO_PLACE);
+    CHECK_INT(move_count, 1);
+    CHECK_INT(allocations, before);
+    sluice_compaction_free(compaction);
+    sluice_cluster_free(cluster);
+}
+
 static void test_ledger(void)
 {
     static _Alignas(SLUICE_LEDGER_ALIGNMENT) unsigned char region[1 << 14];
@@ -389,6 +424,7 @@ int main(void)
     test_cluster_and_placement();
     test_order();
     test_preemption_and_backfill();
+    test_compaction();
     test_ledger();
     test_gate();
     test_replay();

@@ -77,25 +77,6 @@ class Fragmentation:
     slack: int
 
 
-@dataclass(frozen=True)
-class Move:
-    """One step of a compaction plan: everything that process `process` holds on device `source` goes to `target`."""
-
-    process: int
-    source: int
-    target: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class CompactionPlan:
-    """How to make room on `device`: `moves` in order, `bytes` altogether."""
-
-    device: int
-    moves: list[Move]
-    bytes: int
-
-
 class Charge:
     """A reservation or an allocation; holds nothing after its release."""
 
@@ -226,17 +207,6 @@ class Ledger:
         found = ffi.new("struct sluice_ledger_fragmentation *")
         self._call(lib.sluice_ledger_get_fragmentation, found)
         return Fragmentation(found.free, found.largest, found.largest_device, found.external_permille, found.slack)
-
-    def plan_compaction(self, wanted: int) -> CompactionPlan:
-        """Which moves between devices bring one of them to `wanted` free bytes; CoreError where none do."""
-        room = self.shape.processes
-        moves = ffi.new("struct sluice_ledger_move[]", room)
-        count, device, freed = ffi.new("uint32_t *"), ffi.new("uint32_t *"), ffi.new("uint64_t *")
-        self._call(lib.sluice_ledger_plan_compaction, wanted, room, moves, count, device, freed)
-        planned = [
-            Move(moves[i].process, getattr(moves[i], "from"), moves[i].to, moves[i].bytes) for i in range(count[0])
-        ]
-        return CompactionPlan(device[0], planned, freed[0])
 
     def _call(self, function: Any, *arguments: Any) -> None:
         text = new_error_text()

@@ -81,6 +81,27 @@ enum sluice_error sluice_bench_replay(struct sluice_cluster *cluster, enum sluic
                                       const uint32_t *arrivals, uint32_t arrival_count, bool *placed,
                                       uint64_t *elapsed_ns, struct sluice_error_text *text);
 
+/* A replay in which jobs move; what it finds out is zeroed by the caller. */
+struct sluice_bench_moves {
+    const bool *movable;                    /* of each arrival, whether it can be saved */
+    const int64_t *gains;                   /* of each request: what its start is worth */
+    const int64_t *costs;                   /* and what moving it costs */
+    struct sluice_compaction_limits limits; /* its gain is that of the arrival */
+    uint32_t budget;                        /* moves in all */
+    uint32_t moved;                         /* arrivals that moved, each once */
+    uint32_t plans, started;                /* arrivals that a plan was looked for, and found for */
+    uint64_t plan_ns, longest_plan_ns;
+};
+
+/*
+ * As sluice_bench_replay, but an arrival that finds no place starts, where the budget allows, by moving others that have
+ * not moved yet: sluice_compaction_plan. Errors: also CORRUPT (a plan that does not hold).
+ */
+enum sluice_error sluice_bench_moves(struct sluice_cluster *cluster, enum sluice_policy policy,
+                                     const struct sluice_request *requests, uint32_t request_count,
+                                     const uint32_t *arrivals, uint32_t arrival_count, struct sluice_bench_moves *moves,
+                                     bool *placed, struct sluice_error_text *text);
+
 /* What sluice_bench_steady measures; zeroed by the caller but for the first three. */
 struct sluice_bench_steady_result {
     uint32_t *start_ns; /* time of each decision, placing and committing, one reading of the clock included; or NULL */

@@ -649,6 +649,59 @@ enum sluice_error sluice_preemption_plan(struct sluice_preemption *preemption, e
                                          struct sluice_placement *placement, uint32_t *victims, uint32_t *victim_count,
                                          struct sluice_error_text *text);
 
+/* ======== compaction ======== */
+
+/* A running job that may be moved: one that can be saved, or whose service has another replica. */
+struct sluice_movable {
+    uint64_t allocation; /* in the cluster, on one node */
+    uint32_t request;    /* what it asked: index into the call's requests */
+    int64_t cost;        /* of moving it, in the caller's unit; at least 1 */
+};
+
+struct sluice_compaction_limits {
+    uint32_t moves;           /* of one plan */
+    int64_t gain;             /* of the waiting job's start, in the unit of the costs */
+    uint32_t factor_permille; /* a plan's gain over its cost exceeds this; at least 1 */
+};
+
+struct sluice_move {
+    uint32_t movable; /* index */
+    struct sluice_part to;
+};
+
+enum { SLUICE_COMPACTION_MAX_MOVES = 64 };
+
+struct sluice_compaction;
+
+/* Room for plans over `max_movables` jobs of `max_requests` different requests. The cluster must outlive it. Errors:
+ * RANGE, NO_MEMORY. */
+enum sluice_error sluice_compaction_new(struct sluice_cluster *cluster, uint32_t max_movables, uint32_t max_requests,
+                                        struct sluice_compaction **compaction, struct sluice_error_text *text);
+void sluice_compaction_free(struct sluice_compaction *compaction);
+
+/*
+ * Which jobs to move, and where, so that requests[asked] can start, and where it starts then; nothing is changed.
+ *
+ * The plan holds once all that it moves has left: then each moved job fits where it goes, and the waiting one where it
+ * starts, all of them together. No job is moved twice, each goes only where its request allows, and the gain over the sum
+ * of the costs exceeds the factor. A request that fits already has no moves.
+ *
+ * First the node is cleared that costs least, of jobs for which there are places now; if none can be, jobs that share
+ * GPUs are exchanged, each time so that the sum of the squares of what GPUs have free grows most for each moved job,
+ * until the request fits. A plan is not always found where there is one.
+ *
+ * Only requests for one node are planned for. `moves` has room for limits->moves. O((nodes + jobs) * log of it) for each
+ * node that is tried in vain and each exchange. Errors: those of sluice_place (NO_PLACE: no plan was found within the
+ * limits); RANGE (limits); CAPACITY (count, request_count); UNKNOWN, DUPLICATE (allocation); INVALID (a request for
+ * several nodes, a job on several, its request or cost).
+ */
+enum sluice_error sluice_compaction_plan(struct sluice_compaction *compaction, enum sluice_policy policy,
+                                         const struct sluice_request *requests, uint32_t request_count, uint32_t asked,
+                                         const struct sluice_movable *movables, uint32_t count,
+                                         const struct sluice_compaction_limits *limits,
+                                         struct sluice_placement *placement, struct sluice_move *moves,
+                                         uint32_t *move_count, struct sluice_error_text *text);
+
 /* ======== power budgets ======== */
 
 /*
@@ -899,15 +952,6 @@ struct sluice_ledger_fragmentation {
     uint64_t slack;             /* bytes charged but not asked for, over all devices */
 };
 
-/* One step of a compaction plan: move everything that one process holds on `from` to `to`. */
-struct sluice_ledger_move {
-    uint32_t process; /* as sluice_ledger_join gave it */
-    uint32_t from;
-    uint32_t to;
-    uint32_t reserved; /* 0 */
-    uint64_t bytes;
-};
-
 /* Bytes that a region of this shape takes; 0 when the shape is out of bounds. */
 size_t sluice_ledger_size(const struct sluice_ledger_shape *shape);
 
@@ -1005,20 +1049,6 @@ enum sluice_error sluice_ledger_audit(struct sluice_ledger *ledger, struct sluic
 enum sluice_error sluice_ledger_get_fragmentation(struct sluice_ledger *ledger,
                                                   struct sluice_ledger_fragmentation *fragmentation,
                                                   struct sluice_error_text *text);
-
-/*
- * How to bring some device to `wanted` free bytes by moving whole processes' holdings to other devices: the moves in
- * order, each within limits and quotas when it is made, in moves[0 .. *count). For every device the smallest holding
- * that suffices, or else the largest ones first until they do, less those that turn out unnecessary; of all devices the
- * plan that moves the fewest bytes, then the fewest processes, then the lowest device. *freed: bytes moved, 0 when the
- * room is there already. Advice from figures that others may change meanwhile: moving is reserve on `to`, copy, release
- * on `from`. SLUICE_ERROR_NO_PLACE: no such plan; SLUICE_ERROR_CAPACITY: more than `room` moves (processes in the
- * ledger always suffice); SLUICE_ERROR_RANGE: more than a device can have; SLUICE_ERROR_NO_MEMORY: it takes memory
- * while it plans, as no decision does. O(devices * processes * (devices + processes)).
- */
-enum sluice_error sluice_ledger_plan_compaction(struct sluice_ledger *ledger, uint64_t wanted, uint32_t room,
-                                                struct sluice_ledger_move *moves, uint32_t *count, uint32_t *device,
-                                                uint64_t *freed, struct sluice_error_text *text);
 
 /* ======== request gate ======== */
 

@@ -140,6 +140,26 @@ def test_openb(nodes, pods, tmp_path):
         openb.run(nodes, [pods], published, seeds=1, first_seed=1)
 
 
+def test_openb_with_moves(tmp_path):
+    """Pods of a half leave holes of a half; where they move together, pods of a whole GPU start."""
+    nodes, pods = tmp_path / "nodes.csv", tmp_path / "openb_pod_list_small.csv"
+    nodes.write_text(NODES + "".join(f"n{i},64000,65536,4,A\n" for i in range(50)))
+    kinds = ["1000,1024,1,300,", "1000,1024,1,420,", "1000,1024,1,650,", "1000,1024,1,1000,"]
+    pods.write_text(PODS + "".join(f"p{i:03},{kinds[i % 4]}\n" for i in range(40)))
+    options = {"published": None, "seeds": 4, "first_seed": 1, "migrate": True}
+    result = openb.run(nodes, [pods], **options)
+    figures = result.figures
+    assert figures["small_sluice_moving_allocation_percent"] > figures["small_sluice_allocation_percent"]
+    assert 0 < figures["small_sluice_moving_moved_percent_most"] <= 5
+    assert figures["small_sluice_moving_plan_longest_ms"] > 0
+    assert 0 < result.peer["small_fgd_moving_moved_percent"] <= 5
+    assert result.must["small_sluice_moving_moved_percent_most"] == ("<=", 5)
+    none = openb.run(nodes, [pods], **options, savable_percent=0)
+    assert none.figures["small_sluice_moving_moved_percent_most"] == 0
+    for policy, figure in (("sluice", none.figures), ("fgd", none.peer)):
+        assert figure[f"small_{policy}_moving_allocation_percent"] == figure[f"small_{policy}_allocation_percent"]
+
+
 def test_core_latency(nodes, pods):
     options = {"checked": 200, "use_percent": 60, "seeds": 1, "first_seed": 1, "peer_decisions": 20}
     result = core_latency.run(nodes, pods, decisions=2000, large_gpus=200, **options)

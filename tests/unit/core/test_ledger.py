@@ -80,7 +80,7 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
     assert ledger.processes() == []
 
 
-def test_fragmentation_and_compaction() -> None:
+def test_fragmentation() -> None:
     ledger = new_ledger()
     first, second = ledger.join(0, 1, 1), ledger.join(0, 2, 1)
     ledger.reserve(first, 0, 30 * GIB)
@@ -88,12 +88,6 @@ def test_fragmentation_and_compaction() -> None:
     found = ledger.fragmentation()
     assert (found.free, found.largest, found.largest_device) == (110 * GIB, 60 * GIB, 1)
     assert found.external_permille == 454
-    plan = ledger.plan_compaction(80 * GIB)
-    (move,) = plan.moves
-    assert (plan.device, plan.bytes) == (1, 20 * GIB)
-    assert (move.process, move.source, move.target, move.bytes) == (second, 1, 0, 20 * GIB)
-    with pytest.raises(CoreError, match="no moves between devices"):
-        ledger.plan_compaction(81 * GIB)
 
 
 def test_bad_regions() -> None:
