@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from signal import Signals
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -41,7 +42,7 @@ class Checkpoint(BaseModel):
     """The signal, to the batch script and all steps."""
     before_preemption: Seconds | None = None
     """Time of over-quota jobs between the signal and their end; at least `scheduling.preemption.grace`. The signal
-    is the one that the job named with `--signal`. Example: `60s`."""
+    is `signal` for jobs with `--checkpoint=app`, unless they named one with `--signal`. Example: `60s`."""
     before_requeue: Seconds = 30
     """Time from the signal until a job is taken off a faulty GPU. Example: `30s`."""
     before_time_limit: Seconds | None = None
@@ -55,6 +56,11 @@ class Checkpoint(BaseModel):
     silent_wait: Seconds | None = None
     """A node that stopped responding may only be cut off, and its jobs still run: the least wait before they restart.
     Default: `backoff`. Example: `30m`."""
+
+    @property
+    def signal_number(self) -> int:
+        """What the system calls it."""
+        return Signals[f"SIG{self.signal}"]
 
 
 class NodeCheckpoint(BaseModel):

@@ -233,6 +233,15 @@ static void write_checkpoint(job_desc_msg_t *job, const struct sluice_options *o
         sluice_description_set(&job->comment, comment);
 }
 
+void sluice_description_write_signal(job_desc_msg_t *job, uint16_t signal)
+{
+    if (job->warn_signal && job->warn_signal != NO_VAL16)
+        return; /* the user's own --signal */
+    job->warn_signal = signal;
+    job->warn_flags = KILL_FULL_JOB; /* the batch script, too: as the controllers' daemon signals it */
+    job->warn_time = 0;
+}
+
 void sluice_description_write_options(job_desc_msg_t *job, const struct sluice_options *options)
 {
     char text[SLUICE_OPTION_TEXT_MAX];

@@ -201,7 +201,12 @@ def shared(make_shared_cluster: Callable[..., DevCluster]) -> Site:
                 "agent": True,
                 "controllerd": True,
                 "explaind": True,
-                "slurm_conf": "DefMemPerCPU=100\nSlurmdTimeout=8\nReturnToService=1\nUnkillableStepTimeout=10\n"
+                "partitions": [
+                    {"name": "main", "options": "PriorityTier=1 GraceTime=60"},
+                    {"name": "urgent", "options": "PriorityTier=10"},
+                ],
+                "slurm_conf": "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+                "SlurmctldParameters=preempt_send_user_signal\nDefMemPerCPU=100\nSlurmdTimeout=8\nReturnToService=1\nUnkillableStepTimeout=10\n"
                 "SchedulerParameters=bf_interval=2,sched_interval=1,sched_min_interval=0,batch_sched_delay=0,"
                 "nohold_on_prolog_fail\nHealthCheckProgram=/run/sluice-cluster/programs/sluice-health\n"
                 "HealthCheckInterval=20\n",
@@ -294,6 +299,18 @@ def test_a_job_of_two_nodes_has_saved_when_both_say_so(site: Site) -> None:
         "--checkpoint=system is not understood"
         in site.cluster.run(["sbatch", "--checkpoint=system", "--wrap=true"], check=False).stderr
     )
+
+
+def test_a_job_that_is_preempted_is_signalled_at_once_with_its_steps(site: Site) -> None:
+    folder = site.cluster.folder / "scratch"
+    loop, say = "while :; do sleep 1 & wait $!; done", "touch /run/sluice-cluster/scratch"
+    step = f"srun --overlap sh -c 'trap \"{say}/step.$SLURM_JOB_ID\" USR1; {say}/up.$SLURM_JOB_ID; {loop}'"
+    script = f"trap '{say}/batch.$SLURM_JOB_ID' USR1; {step} & {loop}"
+    job = site.submit("-w", "h3", "--gres=gpu:8", "--requeue", "--checkpoint=app", script=script)
+    site.wait(lambda: (folder / f"up.{job}").exists())
+    site.submit("-p", "urgent", "-w", "h3", "--gres=gpu:8")
+    site.wait(lambda: (folder / f"step.{job}").exists() and (folder / f"batch.{job}").exists())
+    assert site.state(job) == "RUNNING"  # until the partition's GraceTime is over
 
 
 def test_a_job_that_meets_a_sick_gpu_first_goes_elsewhere_and_its_node_goes_on(site: Site) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from policy.checkpoint import NodeCheckpoint, Rhythm
 from sluice.base.hostlist import expand
-from sluice.exchange.record import JobRecord
 from sluice.exchange.saves import ClassFailures, JobSaves, Saves
 from sluice.slurm.answers import Job, Node
 
@@ -91,11 +90,9 @@ class Checkpoints:
             last = max(last, one.saved)  # between saves, whoever began them
         return close or bool(one.interval_s and now - last >= one.interval_s)
 
-    def hear(self, jobs: Iterable[Job], records: Iterable[JobRecord]) -> None:
-        """What nodes reported of running jobs."""
-        said: dict[int, list[float | None]] = {}
-        for record in records:
-            said.setdefault(record.job, []).append(record.saved)
+    def hear(self, jobs: Iterable[Job], said: Mapping[int, list[float | None]]) -> bool:
+        """What each node reported of running jobs; whether one of them has saved again."""
+        heard = False
         for job in jobs:
             one, times = self.saves.jobs.get(job.id), said.get(job.id, [])
             ended = [at for at in times if at is not None]
@@ -105,10 +102,11 @@ class Checkpoints:
             if first <= (one.saved or 0.0):
                 continue
             answers = one.signalled and (one.saved or 0.0) < one.signalled - _CLOCKS_S <= first
-            one.saved = first
+            one.saved, heard = first, True
             if answers:
                 one.answers += 1
                 one.save_s = round(max(max(ended) - one.signalled, 0.1), 1)
+        return heard
 
     # ---- failures of nodes ----
 

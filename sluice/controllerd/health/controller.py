@@ -36,7 +36,8 @@ from sluice.slurm.answers import Job, Node
 STATE_FILE = "sluice.health.json"
 PERIOD_S = 5.0
 _SOON_S = 1.5
-_CHECKPOINT_S = 15.0
+_CHECKPOINT_S = 5.0
+_SAVES_S = 60.0  # between two writings of saves when nothing but time has passed
 _MAX_BYTES = 64 << 20
 _MOST_HISTORY = 120  # an answer of the inbox holds 64 KiB
 _MOST_ROWS = 120
@@ -57,6 +58,7 @@ class Controller:
         self._requeues = Requeues(site.commands, self._job_event)
         self._checkpoints = Checkpoints()
         self._saves_stamp: tuple[int, int] | None = None
+        self._saves_written = 0.0
         self._listed = Running(site.client)
         self._running: dict[str, dict[int, float]] = {}  # node -> its jobs, when they were last looked at
         self._silent: set[str] = set()  # nodes that did not respond when jobs were last looked at
@@ -175,9 +177,10 @@ class Controller:
         with self.lock:
             self._load_saves()
             policy = self._policy_of().checkpoint
-            self._checkpoints.hear(jobs, running_of(site).records(self._checkpoints.saves.jobs))
+            heard = self._checkpoints.hear(jobs, running_of(site).saved())
             due = self._checkpoints.due(jobs, policy, time.time())
-            self._save_saves()
+            if heard or due or time.monotonic() - self._saves_written >= _SAVES_S:
+                self._save_saves()
         for job in due:
             site.commands.run("scancel", f"--signal={policy.signal}", "--full", job.own_name, check=False)
             log.info("job %d: signalled to save its state", job.id)
@@ -282,6 +285,7 @@ class Controller:
         if self._checkpoints.saves == Saves():
             return
         self._checkpoints.saves.write(path)
+        self._saves_written = time.monotonic()
         self._saves_stamp = _stamp(path)
 
     def _path(self) -> Path:

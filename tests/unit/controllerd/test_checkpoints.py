@@ -11,7 +11,6 @@ import pytest
 from policy.checkpoint import NodeCheckpoint
 from sluice.base.errors import SluiceError
 from sluice.controllerd.health.checkpoints import FIRST_S, Checkpoints, class_of, daly, rate
-from sluice.exchange.record import JobRecord
 from sluice.exchange.saves import ClassFailures, JobSaves, Saves, read_saves
 from sluice.slurm.answers import Job, Node
 
@@ -24,10 +23,6 @@ def running(number: int, comment: str, start: int, end: int | None = None, nodes
         number, None, "", "", "", 1, "", "", "", "RUNNING", "", nodes, count, 1, 0, 0, start, end, None, 1, {}, "", "",
         "", "", "", "", comment, "",
     )  # fmt: skip
-
-
-def saved(job: int, node: str, at: float | None) -> JobRecord:
-    return JobRecord(job, 1, "alice", "physics", "main", node, 9000.0, saved=at)
 
 
 def node(name: str, gres: str) -> Node:
@@ -62,7 +57,8 @@ def test_the_interval_follows_measured_saves_and_failures() -> None:
     checkpoints.watch([node("n1", "gpu:h100:8(S:0-1)")], ["n1"], 9000.0)
     assert checkpoints.due([job], POLICY, 9000.0 + FIRST_S - 1) == []
     assert checkpoints.due([job], POLICY, 9600.0) == [job]
-    checkpoints.hear([job], [saved(1, "n1", 9630.0)])
+    assert checkpoints.hear([job], {1: [9630.0]})
+    assert not checkpoints.hear([job], {1: [9630.0]})
     assert checkpoints.due([job], POLICY, 9660.0) == []
     one = checkpoints.saves.jobs[1]
     assert (one.signals, one.answers, one.save_s, one.saved) == (1, 1, 30.0, 9630.0)
@@ -79,22 +75,22 @@ def test_a_job_of_several_nodes_has_saved_when_all_have() -> None:
     checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint=10m", 9000, nodes="n[1-2]", count=2)
     assert checkpoints.due([job], POLICY, 9600.0) == [job]
     one = checkpoints.saves.jobs[1]
-    for records in ([("n1", 9610.0)], [("n1", 9610.0), ("n2", None)], [("n1", 9610.0), ("n2", None), ("n3", 9611.0)]):
-        checkpoints.hear([job], [saved(1, *record) for record in records])
+    for said in ([9610.0], [9610.0, None], [9610.0, None, 9611.0]):
+        checkpoints.hear([job], {1: said})
         assert (one.saved, one.answers) == (None, 0)
-    checkpoints.hear([job], [saved(1, "n1", 9610.0), saved(1, "n2", 9640.0)])
+    checkpoints.hear([job], {1: [9610.0, 9640.0]})
     assert (one.saved, one.answers, one.save_s) == (9610.0, 1, 40.0)
     assert checkpoints.due([job], POLICY, 10200.0) == [job]
-    checkpoints.hear([job], [saved(1, "n1", 10205.0), saved(1, "n2", 9640.0)])
+    checkpoints.hear([job], {1: [10205.0, 9640.0]})
     assert (one.saved, one.answers) == (9640.0, 1)  # of the second save one part is there
 
 
 def test_a_job_that_saves_by_itself_answers_nothing_and_loses_less() -> None:
     checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint=10m", 9000)
     checkpoints.due([job], POLICY, 9100.0)
-    checkpoints.hear([job], [saved(1, "n1", 9090.0)])
+    checkpoints.hear([job], {1: [9090.0]})
     checkpoints.due([job], POLICY, 9600.0)
-    checkpoints.hear([job], [saved(1, "n1", 9090.0)])
+    checkpoints.hear([job], {1: [9090.0]})
     one = checkpoints.saves.jobs[1]
     assert (one.signals, one.answers, one.saved, one.save_s) == (1, 0, 9090.0, None)
 
@@ -103,7 +99,7 @@ def test_a_job_that_starts_again_goes_on_with_what_is_known_of_it() -> None:
     checkpoints = Checkpoints()
     first = running(1, "sluice:checkpoint", 9000)
     checkpoints.due([first], POLICY, 9600.0)
-    checkpoints.hear([first], [saved(1, "n1", 9620.0)])
+    checkpoints.hear([first], {1: [9620.0]})
     checkpoints.due([], POLICY, 9700.0)
     again = replace(first, start_time=9800)
     assert checkpoints.due([again], POLICY, 9815.0) == []
