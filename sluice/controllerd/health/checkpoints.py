@@ -20,6 +20,7 @@ FIRST_S = 600
 _LEAST_S = 60
 _CLOCKS_S = 1.0  # by which a node's clock may be behind
 _KEPT_S = 86400.0  # of a job that does not run: one that is requeued goes on with what is known of it
+_MOST_KEPT = 20_000  # of these
 _MOST_PASSED_S = 60.0  # a daemon that did not run does not know what failed
 _TYPE = re.compile(r"(?:^|,)gpu:([^:,(]+):")
 
@@ -57,16 +58,24 @@ class Checkpoints:
             if job.state != "RUNNING" or rhythm is None:
                 continue
             one = self.saves.jobs.setdefault(job.id, JobSaves())
-            if one.started != (job.start_time or now) and (job.start_time or not one.started):
-                one.started, one.signalled, one.ending = float(job.start_time or now), 0.0, False
+            started = float(job.start_time or one.started or now)
+            if started != one.started:
+                one.started, one.signalled, one.ending = started, 0.0, False
             one.seen = now
             self._set_interval(one, job, rhythm, policy)
             if self._is_due(one, job, policy, now):
                 one.signalled = now
                 one.signals += 1
                 found.append(job)
-        self.saves.jobs = {job: one for job, one in self.saves.jobs.items() if now - one.seen < _KEPT_S}
+        self._forget(now)
         return found
+
+    def _forget(self, now: float) -> None:
+        """Of jobs that do not run any more the latest are kept."""
+        away = sorted((one.seen, job) for job, one in self.saves.jobs.items() if one.seen != now)
+        for number, (seen, job) in enumerate(reversed(away)):
+            if number >= _MOST_KEPT or now - seen >= _KEPT_S:
+                del self.saves.jobs[job]
 
     def _set_interval(self, one: JobSaves, job: Job, rhythm: Rhythm, policy: NodeCheckpoint) -> None:
         one.daly = rhythm.interval_s == "daly"

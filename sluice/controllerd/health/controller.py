@@ -58,7 +58,7 @@ class Controller:
         self._requeues = Requeues(site.commands, self._job_event)
         self._checkpoints = Checkpoints()
         self._saves_stamp: tuple[int, int] | None = None
-        self._saves_written = 0.0
+        self._saves_written = -_SAVES_S
         self._listed = Running(site.client)
         self._running: dict[str, dict[int, float]] = {}  # node -> its jobs, when they were last looked at
         self._silent: set[str] = set()  # nodes that did not respond when jobs were last looked at
@@ -272,8 +272,10 @@ class Controller:
     def _load_saves(self) -> None:
         """As `_load`."""
         path = self.site.state_save / SAVES_FILE
-        if _stamp(path) == self._saves_stamp:
+        stamp = _stamp(path)
+        if stamp == self._saves_stamp:
             return
+        self._saves_stamp = stamp
         try:
             self._checkpoints.saves = read_saves(path)
         except SluiceError as error:

@@ -10,6 +10,7 @@ import pytest
 
 from policy.checkpoint import NodeCheckpoint
 from sluice.base.errors import SluiceError
+from sluice.controllerd.health import checkpoints as checkpoints_module
 from sluice.controllerd.health.checkpoints import FIRST_S, Checkpoints, class_of, daly, rate
 from sluice.exchange.saves import ClassFailures, JobSaves, Saves, read_saves
 from sluice.slurm.answers import Job, Node
@@ -107,6 +108,16 @@ def test_a_job_that_starts_again_goes_on_with_what_is_known_of_it() -> None:
     assert (one.started, one.signalled, one.saved, one.save_s) == (9800.0, 0.0, 9620.0, 20.0)
     checkpoints.due([], POLICY, 9815.0 + DAY)
     assert checkpoints.saves.jobs == {}
+
+
+def test_of_jobs_that_ended_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints_module, "_MOST_KEPT", 2)
+    checkpoints = Checkpoints()
+    for number in range(1, 6):
+        checkpoints.due([running(number, "sluice:checkpoint", 9000)], POLICY, 9000.0 + number)
+    running_now = [running(number, "sluice:checkpoint", 9000) for number in (1, 6, 7, 8)]
+    checkpoints.due(running_now, POLICY, 9100.0)
+    assert set(checkpoints.saves.jobs) == {1, 6, 7, 8, 4, 5}
 
 
 def test_failures_are_counted_by_class_in_the_time_of_nodes_with_jobs() -> None:
