@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from signal import Signals
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from policy.units import Seconds, parse_seconds
 
-_ASK = re.compile(r"(?:^|[\s,;])sluice:checkpoint(?:=(\w{1,20}))?(?=$|[\s,;])")
+_ASK = re.compile(r"(?:^|(?<=[\s,;]))sluice:checkpoint(?:=(\w{1,20}))?(?=$|[\s,;])")
 _LEAST_S = 60
+_MTBF_S = 150 * 86400
 Signal = Literal["USR1", "USR2", "TERM", "HUP"]
+Mode = Annotated[
+    Literal["app", "no"], BeforeValidator(lambda value: "no" if value is False else value)
+]  # YAML reads a plain no as false
 
 
 class Checkpoint(BaseModel):
-    """Signals for jobs that save their state (those that ask with `--comment=sluice:checkpoint`), and restarts of
-    jobs that a fault of the machine has hit. Jobs that fail by themselves are never started again."""
+    """Signals for jobs that save their state (`--checkpoint=app`), and restarts of jobs that a fault of the machine has
+    hit. Jobs that fail by themselves are never started again."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    interval: Annotated[Seconds, Field(ge=60)] | None = None
-    """Time between two signals; default: no periodic ones, unless a job asks for its own with
-    `--comment=sluice:checkpoint=20m`. Example: `10m`."""
+    default: Mode = "no"
+    """Jobs that do not say (`--checkpoint=auto`): `app`, they save their state when they are signalled; a program that
+    does not catch the signal is ended by it."""
+    tenants: dict[str, Mode] = {}
+    """The same for a tenant and those below it. Example: `{physics: app}`."""
+    interval: Annotated[Seconds, Field(ge=60)] | Literal["daly"] | None = None
+    """Time between two signals; `daly`: for each job what loses least, by the measured time of its saves and
+    failures of its nodes. Default: no periodic ones, unless a job asks with `--checkpoint-interval`. Example: `10m`."""
+    node_mtbf: Annotated[Seconds, Field(ge=86400)] = _MTBF_S
+    """For `daly`: mean time between failures of a node before any was measured; counts as one failure in that time.
+    Example: `150d`."""
     signal: Signal = "USR1"
     """The signal, to the batch script and all steps."""
     before_preemption: Seconds | None = None
     """Time of over-quota jobs between the signal and their end; at least `scheduling.preemption.grace`. The signal
-    is the one that the job named with `--signal`. Example: `60s`."""
+    is `signal` for jobs with `--checkpoint=app`, unless they named one with `--signal`. Example: `60s`."""
     before_requeue: Seconds = 30
     """Time from the signal until a job is taken off a faulty GPU. Example: `30s`."""
     before_time_limit: Seconds | None = None
@@ -42,13 +57,22 @@ class Checkpoint(BaseModel):
     """A node that stopped responding may only be cut off, and its jobs still run: the least wait before they restart.
     Default: `backoff`. Example: `30m`."""
 
+    @property
+    def signal_number(self) -> int:
+        """What the system calls it."""
+        return Signals[f"SIG{self.signal}"]
+
 
 class NodeCheckpoint(BaseModel):
     """The same in `sluice.node.json`, times in seconds; the controllers' daemon reads it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    interval_s: int | None = None
+    modes: dict[str, Mode] = {}
+    """Of accounts; the others have `default`."""
+    default: Mode = "no"
+    interval_s: int | Literal["daly"] | None = None
+    node_mtbf_s: int = _MTBF_S
     signal: Signal = "USR1"
     before_requeue_s: int = 30
     before_time_limit_s: int | None = None
@@ -57,29 +81,45 @@ class NodeCheckpoint(BaseModel):
     backoff_s: int = 60
     silent_wait_s: int = 0
 
+    def rhythm(self, account: str, comment: str) -> Rhythm | None:
+        """How a job is signalled, by its last words on it, else by its account; None: not at all."""
+        asked: list[str] = _ASK.findall(comment)
+        word = asked[-1] if asked else None
+        if word == "no" or (word is None and self.modes.get(account, self.default) == "no"):
+            return None
+        if word == "daly":
+            return Rhythm("daly")
+        try:
+            return Rhythm(max(_LEAST_S, parse_seconds(word or "")))
+        except ValueError:
+            return Rhythm(self.interval_s)
 
-def compile_checkpoint(policy: Checkpoint | None) -> NodeCheckpoint:
-    """What the controllers' daemon reads of the policy's section."""
-    if policy is None:
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often a job is signalled. None: only before it is to end."""
+
+    interval_s: int | Literal["daly"] | None
+
+
+def compile_checkpoint(section: Checkpoint | None, subtree: Callable[[str], list[str]]) -> NodeCheckpoint:
+    """What the controllers' daemon reads of the policy's section. `subtree`: a tenant and all below it."""
+    if section is None:
         return NodeCheckpoint()
+    modes: dict[str, Mode] = {}
+    families = [(subtree(tenant), mode) for tenant, mode in section.tenants.items()]
+    for accounts, mode in sorted(families, key=lambda one: -len(one[0])):  # the nearest tenant's counts
+        modes |= dict.fromkeys(accounts, mode)
     return NodeCheckpoint(
-        interval_s=policy.interval,
-        signal=policy.signal,
-        before_requeue_s=policy.before_requeue,
-        before_time_limit_s=policy.before_time_limit,
-        requeue=policy.requeue,
-        max_retries=policy.max_retries,
-        backoff_s=policy.backoff,
-        silent_wait_s=policy.silent_wait or 0,
+        modes=modes,
+        default=section.default,
+        interval_s=section.interval,
+        node_mtbf_s=section.node_mtbf,
+        signal=section.signal,
+        before_requeue_s=section.before_requeue,
+        before_time_limit_s=section.before_time_limit,
+        requeue=section.requeue,
+        max_retries=section.max_retries,
+        backoff_s=section.backoff,
+        silent_wait_s=section.silent_wait or 0,
     )
-
-
-def asks(comment: str) -> int | None:
-    """The interval of signals that a job's comment asks for: 0 for the policy's, else seconds; None: no signals."""
-    match = _ASK.search(comment)
-    if match is None:
-        return None
-    try:
-        return max(_LEAST_S, parse_seconds(match[1])) if match[1] else 0
-    except ValueError:
-        return 0

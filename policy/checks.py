@@ -33,6 +33,7 @@ def mistakes(policy: Policy) -> list[Mistake]:
         *_serving(policy),
         *_pools(policy),
         *_power(policy),
+        *_checkpoint(policy),
     ]
 
 
@@ -329,6 +330,12 @@ def _pools(policy: Policy) -> Iterator[Mistake]:
         for tenant in pool.tenants or ():
             if tenant not in policy.tenants:
                 yield Mistake(("pools", name, "tenants"), f"{tenant!r} is not a tenant", "name a tenant of this file")
+
+
+def _checkpoint(policy: Policy) -> Iterator[Mistake]:
+    for name in policy.checkpoint.tenants if policy.checkpoint is not None else ():
+        if name not in policy.tenants:
+            yield _no_tenant(policy, ("checkpoint", "tenants", name), name)
 
 
 def _power(policy: Policy) -> Iterator[Mistake]:

@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from signal import SIGUSR1
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -106,6 +107,8 @@ class Global(_Section):
     """Default of a job that names no memory; 0: Slurm's."""
     gpu_shares: bool = False
     """Nodes hold jobs to shares of a GPU's compute time."""
+    checkpoint_signal: Annotated[int, Field(ge=1, le=31)] = SIGUSR1
+    """What jobs with --checkpoint=app get when they are preempted."""
     journal: bool = False
     """What happens to jobs is journalled for failover."""
     journal_wait_ms: Annotated[int, Field(ge=1, le=10000)] = 500

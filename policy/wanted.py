@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policy import compiled, pool_nodes
+from policy.checkpoint import Checkpoint
 from policy.document import digest
 from policy.live import Live, gpus_of
 from policy.model import Guarantee, Limit, Policy, Tenant
@@ -430,6 +431,7 @@ class _Maker:
             gang_incomplete_cancel=scheduling.gang_incomplete == "cancel",
             deadlines=scheduling.deadlines,
             gpu_shares=policy.gpu_shares(),
+            checkpoint_signal=(policy.checkpoint or Checkpoint()).signal_number,
             journal=policy.failover.journal,
             journal_wait_ms=policy.failover.journal_wait_ms,
             journal_warn=policy.failover.on_failure == "warn",

@@ -103,7 +103,9 @@ class Agent:
         self._watch_outages()
         self._watch_health()
         policy = settings.policy.with_name(FILE_NAME)
-        live_reports = LiveReports(self.state, self.watcher, policy, self.accounting.of_job, self.uplink.send)
+        live_reports = LiveReports(
+            self.state, self.watcher, policy, self.accounting.of_job, self.profiles.saved, self.uplink.send
+        )
         self.watcher.on_sample.append(live_reports.on_sample)
         self.accounting.on_tick.append(live_reports.on_tick)
         self.duties.add("live-reports", LIVE_REPORTS_S, live_reports.run)

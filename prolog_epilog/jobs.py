@@ -410,6 +410,7 @@ class Jobs:
         with self._state.lock:
             with suppress(*_LEFTOVERS):  # the tenant's claims, which say nothing of the GPUs
                 self._regions.collect(record)
+            record.saved = self._profiles.saved(record)
             self._profiles.retire(record)
             record.end(time.time(), uptime())
             for grant in record.grants:

@@ -55,13 +55,16 @@ class _Work:
 
 Sums = Callable[[JobRecord], dict[str, Any]]
 """What a running job has used until now, as `JobRecord.usage`."""
+Saved = Callable[[JobRecord], float | None]
+"""When a running job last said that it has saved its state."""
 
 
 class LiveReports:
     """The latest readings, and what jobs did since the last report."""
 
-    def __init__(self, state: State, watcher: Watcher, policy: Path, sums: Sums, give: Send) -> None:
+    def __init__(self, state: State, watcher: Watcher, policy: Path, sums: Sums, saved: Saved, give: Send) -> None:
         self._sums = sums
+        self._saved = saved
         self._state = state
         self._watcher = watcher
         self._policy = NodePolicyFile(policy)
@@ -164,11 +167,11 @@ class LiveReports:
                 work = self._now.get((uuid, record.job))
                 if work is not None:
                     use["now"] = {"utilisation": work.percent, "memory": work.memory}
-            usage["at"] = round(time.time(), 1)
+            usage["at"], saved = round(time.time(), 1), self._saved(record)
             with self._state.lock:
                 fields = asdict(record)
                 events = [asdict(event) for event in record.latest(_SHOWN_EVENTS)]
-            fields["ran_s"] = record.ran(uptime())
+            fields["ran_s"], fields["saved"] = record.ran(uptime()), saved
             yield json.dumps({**fields, "usage": usage, "events": events})
 
     def document(self, now: float) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Folders for profiles of jobs (`sluice profile`): one for each job with GPUs, its user's own.
 
 Root makes and removes them, and reads nothing in them: the injected library and the collector, both programs of the
-job's user, meet there. What the user left is removed by a process of that user, with a bound on its time.
+job's user, meet there. Of one file in it, which the job touches when it has saved its state, root reads the time. What
+the user left is removed by a process of that user, with a bound on its time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _OPEN = (*_FIND, "-type", "d", "!", "-perm", "-u=rwx", "-exec", "chmod", "00700"
 _REMOVE_S = 5.0  # for all three of a round
 _NOGROUP = 65534  # not the user's: no program of the user can attach to what runs here
 _ENDED = ".ended-"
+_SAVED = "checkpoint.saved"  # no step's name
 
 
 class Profiles:
@@ -71,11 +73,20 @@ class Profiles:
         """
         if not place.step or not self._of(record).is_dir():
             return {}
-        found = {"SLUICE_PROFILE_FOLDER": str(self._link / str(record.job) / place.step)}
+        own = self._link / str(record.job)
+        found = {"SLUICE_PROFILE_FOLDER": str(own / place.step), "SLUICE_CHECKPOINT_FILE": str(own / _SAVED)}
         wanted = asked or self._everyone()
         if wanted and self._library.exists() and any(grant.vendor == "nvidia" for grant in record.grants):
             found |= dict.fromkeys(_LOADERS, str(self._library))
         return found
+
+    def saved(self, record: JobRecord) -> float | None:
+        """When the job last touched the file that says that it has saved its state: by the kernel's time of the last
+        change, which no user can set. None: not in this run."""
+        try:
+            return os.lstat(self._of(record) / _SAVED).st_ctime
+        except OSError:
+            return None
 
     def retire(self, record: JobRecord) -> None:
         """A job has ended: nobody finds its folder any more, and `sweep` removes it."""

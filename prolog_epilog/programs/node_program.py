@@ -30,6 +30,7 @@ SHARES = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_share", "SPANK__SLURM_SPANK_OPTI
 POWERS = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_power", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-power")
 PLANNED_POWER = "SPANK_SLUICE_GPU_POWER"  # set by slurmctld, to start within a budget
 MOST_TEXT = 64
+CHECKPOINT_FILE = "SLUICE_CHECKPOINT_FILE"
 PROFILE_FOLDER = "SLUICE_PROFILE_FOLDER"
 PROFILE_ALL = 47  # SLUICE_PROFILE_WANT_ALL
 JOBS_OWN_FAULT = 3  # exit status of sluice-task-init, for the SPANK plugin
@@ -239,7 +240,7 @@ def task_prolog() -> None:
     export = ask(do="task", **said)["export"]
     folder = export.pop(PROFILE_FOLDER, None)
     for name, value in export.items():
-        if name not in os.environ:
+        if name not in os.environ or name == CHECKPOINT_FILE:  # that of a job that submitted this one is another's
             say_export(name, value)
     if folder is not None:
         own = os.environ.get("CUDA_INJECTION64_PATH", "")

@@ -80,7 +80,7 @@ def render(document: dict[str, Any]) -> list[str]:
     try:
         lines = _title(clean) + _priority(clean)
         lines += _started(clean) if "start" in clean else _waiting(clean)
-        return lines + _pools(clean) + _withheld(clean)
+        return lines + _checkpoint(clean) + _pools(clean) + _withheld(clean)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"the explanation is not as this sluice knows it: {error!r}", remedy="see it with --json"
@@ -235,6 +235,40 @@ def _waiting(document: dict[str, Any]) -> list[str]:
     elif decision is None and not (waiting.get("plan") or {}).get("reason"):
         lines.append("Sluice was not asked for a place yet: the job is held, depends on others, or is not in turn.")
     return lines + _expected(waiting.get("plan"), slurm)
+
+
+def _checkpoint(document: dict[str, Any]) -> list[str]:
+    """Whether the job can be saved, and what it would lose now."""
+    found = document.get("checkpoint")
+    if found is None:
+        return []
+    if found["mode"] == "no":
+        return [
+            "",
+            "Cannot be saved: it does not ask for signals (--checkpoint=app); what ends it costs all of its work.",
+        ]
+    lines = ["", f"Saves its state when signalled ({found['signal']}), {_how_often(found)}"]
+    if found["saved"] is not None:
+        lines.append(
+            f"  Last saved {_moment(found['saved'])}, answered {found['answers']} of {found['signals']} signals."
+        )
+    elif found["signals"]:
+        lines.append(f"  It has not answered {found['signals']} signals: it is not known whether it can be saved.")
+    else:
+        lines.append("  It has had no signal yet: it is not known whether it can be saved.")
+    return lines
+
+
+def _how_often(found: dict[str, Any]) -> str:
+    if found["interval_s"] is None:
+        return "every so often, once it runs" if found["daly"] else "before it is ended only"
+    every = f"every {_duration(found['interval_s'])}"
+    if not found["daly"]:
+        return every
+    if found["save_s"] is None:
+        return f"every {_duration(found['interval_s'])} until a save has been measured"
+    failing = _duration(found["mttf_s"])
+    return f"{every} by Daly's formula: a save takes {found['save_s']:g} s, and one of its nodes fails every {failing}"
 
 
 def _pools(document: dict[str, Any]) -> list[str]:

@@ -180,6 +180,8 @@ def _sums(used: dict[str, Any]) -> list[str]:
         words.append(f"idle {duration(used['idle_gpu_s'])} of GPU time")
     if used["throttled_s"]:
         words.append(f"throttled {duration(used['throttled_s'])}")
+    if used.get("saved_at") is not None:
+        words.append(f"last saved {moment(used['saved_at'])}")
     return [f"  {', '.join(words)}"] if words else []
 
 

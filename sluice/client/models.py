@@ -1105,6 +1105,7 @@ class JobUsed(Model):
     refused: int
     rung: str
     reported_at: float | None = Field(description="Of a running job: when its node last reported it.")
+    saved_at: float | None = Field(None, description="When it last saved its state, on all of its nodes.")
     told: float | None = Field(None, description="`reported_at` under its earlier name.", deprecated=True)
 
 

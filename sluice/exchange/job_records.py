@@ -110,7 +110,7 @@ def check_record(record: JobRecord, *, running: bool = False) -> None:
     whole = isinstance(record.job, int) and isinstance(record.uid, int)
     texts = all(isinstance(text, str) for text in (record.user, record.account, record.partition, record.node))
     ended = record.ended is None if running else isinstance(record.ended, int | float)
-    clocks = (record.restarts, record.begun, record.started_uptime, record.ran_s)
+    clocks = (record.restarts, record.begun, record.started_uptime, record.ran_s, record.saved)
     known = all(isinstance(one, int | float) and 0 <= one < 1e12 for one in clocks if one is not None)
     times = isinstance(record.started, int | float) and ended and known
     sizes = all(

@@ -101,6 +101,7 @@ class JobRecord:
     begun: int | None = None  # when Slurm started this run, by the controller's clock; None: not known (before 23.02)
     started_uptime: float | None = None  # `started` by the node's monotonic clock
     ran_s: float | None = None  # how long it ran by that clock; of a running job, until the report
+    saved: float | None = None  # when the job last said that it has saved its state; None: not in this run
     refused: str = ""  # why the job was refused here for what its user asked; such a job has no grants
     schema_version: int = SCHEMA_VERSION
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,22 @@ _PAGE = MAX_REQUEST // 2
 _MOST_PAGES = 2 * _MOST_BYTES // _PAGE
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    uid: int
+    text: str  # the record's
+    saved: float | None
+
+
 @dataclass
 class _Node:
     at: float  # monotonic
     fresh_s: float
-    jobs: dict[int, tuple[int, str]]  # job -> uid, the record's text
+    jobs: dict[int, _Job]
 
     @property
     def size(self) -> int:
-        return sum(len(text) for _, text in self.jobs.values())
+        return sum(len(job.text) for job in self.jobs.values())
 
 
 class Running:
@@ -64,7 +71,7 @@ class Running:
         for one in given[:_MOST_JOBS]:
             record = JobRecord.from_json(json.dumps(one), "record")
             check_record(record, running=True)
-            jobs[record.job] = record.uid, record.to_json()
+            jobs[record.job] = _Job(record.uid, record.to_json(), record.saved)
         now = self._clock()
         with self._lock:
             self._forget(now)
@@ -113,16 +120,29 @@ class Running:
         wanted = None if jobs is None else set(jobs)
         return [JobRecord.from_json(text, "running job") for _, _, text in self._of(None, wanted)]
 
+    def saved(self) -> dict[int, list[float | None]]:
+        """When each job has saved its state, as each of its nodes last reported; None: not in this run."""
+        found: dict[int, list[float | None]] = {}
+        with self._lock:
+            for number, _, job in self._fresh():
+                found.setdefault(number, []).append(job.saved)
+        return found
+
     def _of(self, uid: int | None, ids: set[int] | None) -> list[tuple[int, str, str]]:
-        now = self._clock()
         with self._lock:
             return sorted(
-                (job, name, text)
-                for name, node in self._nodes.items()
-                if now - node.at <= node.fresh_s
-                for job, (owner, text) in node.jobs.items()
-                if (uid is None or owner == uid) and (ids is None or job in ids)
+                (number, node, job.text)
+                for number, node, job in self._fresh()
+                if (uid is None or job.uid == uid) and (ids is None or number in ids)
             )
+
+    def _fresh(self) -> Iterator[tuple[int, str, _Job]]:
+        """Of all nodes that reported lately. The caller holds the lock."""
+        now = self._clock()
+        for name, node in self._nodes.items():
+            if now - node.at <= node.fresh_s:
+                for number, job in node.jobs.items():
+                    yield number, name, job
 
 
 def _job_number(asked: Any) -> int:

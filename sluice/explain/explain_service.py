@@ -23,6 +23,7 @@ from sluice.base.errors import SluiceError, UsageError
 from sluice.base.rates import FewLines
 from sluice.base.text import one_line
 from sluice.exchange.fleet import words_for_job
+from sluice.explain.checkpoints import SiteCheckpoints
 from sluice.explain.decisions import FOLDER
 from sluice.explain.explanation import JobName, explain_job, parse_job
 from sluice.slurm import Commands, SlurmClient, connect
@@ -82,6 +83,9 @@ class Site(Protocol):
     def jobs(self, number: int) -> list[Job]:
         """Slurm's records of the job, or those of all tasks of an array; none where Slurm has forgotten it."""
 
+    def checkpoint(self, job: Job) -> dict[str, Any]:
+        """Whether the job saves its state, and what came of it."""
+
     def is_operator(self, user: str) -> bool:
         """Whether Slurm lets the user look after others' jobs."""
 
@@ -99,6 +103,7 @@ class SlurmSite:
     client: SlurmClient
     commands: Commands
     _config: tuple[float, Mapping[str, str]] = field(default=(-1e9, {}))
+    _checkpoints: SiteCheckpoints | None = None
 
     def config(self) -> Mapping[str, str]:
         """Asked again twice a minute."""
@@ -109,6 +114,12 @@ class SlurmSite:
     def jobs(self, number: int) -> list[Job]:
         """Jobs that slurmctld knows."""
         return self.client.jobs(ids=[number], states=["all"])
+
+    def checkpoint(self, job: Job) -> dict[str, Any]:
+        """By the policy, and what the controllers' daemon has measured."""
+        if self._checkpoints is None:
+            self._checkpoints = SiteCheckpoints(self.config())
+        return self._checkpoints.of(job)
 
     def is_operator(self, user: str) -> bool:
         """By the accounting database; where there is none, nobody is."""
@@ -223,6 +234,7 @@ def answer(site: Site, decisions: Path, uid: int, name: JobName) -> dict[str, An
         raise unknown
     if job is not None:
         document["slurm"] = _slurm_facts(job)
+        document["checkpoint"] = site.checkpoint(job)
         if words := words_for_job(job.state, job.nodes, job.partition):
             document["pools"] = words
     withhold(site, uid, document)

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -336,7 +336,7 @@ class Fleetd:
             problem = ""
             try:
                 if (nodes := self._nodes) is not None:
-                    self._bring(read_view(self._client, nodes, self.now(), time.time()))
+                    self._bring(self._view(nodes))
                 for request in requests:
                     request.unlink(missing_ok=True)
             except (SluiceError, OSError) as error:
@@ -349,6 +349,9 @@ class Fleetd:
                 if not problem and self._requests():
                     break
                 self._look.wait(_STEP_S)
+
+    def _view(self, nodes: Collection[str]) -> SlurmView:
+        return read_view(self._client, nodes, self.now(), time.time(), self._node_policy.current().checkpoint)
 
     def _requests(self) -> list[Path]:
         """What slurmctld's programs have left."""

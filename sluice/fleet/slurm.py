@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from policy.checkpoint import asks
+from policy.checkpoint import NodeCheckpoint
 from policy.pool_nodes import MADE_FEATURE
 from sluice.base.hostlist import expand, fold
 from sluice.fleet.ahead import PlannedStart
@@ -24,7 +24,9 @@ _STATES: dict[Change, str] = {
 }  # fmt: skip
 
 
-def read_view(client: SlurmClient, names: Collection[str], at: float, wall: float) -> SlurmView:
+def read_view(
+    client: SlurmClient, names: Collection[str], at: float, wall: float, checkpoint: NodeCheckpoint
+) -> SlurmView:
     """The nodes `names` of pools and their jobs, with times by the fleet's clock. `at`: now, by it; `wall`: now, by
     Slurm's. Raises SluiceError.
     """
@@ -38,7 +40,7 @@ def read_view(client: SlurmClient, names: Collection[str], at: float, wall: floa
             continue
         on = frozenset(node for node in expand(job.nodes) if node in nodes) if job.nodes else frozenset[str]()
         if on or begins:
-            jobs[job.id] = _job(job, on, begins, at - wall)
+            jobs[job.id] = _job(job, on, begins, at - wall, checkpoint)
     for name in frozenset[str]().union(*(one.nodes for one in jobs.values() if one.waits)):
         if nodes[name].want == "off":
             # A controller that took over may know the job and not that its nodes boot: it powers them up again.
@@ -80,9 +82,9 @@ def _planned_start(job: Job, chosen: str) -> PlannedStart | None:
     return None
 
 
-def _job(job: Job, on: frozenset[str], begins: bool, shift: float) -> SlurmJob:
+def _job(job: Job, on: frozenset[str], begins: bool, shift: float, checkpoint: NodeCheckpoint) -> SlurmJob:
     ends = math.inf if job.end_time is None else job.end_time + shift
-    saves = asks(job.comment) is not None
+    saves = checkpoint.rhythm(job.account, job.comment) is not None
     return SlurmJob(job.id, job.state == "CONFIGURING", on, begins, job.own_name, saves, ends)
 
 

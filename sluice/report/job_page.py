@@ -97,6 +97,7 @@ def _used(use: JobUse) -> dict[str, Any]:
         "refused": use.refused,
         "rung": use.rung,
         "reported_at": use.reported_at,
+        "saved_at": use.saved_at,
         "told": use.reported_at,  # its name until 0.1.0
     }
 

@@ -58,6 +58,7 @@ class JobUse:
     rung: str = ""
     gpus: tuple[GpuUse, ...] = ()
     reported_at: float | None = None  # of a running job: when its node last reported it
+    saved_at: float | None = None  # when all its nodes had said that the job has saved its state
     events: tuple[dict[str, Any], ...] = ()  # limits hit and the like, with "node", "time", "action"
 
 
@@ -67,7 +68,9 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
     events: list[dict[str, Any]] = []
     sums: dict[str, float] = {}
     reported: list[float] = []
+    saved: list[float | None] = []
     for record in records:
+        saved.append(record.saved)
         usage = record.usage if isinstance(record.usage, dict) else {}
         for name in ("gs", "us", "is", "ej", "ts"):
             value = _number(usage.get(name))
@@ -82,7 +85,9 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
         for event in record.events:
             if event.action in ("refuse", "warn", "end", "stray"):
                 events.append({"node": record.node, "time": event.time, "action": event.action, **event.detail})
-    return replace(_sum(gpus, events, sums), reported_at=min(reported, default=None))
+    known = [at for at in saved if at is not None]
+    saved_at = min(known) if known and len(known) == len(saved) else None
+    return replace(_sum(gpus, events, sums), reported_at=min(reported, default=None), saved_at=saved_at)
 
 
 def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:

@@ -56,6 +56,7 @@ class JobOptions:
     excluded: str
     wanted: str  # the nodes that it must have
     comment: str
+    account: str
 
 
 def read_job(commands: Commands, job: int) -> JobFacts | None:
@@ -74,9 +75,9 @@ def read_job(commands: Commands, job: int) -> JobFacts | None:
 
 def read_job_options(commands: Commands, facts: JobFacts) -> JobOptions:
     """Raises SluiceError."""
-    said = commands.output("squeue", *_OF_ONE, facts.name, "-o", "%n|%x|%k").removesuffix("\n")
-    wanted, excluded, comment = (*said.split("|", 2), "", "")[:3]
-    return JobOptions(*("" if text == "(null)" else text for text in (excluded, wanted, comment)))
+    said = commands.output("squeue", *_OF_ONE, facts.name, "-o", "%n|%x|%a|%k").removesuffix("\n")
+    wanted, excluded, account, comment = (*said.split("|", 3), "", "", "")[:4]
+    return JobOptions(*("" if text == "(null)" else text for text in (excluded, wanted, comment, account)))
 
 
 def _parse(line: str) -> JobFacts:

@@ -103,6 +103,10 @@ static bool check_options(struct sluice_check *check)
                              "W is about GPUs, and the job asks for none; add --gpus=N or --gpu-mem=SIZE, or "
                              "leave it out",
                              options->gpu_power_w);
+    if (options->checkpoint_s && options->checkpoint != SLUICE_CHECKPOINT_APP)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                             "--checkpoint-interval is the time between signals of jobs with --checkpoint=app; add "
+                             "that, or leave it out");
     bool shaped = options->gpu_affinity != SLUICE_AFFINITY_UNSET || options->gpu_spread;
     if (shaped && !uses_gpus(check))
         return sluice_refuse(

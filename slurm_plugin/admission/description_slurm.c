@@ -4,7 +4,10 @@
 
 #include "admission/admission_slurm.h"
 
+#include <stdio.h>
 #include <string.h>
+
+enum { SLURM_COMMENT_MAX = 1024 };
 
 /* ---- from Slurm's fields to a submission ---- */
 
@@ -215,10 +218,35 @@ void sluice_description_write(job_desc_msg_t *job, const struct sluice_admission
         SLUICE_SET_ONE_TASK_PER_SHARING(job->bitflags);
 }
 
+/*
+ * A job's comment is the only text of it that every version of Slurm keeps and lists; the last such words in it count.
+ * Slurm refuses a comment that does not fit here.
+ */
+static void write_checkpoint(job_desc_msg_t *job, const struct sluice_options *options)
+{
+    char words[SLUICE_OPTION_TEXT_MAX], comment[SLURM_COMMENT_MAX + sizeof words];
+    const char *own = job->comment ? job->comment : "";
+    if (!sluice_checkpoint_words(options, words, sizeof words))
+        return;
+    int length = snprintf(comment, sizeof comment, "%s%s%s", own, *own ? "," : "", words);
+    if ((size_t)length < sizeof comment)
+        sluice_description_set(&job->comment, comment);
+}
+
+void sluice_description_write_signal(job_desc_msg_t *job, uint16_t signal)
+{
+    if (job->warn_signal && job->warn_signal != NO_VAL16)
+        return; /* the user's own --signal */
+    job->warn_signal = signal;
+    job->warn_flags = KILL_FULL_JOB; /* the batch script, too: as the controllers' daemon signals it */
+    job->warn_time = 0;
+}
+
 void sluice_description_write_options(job_desc_msg_t *job, const struct sluice_options *options)
 {
     char text[SLUICE_OPTION_TEXT_MAX];
     for (uint32_t i = 0; job->spank_job_env && i < job->spank_job_env_size; i++)
         if (job->spank_job_env[i] && sluice_option_canonical(options, job->spank_job_env[i], text, sizeof text))
             sluice_description_set(&job->spank_job_env[i], text);
+    write_checkpoint(job, options);
 }

@@ -141,12 +141,13 @@ static void make(struct input *input, job_desc_msg_t *made)
     size_t count = take(input, 1) % 4;
     made->spank_job_env = calloc(count + 1, sizeof(char *));
     for (size_t i = 0; i < count; i++)
-        made->spank_job_env[i] =
-            word(input, USUAL("_SLURM_SPANK_OPTION_sluice_gpu_mem=10G", "_SLURM_SPANK_OPTION_sluice_gpu_mem=1T",
-                              "_SLURM_SPANK_OPTION_sluice_gang=a:4", "_SLURM_SPANK_OPTION_sluice_gpu_spread=(null)",
-                              "_SLURM_SPANK_OPTION_sluice_gpu_affinity=link", "_SLURM_SPANK_OPTION_other_x=1",
-                              SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-                              SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736 --"));
+        made->spank_job_env[i] = word(
+            input, USUAL("_SLURM_SPANK_OPTION_sluice_gpu_mem=10G", "_SLURM_SPANK_OPTION_sluice_gpu_mem=1T",
+                         "_SLURM_SPANK_OPTION_sluice_gang=a:4", "_SLURM_SPANK_OPTION_sluice_gpu_spread=(null)",
+                         "_SLURM_SPANK_OPTION_sluice_gpu_affinity=link", "_SLURM_SPANK_OPTION_sluice_checkpoint=app",
+                         "_SLURM_SPANK_OPTION_sluice_checkpoint_interval=20m", "_SLURM_SPANK_OPTION_other_x=1",
+                         SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+                         SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736 --"));
     made->spank_job_env_size = (uint32_t)count;
     made->prefer = word(input, USUAL("ib", "h100", "l4", "a|b", "ib&(a|b)", "[a*1&b*1]", ""));
     made->req_nodes = word(input, USUAL("a", "a,b", "x8", "x64", ""));
@@ -265,6 +266,7 @@ static void discard(job_desc_msg_t *made)
         free(*texts_of(made, i));
     forget_options(made);
     free(made->admin_comment);
+    free(made->comment);
 }
 
 static void require_reason(int code, char **message)

@@ -29,7 +29,8 @@ static bool same(const struct sluice_options *one, const struct sluice_options *
     return one->gpu_mem_mib == other->gpu_mem_mib && one->gpu_share == other->gpu_share &&
            one->gpu_power_w == other->gpu_power_w && one->gang_count == other->gang_count &&
            one->gpu_affinity == other->gpu_affinity && one->gpu_spread == other->gpu_spread &&
-           one->gpu_profile == other->gpu_profile && strcmp(one->gang_name, other->gang_name) == 0;
+           one->gpu_profile == other->gpu_profile && one->checkpoint == other->checkpoint &&
+           one->checkpoint_s == other->checkpoint_s && strcmp(one->gang_name, other->gang_name) == 0;
 }
 
 /* The node's rule (prolog_epilog/jobs.py: _PERCENT), on the one variable that it looks at. */

@@ -235,6 +235,70 @@ static void write_gpu_profile(const struct sluice_options *options, char *value,
         snprintf(value, size, "%" PRIu32, options->gpu_profile);
 }
 
+static const char *const checkpoints[] = {
+    [SLUICE_CHECKPOINT_AUTO] = "auto",
+    [SLUICE_CHECKPOINT_NO] = "no",
+    [SLUICE_CHECKPOINT_APP] = "app",
+};
+
+static bool set_checkpoint(struct sluice_options *options, const char *value)
+{
+    for (size_t i = 0; i < sizeof checkpoints / sizeof checkpoints[0]; i++)
+        if (strcmp(value, checkpoints[i]) == 0) {
+            options->checkpoint = (enum sluice_checkpoint)i;
+            return true;
+        }
+    return false;
+}
+
+static void write_checkpoint(const struct sluice_options *options, char *value, size_t size)
+{
+    snprintf(value, size, "%s", checkpoints[options->checkpoint]);
+}
+
+static bool set_checkpoint_interval(struct sluice_options *options, const char *value)
+{
+    static const char units[] = "smhd";
+    static const uint32_t seconds[] = {1, 60, 3600, 86400};
+    uint64_t count;
+    if (strcmp(value, "daly") == 0) {
+        options->checkpoint_s = SLUICE_CHECKPOINT_DALY;
+        return true;
+    }
+    if (!parse_digits(&value, SLUICE_CHECKPOINT_MOST_S, &count) || !*value || value[1])
+        return false;
+    const char *unit = strchr(units, lower(*value));
+    if (!unit)
+        return false;
+    count *= seconds[unit - units];
+    if (count < SLUICE_CHECKPOINT_LEAST_S || count > SLUICE_CHECKPOINT_MOST_S)
+        return false;
+    options->checkpoint_s = (uint32_t)count;
+    return true;
+}
+
+static void write_checkpoint_interval(const struct sluice_options *options, char *value, size_t size)
+{
+    if (options->checkpoint_s == SLUICE_CHECKPOINT_DALY)
+        snprintf(value, size, "daly");
+    else
+        snprintf(value, size, "%" PRIu32 "s", options->checkpoint_s);
+}
+
+bool sluice_checkpoint_words(const struct sluice_options *options, char *text, size_t size)
+{
+    char interval[16];
+    int length;
+    if (options->checkpoint == SLUICE_CHECKPOINT_AUTO)
+        return false;
+    if (options->checkpoint_s)
+        write_checkpoint_interval(options, interval, sizeof interval);
+    else
+        write_checkpoint(options, interval, sizeof interval);
+    length = snprintf(text, size, "sluice:checkpoint=%s", interval);
+    return (size_t)length < size;
+}
+
 static const struct {
     const char *name;
     bool (*set)(struct sluice_options *options, const char *value);
@@ -249,6 +313,9 @@ static const struct {
      "NAME:COUNT: a name of at most 64 letters, digits, '.', '_', '-', and 1 to 256 jobs, e.g. train:4"},
     {"gpu-power", set_gpu_power, write_gpu_power, "watts of each GPU, 1 to 100000, e.g. 300W"},
     {"gpu-profile", set_gpu_profile, write_gpu_profile, "no value, or seconds of each step, 1 to 86400, e.g. 30"},
+    {"checkpoint", set_checkpoint, write_checkpoint, "app, no or auto"},
+    {"checkpoint-interval", set_checkpoint_interval, write_checkpoint_interval,
+     "a time of 60s to 30d, e.g. 20m, or daly"},
 };
 
 enum { KNOWN = sizeof known / sizeof known[0] };

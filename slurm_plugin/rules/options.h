@@ -13,7 +13,9 @@
 
 enum {
     SLUICE_GANG_NAME_MAX = 64,
-    SLUICE_PROFILE_MAX_S = 86400, /* of a profile whose end is not its step's */
+    SLUICE_PROFILE_MAX_S = 86400,   /* of a profile whose end is not its step's */
+    SLUICE_CHECKPOINT_LEAST_S = 60, /* between two signals to save; to a month */
+    SLUICE_CHECKPOINT_MOST_S = 30 * 86400,
     SLUICE_GANG_COUNT_MAX = 256,  /* as many as the core places together: SLUICE_MAX_GROUP */
     SLUICE_OPTION_WHY_MAX = 256,  /* room that any message of this parser fits in */
     SLUICE_OPTION_TEXT_MAX = 128, /* and any option as sluice_option_canonical writes it */
@@ -44,13 +46,23 @@ enum sluice_affinity {
     SLUICE_AFFINITY_NUMA, /* GPUs of one NUMA node */
 };
 
+enum sluice_checkpoint {
+    SLUICE_CHECKPOINT_AUTO, /* the site's policy decides */
+    SLUICE_CHECKPOINT_NO,
+    SLUICE_CHECKPOINT_APP, /* the job's programs save their state when they are signalled */
+};
+
+#define SLUICE_CHECKPOINT_DALY UINT32_MAX /* an interval from the measured time of a save and rate of failures */
+
 /* Zero is "not asked" for every field. */
 struct sluice_options {
-    uint64_t gpu_mem_mib; /* of each GPU; 1 to SLUICE_GPU_MEM_MAX_MIB */
-    uint32_t gpu_share;   /* percent of a GPU's compute time; 1 to 100 */
-    uint32_t gpu_power_w; /* that each GPU may draw; 1 to SLUICE_GPU_POWER_MAX_W */
-    uint32_t gpu_profile; /* seconds of each step; 1 to SLUICE_PROFILE_MAX_S, or SLUICE_PROFILE_WHOLE */
-    uint32_t gang_count;  /* jobs that start together; 1 to SLUICE_GANG_COUNT_MAX */
+    uint64_t gpu_mem_mib;  /* of each GPU; 1 to SLUICE_GPU_MEM_MAX_MIB */
+    uint32_t gpu_share;    /* percent of a GPU's compute time; 1 to 100 */
+    uint32_t gpu_power_w;  /* that each GPU may draw; 1 to SLUICE_GPU_POWER_MAX_W */
+    uint32_t gpu_profile;  /* seconds of each step; 1 to SLUICE_PROFILE_MAX_S, or SLUICE_PROFILE_WHOLE */
+    uint32_t gang_count;   /* jobs that start together; 1 to SLUICE_GANG_COUNT_MAX */
+    uint32_t checkpoint_s; /* between two signals, or SLUICE_CHECKPOINT_DALY */
+    enum sluice_checkpoint checkpoint;
     enum sluice_affinity gpu_affinity;
     bool gpu_spread; /* the job's GPUs on as many nodes as it may have */
     char gang_name[SLUICE_GANG_NAME_MAX + 1];
@@ -78,6 +90,12 @@ bool sluice_options_from_env(struct sluice_options *options, char *const *env, s
  * only this one (prolog_epilog/jobs.py). False for a string of others.
  */
 bool sluice_option_canonical(const struct sluice_options *options, const char *variable, char *text, size_t size);
+
+/*
+ * What the controllers' daemon reads of a job's comment (policy/checkpoint.py): "sluice:checkpoint=1200s". False where
+ * the job asks for nothing, or `text` is too small.
+ */
+bool sluice_checkpoint_words(const struct sluice_options *options, char *text, size_t size);
 
 /* "gpu-mem" for the i-th option, NULL past the last; for callers that need them all. */
 const char *sluice_option_name(size_t index);

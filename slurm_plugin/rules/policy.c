@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -306,6 +307,7 @@ static const struct key global_keys[] = {
     {"cpus-per-gpu-milli", KEY_U32, offsetof(struct sluice_rules, cpus_per_gpu_milli), 0, 1000000},
     {"memory-mib-per-gpu", KEY_U64, offsetof(struct sluice_rules, memory_mib_per_gpu), 0, MOST_MIB},
     {"gpu-shares", KEY_TRUTH, offsetof(struct sluice_rules, gpu_shares), 0, 0},
+    {"checkpoint-signal", KEY_U32, offsetof(struct sluice_rules, checkpoint_signal), 1, 31},
     {"journal", KEY_TRUTH, offsetof(struct sluice_rules, journal), 0, 0},
     {"journal-wait-ms", KEY_U32, offsetof(struct sluice_rules, journal_wait_ms), 1, 10000},
     {"journal-warn", KEY_TRUTH, offsetof(struct sluice_rules, journal_warn), 0, 0},
@@ -880,6 +882,7 @@ enum sluice_error sluice_rules_parse(const char *data, size_t length, struct slu
                                                 .gang_limit_s = 300,
                                                 .gang_incomplete_s = 3600,
                                                 .deadlines = true,
+                                                .checkpoint_signal = SIGUSR1,
                                                 .journal_wait_ms = 500,
                                                 .journal_max_mib = 256};
     enum sluice_error error = read_file(&reader, data, length);

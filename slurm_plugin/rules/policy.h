@@ -124,6 +124,7 @@ struct sluice_rules {
     uint32_t cpus_per_gpu_milli;    /* default of a job that names none, in thousandths; 0: Slurm's */
     uint64_t memory_mib_per_gpu;    /* likewise; 0: Slurm's */
     bool gpu_shares;                /* nodes hold jobs to shares of a GPU's compute time */
+    uint32_t checkpoint_signal;     /* what jobs that save their state get when they are preempted */
 
     bool journal;             /* what happens to jobs is journalled for failover */
     uint32_t journal_wait_ms; /* that a hook waits for its entry at most, 1 to 10,000 */

@@ -697,6 +697,8 @@ static void check_time_and_options(void)
     rules->gpu_shares = false;
     REFUSED("open", "asks for none", .options = {.gpu_affinity = SLUICE_AFFINITY_LINK});
     REFUSED("open", "nothing to spread", PER_NODE("gres:gpu:2"), NODES(1), .options = {.gpu_spread = true});
+    ADMITTED("open", .options = {.checkpoint = SLUICE_CHECKPOINT_APP, .checkpoint_s = 600});
+    REFUSED("open", "--checkpoint-interval is the time", .options = {.checkpoint_s = 600});
     REFUSED("open", "with gpu or mps", PER_NODE("gres:gpu:1,gres:shard:100"));
     REFUSED("open", "with a type", PER_NODE("gres:shard:h100:100"));
 }

@@ -84,6 +84,10 @@ static void check_options(void)
     CHECK(set("gpu-spread", "(null)") && set("gpu-spread", ""));
     CHECK(set("gpu-profile", "30") && options.gpu_profile == 30);
     CHECK(set("gpu-profile", NULL) && options.gpu_profile == SLUICE_PROFILE_WHOLE);
+    CHECK(set("checkpoint", "app") && options.checkpoint == SLUICE_CHECKPOINT_APP);
+    CHECK(set("checkpoint-interval", "90s") && options.checkpoint_s == 90);
+    CHECK(set("checkpoint-interval", "30D") && options.checkpoint_s == SLUICE_CHECKPOINT_MOST_S);
+    CHECK(set("checkpoint-interval", "daly") && options.checkpoint_s == SLUICE_CHECKPOINT_DALY);
     CHECK(set("gang", "train.v2_x-1:4"));
     CHECK_STR(options.gang_name, "train.v2_x-1");
     CHECK_INT(options.gang_count, 4);
@@ -114,6 +118,16 @@ static void check_options(void)
         {"gpu-profile", "0"},
         {"gpu-profile", "86401"},
         {"gpu-profile", "10s"},
+        {"checkpoint", NULL},
+        {"checkpoint", "system"},
+        {"checkpoint", "APP"},
+        {"checkpoint-interval", "20"},
+        {"checkpoint-interval", "59s"},
+        {"checkpoint-interval", "31d"},
+        {"checkpoint-interval", "2592000d"},
+        {"checkpoint-interval", "1h30m"},
+        {"checkpoint-interval", "m"},
+        {"checkpoint-interval", "Daly"},
         {"gang", "train"},
         {"gang", ":4"},
         {"gang", "train:"},
@@ -210,6 +224,11 @@ static void check_spellings(void)
     check_canonical("_SLURM_SPANK_OPTION_sluice_gpu_profile=", "_SLURM_SPANK_OPTION_sluice_gpu_profile=(null)");
     check_canonical("_SLURM_SPANK_OPTION_sluice_gpu-profile=030", "_SLURM_SPANK_OPTION_sluice_gpu_profile=30");
     check_canonical("_SLURM_SPANK_OPTION_sluice_gang=a:02", "_SLURM_SPANK_OPTION_sluice_gang=a:2");
+    check_canonical("_SLURM_SPANK_OPTION_sluice_checkpoint=auto", "_SLURM_SPANK_OPTION_sluice_checkpoint=auto");
+    check_canonical("_SLURM_SPANK_OPTION_sluice_checkpoint-interval=20m",
+                    "_SLURM_SPANK_OPTION_sluice_checkpoint_interval=1200s");
+    check_canonical("_SLURM_SPANK_OPTION_sluice_checkpoint_interval=daly",
+                    "_SLURM_SPANK_OPTION_sluice_checkpoint_interval=daly");
     CHECK(!sluice_option_canonical(&options, "_SLURM_SPANK_OPTION_other_gpu_share=1", text, sizeof text));
     CHECK(!sluice_option_canonical(&options, "_SLURM_SPANK_OPTION_sluice_unknown=1", text, sizeof text));
     CHECK(!sluice_option_canonical(&options, "_SLURM_SPANK_OPTION_sluice_gang=a:2", small, sizeof small));
@@ -236,6 +255,30 @@ static void check_sizes_in_all(void)
     CHECK_STR(why, "the options of the job's SPANK plugins are larger than 64 KiB in all");
 }
 
+/* As policy/checkpoint.py reads them. */
+static void check_words(void)
+{
+    static const struct {
+        enum sluice_checkpoint checkpoint;
+        uint32_t seconds;
+        const char *words;
+    } cases[] = {
+        {SLUICE_CHECKPOINT_NO, 0, "sluice:checkpoint=no"},
+        {SLUICE_CHECKPOINT_APP, 0, "sluice:checkpoint=app"},
+        {SLUICE_CHECKPOINT_APP, 1200, "sluice:checkpoint=1200s"},
+        {SLUICE_CHECKPOINT_APP, SLUICE_CHECKPOINT_DALY, "sluice:checkpoint=daly"},
+    };
+    char text[SLUICE_OPTION_TEXT_MAX], small[8];
+    struct sluice_options asked = {0};
+    CHECK(!sluice_checkpoint_words(&asked, text, sizeof text));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        asked = (struct sluice_options){.checkpoint = cases[i].checkpoint, .checkpoint_s = cases[i].seconds};
+        CHECK(sluice_checkpoint_words(&asked, text, sizeof text));
+        CHECK_STR(text, cases[i].words);
+        CHECK(!sluice_checkpoint_words(&asked, small, sizeof small));
+    }
+}
+
 int main(void)
 {
     check_sizes();
@@ -244,9 +287,10 @@ int main(void)
     check_environment();
     check_spellings();
     check_disguises();
+    check_words();
     check_sizes_in_all();
-    for (size_t i = 0; i < 7; i++)
+    for (size_t i = 0; i < 9; i++)
         CHECK(sluice_option_name(i) != NULL);
-    CHECK(sluice_option_name(7) == NULL);
+    CHECK(sluice_option_name(9) == NULL);
     return 0;
 }

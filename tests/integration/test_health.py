@@ -91,7 +91,8 @@ class Site:
         checks = ", ".join(f"{name}: {{{words}}}" for name, words in CHECKS.items())
         text = (
             f"health: {{interval: {INTERVAL}, passes: 2, breaker: {breaker}, checks: {{{checks}}}}}\n"
-            "checkpoint: {backoff: 2s, before_requeue: 1s}\n"
+            "checkpoint: {backoff: 2s, before_requeue: 1s, before_time_limit: 10m}\n"
+            "monitoring: {running: 5s}\n"
         )
         write_atomic(self.cluster.layout.slurm / FILE_NAME, compile_node(parse(text)).render())
 
@@ -155,6 +156,9 @@ class Site:
     def state(self, job: str) -> str:
         return self.job(job)["JobState"]
 
+    def explain(self, job: str) -> dict[str, Any]:
+        return dict(json.loads(self.run("sluice", "explain", job, "--json")))
+
     def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
         log = self.cluster.log_tail
         until(
@@ -196,7 +200,13 @@ def shared(make_shared_cluster: Callable[..., DevCluster]) -> Site:
                 "accounting": False,
                 "agent": True,
                 "controllerd": True,
-                "slurm_conf": "DefMemPerCPU=100\nSlurmdTimeout=8\nReturnToService=1\nUnkillableStepTimeout=10\n"
+                "explaind": True,
+                "partitions": [
+                    {"name": "main", "options": "PriorityTier=1 GraceTime=60"},
+                    {"name": "urgent", "options": "PriorityTier=10"},
+                ],
+                "slurm_conf": "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+                "SlurmctldParameters=preempt_send_user_signal\nDefMemPerCPU=100\nSlurmdTimeout=8\nReturnToService=1\nUnkillableStepTimeout=10\n"
                 "SchedulerParameters=bf_interval=2,sched_interval=1,sched_min_interval=0,batch_sched_delay=0,"
                 "nohold_on_prolog_fail\nHealthCheckProgram=/run/sluice-cluster/programs/sluice-health\n"
                 "HealthCheckInterval=20\n",
@@ -263,6 +273,44 @@ def test_jobs_that_a_fault_hit_start_again_and_those_that_failed_by_themselves_d
     site.wait(lambda: site.state(hit) == "RUNNING")  # the GPU has passed its checks: it was asked for by name
     counts = [one["job"] for one in site.events("requeue")]
     assert sorted(counts) == sorted(set(counts))
+
+
+def test_a_job_of_two_nodes_has_saved_when_both_say_so(site: Site) -> None:
+    touch = 'srun --overlap --ntasks-per-node=1 sh -c "{} touch $SLUICE_CHECKPOINT_FILE"'
+    one, all_of_them = touch.format("[ $SLURM_NODEID = 0 ] ||"), touch.format("")
+    options = ("-N2", "-w", "h[1-2]", "--gres=gpu:1", "-t5", "--checkpoint=app", "--checkpoint-interval=20m")
+    loop = "while :; do sleep 1 & wait $!; done"
+    jobs = [site.submit(*options, script=f"trap '{say}' USR1; {loop}") for say in (one, all_of_them)]
+    plain = site.submit("--gres=gpu:1", "--checkpoint=no")
+    half, whole = [lambda job=job: site.explain(job)["checkpoint"] for job in jobs]
+    site.wait(lambda: half()["signals"] == 1 and whole()["answers"] == 1)
+    found = whole()
+    assert (found["mode"], found["interval_s"], found["signal"], found["daly"]) == ("app", 1200, "USR1", False)
+    assert 0 < found["save_s"] < 60 and found["saved"] <= time.time()
+    assert (half()["answers"], half()["saved"]) == (0, None)
+    assert "Last saved" in site.run("sluice", "explain", jobs[1]) and "not answered" in site.run(
+        "sluice", "explain", jobs[0]
+    )
+    assert site.explain(plain)["checkpoint"]["mode"] == "no"
+    assert site.job(jobs[1])["Comment"] == "sluice:checkpoint=1200s"
+    refused = site.cluster.run(["sbatch", "--checkpoint-interval=20m", "--wrap=true"], check=False)
+    assert "--checkpoint-interval is the time between signals of jobs with --checkpoint=app" in refused.stderr
+    assert (
+        "--checkpoint=system is not understood"
+        in site.cluster.run(["sbatch", "--checkpoint=system", "--wrap=true"], check=False).stderr
+    )
+
+
+def test_a_job_that_is_preempted_is_signalled_at_once_with_its_steps(site: Site) -> None:
+    folder = site.cluster.folder / "scratch"
+    loop, say = "while :; do sleep 1 & wait $!; done", "touch /run/sluice-cluster/scratch"
+    step = f"srun --overlap sh -c 'trap \"{say}/step.$SLURM_JOB_ID\" USR1; {say}/up.$SLURM_JOB_ID; {loop}'"
+    script = f"trap '{say}/batch.$SLURM_JOB_ID' USR1; {step} & {loop}"
+    job = site.submit("-w", "h3", "--gres=gpu:8", "--requeue", "--checkpoint=app", script=script)
+    site.wait(lambda: (folder / f"up.{job}").exists())
+    site.submit("-p", "urgent", "-w", "h3", "--gres=gpu:8")
+    site.wait(lambda: (folder / f"step.{job}").exists() and (folder / f"batch.{job}").exists())
+    assert site.state(job) == "RUNNING"  # until the partition's GraceTime is over
 
 
 def test_a_job_that_meets_a_sick_gpu_first_goes_elsewhere_and_its_node_goes_on(site: Site) -> None:

@@ -1,39 +1,144 @@
-"""Signals for running jobs that save their state: periodically, and before their time limit."""
+"""Signals for running jobs that save their state: periodically, and before their time limit; and their answers.
+
+Nodes report when a job last touched its file (`prolog_epilog/profiles.py`), by a time that the kernel sets: a job can
+say so at any moment, about itself alone. A job of several nodes has saved when all of them have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Mapping
 
-from policy.checkpoint import NodeCheckpoint, asks
-from sluice.slurm.answers import Job
+from policy.checkpoint import NodeCheckpoint, Rhythm
+from sluice.base.hostlist import expand
+from sluice.exchange.saves import ClassFailures, JobSaves, Saves
+from sluice.slurm.answers import Job, Node
+
+FIRST_S = 600
+"""The interval of `daly` until a save of the job has been measured."""
+_LEAST_S = 60
+_CLOCKS_S = 1.0  # by which a node's clock may be behind
+_KEPT_S = 86400.0  # of a job that does not run: one that is requeued goes on with what is known of it
+_MOST_KEPT = 20_000  # of these
+_MOST_PASSED_S = 60.0  # a daemon that did not run does not know what failed
+_TYPE = re.compile(r"(?:^|,)gpu:([^:,(]+):")
+
+
+def daly(save_s: float, mttf_s: float) -> float:
+    """The time of work between two saves that loses least, to higher order.
+
+    J. T. Daly: A higher order estimate of the optimum checkpoint interval for restart dumps. Future Generation Computer
+    Systems 22 (2006), 303-312, equation 37.
+    """
+    if save_s >= 2 * mttf_s:
+        return mttf_s
+    part = save_s / (2 * mttf_s)
+    return math.sqrt(2 * save_s * mttf_s) * (1 + math.sqrt(part) / 3 + part / 9) - save_s
+
+
+def class_of(node: Node) -> str:
+    """The types of its GPUs."""
+    return ",".join(sorted(set(_TYPE.findall(node.gres)))) or "none"
 
 
 class Checkpoints:
-    """When each job is signalled next. Not thread-safe; a new daemon starts to count again."""
+    """When each job is signalled next, and what came of it. Not thread-safe; `saves` outlives the daemon."""
 
-    def __init__(self) -> None:
-        self._signalled: dict[int, float] = {}
-        self._ending: set[int] = set()
+    def __init__(self, saves: Saves | None = None) -> None:
+        self.saves = saves or Saves()
+        self._classes: dict[str, str] = {}
+        self._watched: float | None = None
 
     def due(self, jobs: Iterable[Job], policy: NodeCheckpoint, now: float) -> list[Job]:
         """The running jobs that are to be signalled now."""
         found = []
-        running = {job.id: job for job in jobs if job.state == "RUNNING" and asks(job.comment) is not None}
-        self._signalled = {job: when for job, when in self._signalled.items() if job in running}
-        self._ending &= set(running)
-        for number, job in running.items():
-            every = asks(job.comment) or policy.interval_s
-            last = self._signalled.setdefault(number, float(job.start_time or now))
-            ends = job.end_time
-            close = (
-                policy.before_time_limit_s is not None
-                and ends is not None
-                and ends - now <= policy.before_time_limit_s
-                and number not in self._ending
-            )
-            if close:
-                self._ending.add(number)
-            if close or (every and now - last >= every):
-                self._signalled[number] = now
+        for job in jobs:
+            rhythm = policy.rhythm(job.account, job.comment)
+            if job.state != "RUNNING" or rhythm is None:
+                continue
+            one = self.saves.jobs.setdefault(job.id, JobSaves())
+            started = float(job.start_time or one.started or now)
+            if started != one.started:
+                one.started, one.signalled, one.ending = started, 0.0, False
+            one.seen = now
+            self._set_interval(one, job, rhythm, policy)
+            if self._is_due(one, job, policy, now):
+                one.signalled = now
+                one.signals += 1
                 found.append(job)
+        self._forget(now)
         return found
+
+    def _forget(self, now: float) -> None:
+        """Of jobs that do not run any more the latest are kept."""
+        away = sorted((one.seen, job) for job, one in self.saves.jobs.items() if one.seen != now)
+        for number, (seen, job) in enumerate(reversed(away)):
+            if number >= _MOST_KEPT or now - seen >= _KEPT_S:
+                del self.saves.jobs[job]
+
+    def _set_interval(self, one: JobSaves, job: Job, rhythm: Rhythm, policy: NodeCheckpoint) -> None:
+        one.daly = rhythm.interval_s == "daly"
+        if rhythm.interval_s != "daly":
+            one.interval_s, one.mttf_s = rhythm.interval_s, None
+            return
+        one.mttf_s = self._mttf(expand(job.nodes) if job.nodes else [], policy.node_mtbf_s)
+        one.interval_s = FIRST_S if one.save_s is None else max(_LEAST_S, round(daly(one.save_s, one.mttf_s)))
+
+    def _is_due(self, one: JobSaves, job: Job, policy: NodeCheckpoint, now: float) -> bool:
+        close = (
+            policy.before_time_limit_s is not None
+            and job.end_time is not None
+            and job.end_time - now <= policy.before_time_limit_s
+            and not one.ending
+        )
+        if close:
+            one.ending = True
+        last = one.signalled or one.started
+        if one.daly and one.saved is not None:
+            last = max(last, one.saved)  # between saves, whoever began them
+        return close or bool(one.interval_s and now - last >= one.interval_s)
+
+    def hear(self, jobs: Iterable[Job], said: Mapping[int, list[float | None]]) -> bool:
+        """What each node reported of running jobs; whether one of them has saved again."""
+        heard = False
+        for job in jobs:
+            one, times = self.saves.jobs.get(job.id), said.get(job.id, [])
+            ended = [at for at in times if at is not None]
+            if one is None or not ended or len(ended) < max(job.node_count, len(times)):
+                continue
+            first = min(ended)
+            if first <= (one.saved or 0.0):
+                continue
+            answers = one.signalled and (one.saved or 0.0) < one.signalled - _CLOCKS_S <= first
+            one.saved, heard = first, True
+            if answers:
+                one.answers += 1
+                one.save_s = round(max(max(ended) - one.signalled, 0.1), 1)
+        return heard
+
+    # ---- failures of nodes ----
+
+    def watch(self, nodes: Iterable[Node], busy: Iterable[str], now: float) -> None:
+        """Count the time of nodes on which jobs run."""
+        self._classes = {node.name: class_of(node) for node in nodes}
+        passed = 0.0 if self._watched is None else min(max(now - self._watched, 0.0), _MOST_PASSED_S)
+        self._watched = now
+        for name in busy:
+            self._of(name).node_s += passed
+
+    def failed(self, node: str) -> None:
+        """A node, or one of its GPUs, has failed under a job."""
+        self._of(node).failures += 1
+
+    def _of(self, node: str) -> ClassFailures:
+        return self.saves.classes.setdefault(self._classes.get(node, "none"), ClassFailures())
+
+    def _mttf(self, nodes: list[str], assumed_s: float) -> float:
+        """Of a job: of the first of its nodes that fails."""
+        return 1 / sum(rate(self._of(node), assumed_s) for node in nodes or [""])
+
+
+def rate(measured: ClassFailures, assumed_s: float) -> float:
+    """Failures of a node in a second; the policy's assumption counts as one failure in that time."""
+    return (1 + measured.failures) / (assumed_s + measured.node_s)

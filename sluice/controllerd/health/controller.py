@@ -28,13 +28,16 @@ from sluice.controllerd.health.keeper import Act, Keeper, State, from_document, 
 from sluice.controllerd.health.listing import explain, rows_of
 from sluice.controllerd.health.requeue import Requeue, Requeues
 from sluice.controllerd.health.running import Running
+from sluice.controllerd.readings import running_of
 from sluice.exchange.health_report import parse_report
+from sluice.exchange.saves import SAVES_FILE, Saves, read_saves
 from sluice.slurm.answers import Job, Node
 
 STATE_FILE = "sluice.health.json"
 PERIOD_S = 5.0
 _SOON_S = 1.5
-_CHECKPOINT_S = 15.0
+_CHECKPOINT_S = 5.0
+_SAVES_S = 60.0  # between two writings of saves when nothing but time has passed
 _MAX_BYTES = 64 << 20
 _MOST_HISTORY = 120  # an answer of the inbox holds 64 KiB
 _MOST_ROWS = 120
@@ -54,6 +57,8 @@ class Controller:
         self._stamp: tuple[int, int] | None = None
         self._requeues = Requeues(site.commands, self._job_event)
         self._checkpoints = Checkpoints()
+        self._saves_stamp: tuple[int, int] | None = None
+        self._saves_written = -_SAVES_S
         self._listed = Running(site.client)
         self._running: dict[str, dict[int, float]] = {}  # node -> its jobs, when they were last looked at
         self._silent: set[str] = set()  # nodes that did not respond when jobs were last looked at
@@ -139,6 +144,7 @@ class Controller:
         nodes = site.client.nodes()
         with self.lock:
             self._load()
+            self._load_saves()
             policy = self._policy_of()
             now = time.time()
             if policy.health.mode != "off":
@@ -166,9 +172,16 @@ class Controller:
             self._save()
 
     def signal(self, site: Site) -> None:
-        """Signal running jobs that save their state."""
-        policy = self._policy_of().checkpoint
-        for job in self._checkpoints.due(self._listed.jobs(), policy, time.time()):
+        """Signal running jobs that save their state, and keep what they answer."""
+        jobs = self._listed.jobs()
+        with self.lock:
+            self._load_saves()
+            policy = self._policy_of().checkpoint
+            heard = self._checkpoints.hear(jobs, running_of(site).saved())
+            due = self._checkpoints.due(jobs, policy, time.time())
+            if heard or due or time.monotonic() - self._saves_written >= _SAVES_S:
+                self._save_saves()
+        for job in due:
             site.commands.run("scancel", f"--signal={policy.signal}", "--full", job.own_name, check=False)
             log.info("job %d: signalled to save its state", job.id)
 
@@ -201,6 +214,8 @@ class Controller:
                 elif act.kind == "undrain":
                     self._scontrol(act.node, "state=undrain")
                 elif act.kind == "requeue":
+                    if all(one.key != act.key for one in self.keeper.state.jobs.values()):
+                        self._checkpoints.failed(act.node)  # once, however many jobs it hit
                     self.keeper.state.jobs.setdefault(act.job, Requeue(act.node, act.reason, act.key, act.began))
             except SluiceError as error:
                 log.error("%s %s: %s", act.kind, act.node, one_line(str(error)))
@@ -218,6 +233,8 @@ class Controller:
         down = {node.name for node in nodes if node.state == "down" and "not_responding" in node.flags}
         for name in sorted(down - self._down):
             jobs = self._running.get(name, {})
+            if jobs:
+                self._checkpoints.failed(name)
             self._event(
                 Act("event", name, f"not responding; jobs {','.join(map(str, jobs)) or 'none'}", event="health.down")
             )
@@ -230,6 +247,7 @@ class Controller:
             for name in expand(one.nodes) if one.nodes else ():
                 if name not in down:
                     self._running.setdefault(name, {})[one.id] = now
+        self._checkpoints.watch(nodes, self._running.keys() - down, now)
 
     # ---- events and state ----
 
@@ -250,6 +268,27 @@ class Controller:
             events.append(self.site.events, kind, **fields)
         except (OSError, SluiceError) as error:
             log.error("event %s: %s", kind, one_line(str(error)))
+
+    def _load_saves(self) -> None:
+        """As `_load`."""
+        path = self.site.state_save / SAVES_FILE
+        stamp = _stamp(path)
+        if stamp == self._saves_stamp:
+            return
+        self._saves_stamp = stamp
+        try:
+            self._checkpoints.saves = read_saves(path)
+        except SluiceError as error:
+            log.error("%s", one_line(str(error)))
+            self._checkpoints.saves = Saves()
+
+    def _save_saves(self) -> None:
+        path = self.site.state_save / SAVES_FILE
+        if self._checkpoints.saves == Saves():
+            return
+        self._checkpoints.saves.write(path)
+        self._saves_written = time.monotonic()
+        self._saves_stamp = _stamp(path)
 
     def _path(self) -> Path:
         return self.site.state_save / STATE_FILE
@@ -293,6 +332,15 @@ class Controller:
         self._saved = text
         facts = self._path().stat()
         self._stamp = (facts.st_mtime_ns, facts.st_ino)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Of a file as it is now; None: there is none."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return facts.st_mtime_ns, facts.st_ino
 
 
 controller_of = of_site(Controller)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from policy.checkpoint import NodeCheckpoint, asks
+from policy.checkpoint import NodeCheckpoint
 from sluice.base.errors import SluiceError
 from sluice.base.hostlist import expand
 from sluice.base.text import one_line
@@ -102,8 +102,7 @@ class Requeues:
                 if why:
                     self._report("health.not-requeued", requeue.node, job, f"{why}; {requeue.reason}")
                 return True
-            signalled = facts.runs and policy.before_requeue_s
-            if signalled and asks(read_job_options(self._commands, facts).comment) is not None:
+            if facts.runs and policy.before_requeue_s and self._saves(facts, policy):
                 self._commands.run("scancel", f"--signal={policy.signal}", "--full", facts.name, check=False)
                 requeue.stage, requeue.since = "signalled", now
                 return False
@@ -114,6 +113,10 @@ class Requeues:
         self._commands.output("scontrol", "requeue", facts.name)
         requeue.stage, requeue.since = "requeued", now
         return False
+
+    def _saves(self, facts: JobFacts, policy: NodeCheckpoint) -> bool:
+        options = read_job_options(self._commands, facts)
+        return policy.rhythm(options.account, options.comment) is not None
 
     def _hint(
         self,

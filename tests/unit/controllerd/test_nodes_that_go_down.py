@@ -13,10 +13,17 @@ from sluice.base.errors import SluiceError
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.health import running as module
 from sluice.controllerd.health.controller import Controller
+from sluice.exchange.saves import SAVES_FILE, read_saves
 from tests.unit.controllerd.slurm_objects import a_job, a_node
 
 LISTING_S = 2.0  # of very many jobs: it is made every 30 s
 SILENT = frozenset({"not_responding"})
+
+
+class FakeSite(SimpleNamespace):
+    """What a daemon's objects are found by."""
+
+    __hash__ = object.__hash__
 
 
 class Slurm:
@@ -27,7 +34,7 @@ class Slurm:
         self.nodes_now = {"n1": a_node("n1"), "n2": a_node("n2")}
         self.jobs_now = {1: a_job(1, nodes="n1")}
         self.events = folder / "events"
-        site = SimpleNamespace(
+        site = FakeSite(
             client=self, commands=self, conf_folder=folder, state_save=folder, events=self.events, host="ctl1"
         )
         self.controller = Controller(cast(Site, site))
@@ -86,3 +93,33 @@ def test_a_node_that_stays_silent_costs_one_listing(slurm: Slurm) -> None:
     slurm.step()
     slurm.step(flags=SILENT)
     assert slurm.listings == 3, "silent again, perhaps with other jobs"
+
+
+def test_failures_under_jobs_are_counted_and_outlive_the_daemon(
+    slurm: Slurm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = slurm.controller.site
+    path = tmp_path / SAVES_FILE
+    slurm.controller.signal(site)
+    assert not path.exists(), "there is nothing to keep"
+    slurm.step()
+    slurm.step("down", SILENT)  # with job 1
+    slurm.step("down", SILENT)
+    slurm.step()
+    slurm.jobs_now = {}
+    slurm.now += 60.0
+    slurm.step()
+    slurm.step("down", SILENT)  # without one
+    slurm.controller.signal(site)
+    assert [one.failures for one in read_saves(path).classes.values()] == [1]
+    slurm.controller = Controller(site)
+    slurm.step()
+    slurm.controller.signal(site)
+    assert [one.failures for one in read_saves(path).classes.values()] == [1]
+    path.write_text("damaged")
+    slurm.controller = Controller(site)
+    slurm.jobs_now = {1: a_job(1, nodes="n1")}
+    slurm.now += 60.0
+    slurm.step()
+    slurm.controller.signal(site)
+    assert caplog.text.count(str(path)) == 1 and [one.failures for one in read_saves(path).classes.values()] == [0]

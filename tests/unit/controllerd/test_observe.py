@@ -262,7 +262,8 @@ def live_reports(tmp_path: Path, alerts: NodeAlerts) -> tuple[LiveReports, list[
     told: list[dict[str, Any]] = []
     state = SimpleNamespace(node="n1", devices=devices, records={}, lock=threading.Lock())
     watcher = SimpleNamespace(watches={"nvidia": watch})
-    made = LiveReports(state, watcher, policy, lambda record: {"gpus": {"GPU-0": {}}, "us": record.job}, told.append)  # type: ignore[arg-type]
+    sums: Any = lambda record: {"gpus": {"GPU-0": {}}, "us": record.job}  # noqa: E731
+    made = LiveReports(state, watcher, policy, sums, lambda _: 5.0, told.append)  # type: ignore[arg-type]
     return made, told, watch
 
 

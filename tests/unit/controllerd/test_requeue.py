@@ -7,9 +7,7 @@ import pytest
 
 from policy.checkpoint import NodeCheckpoint
 from sluice.base.run import CommandError
-from sluice.controllerd.health.checkpoints import Checkpoints, asks
 from sluice.controllerd.health.requeue import Requeue, Requeues
-from sluice.slurm.answers import Job
 
 
 def shown(fields: str, values: dict[str, Any]) -> str:
@@ -46,8 +44,8 @@ class Slurm:
             if not self.known:
                 raise CommandError("squeue: slurm_load_jobs error: Invalid job id specified")
             if arguments[-2] == "-o":
-                assert arguments[-1] == "%n|%x|%k"
-                return "{wanted}|{excluded}|{comment}\n".format(**self.job)
+                assert arguments[-1] == "%n|%x|%a|%k"
+                return "{wanted}|{excluded}|physics|{comment}\n".format(**self.job)
             facts: dict[str, Any] = {
                 "JobID": 7,
                 "ArrayJobID": 7,
@@ -187,42 +185,10 @@ def test_a_comment_does_not_speak_for_slurm() -> None:
     assert slurm.advance(1042.0) == ["scontrol update JobId=7 StartTime=now+60 ExcNodeList=n1,n3"]
 
 
-@pytest.mark.parametrize(
-    ("comment", "seconds"),
-    [
-        ("", None),
-        ("checkpoint", None),
-        ("xsluice:checkpoint", None),
-        ("sluice:checkpointing", None),
-        ("sluice:checkpoint", 0),
-        ("run 3, sluice:checkpoint=20m", 1200),
-        ("sluice:checkpoint=1s", 60),
-        ("sluice:checkpoint=often", 0),
-    ],
-)
-def test_who_asks(comment: str, seconds: int | None) -> None:
-    assert asks(comment) == seconds
-
-
-def running(number: int, comment: str, start: int, end: int | None = None) -> Job:
-    return Job(
-        number, None, "", "", "", 1, "", "", "", "RUNNING", "", "n1", 1, 1, 0, 0, start, end, None, 1, {}, "", "", "",
-        "", "", "", comment, "",
-    )  # fmt: skip
-
-
-def test_signals_come_round() -> None:
-    checkpoints = Checkpoints()
-    policy = NodeCheckpoint(interval_s=600, before_time_limit_s=300)
-    jobs = [
-        running(1, "sluice:checkpoint", 9000),
-        running(2, "sluice:checkpoint=20m", 9000),
-        running(3, "", 9000),
-        running(4, "sluice:checkpoint=10h", 9000, 11000),
-    ]
-    seen = {at: checkpoints.due(jobs, policy, 9000.0 + at) for at in range(15, 2000, 15)}
-    when = {number: [at for at, due in seen.items() if number in [job.id for job in due]] for number in (1, 2, 3, 4)}
-    assert when == {1: [600, 1200, 1800], 2: [1200], 3: [], 4: [1710]}
+def test_jobs_of_accounts_that_save_by_default_are_signalled_unless_they_say_no() -> None:
+    policy: dict[str, Any] = {"modes": {"physics": "app"}}
+    assert Slurm().advance(**policy) == ["scancel --signal=USR1 --full 7"]
+    assert Slurm(comment="sluice:checkpoint=no").advance(**policy) == ["scontrol requeue 7"]
 
 
 def test_the_task_that_bears_the_arrays_number_is_meant_alone() -> None:

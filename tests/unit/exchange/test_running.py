@@ -60,6 +60,19 @@ def test_the_latest_of_each_node_is_kept_for_a_while() -> None:
     assert store._size == 0, "what is forgotten takes no room"
 
 
+def test_when_jobs_saved_is_known_of_each_node_that_reports() -> None:
+    now = [0.0]
+    store = Running(lambda: now[0])
+    tell(store, "n1", record(7, saved=1000.5), record(8))
+    now[0] = 100
+    tell(store, "n2", record(7, "n2"))
+    assert store.saved() == {7: [1000.5, None], 8: [None]}
+    now[0] = 151
+    assert store.saved() == {7: [None]}
+    with pytest.raises(SluiceError, match="wrong type"):
+        tell(store, "n1", record(7, saved="now"))
+
+
 def test_users_learn_of_their_own_jobs_only() -> None:
     store = Running()
     tell(store, "n1", record(7), record(8, uid=BOB))

@@ -17,9 +17,13 @@ from typing import Any
 
 import pytest
 
+from policy.checkpoint import NodeCheckpoint
+from policy.node import FILE_NAME, NodePolicy
 from sluice.base.errors import SluiceError
 from sluice.cli.explain import render
+from sluice.exchange.saves import SAVES_FILE, JobSaves, Saves
 from sluice.explain import explain_service
+from sluice.explain.checkpoints import SiteCheckpoints, describe
 from sluice.explain.decisions import Decision, Start, read_entries
 from sluice.explain.explain_service import (
     MAX_REQUEST,
@@ -70,6 +74,9 @@ class FakeSite:
 
     def jobs(self, number: int) -> list[Job]:
         return self.known
+
+    def checkpoint(self, job: Job) -> dict[str, Any]:
+        return describe(job, NodeCheckpoint(), JobSaves())
 
     def is_operator(self, user: str) -> bool:
         if self.broken:
@@ -350,6 +357,38 @@ def test_internal_errors_are_not_shown(server: Callable[[FakeSite], int], caplog
         ask(["127.0.0.1"], port, JobName(7), trusted=[ME])
     assert "secret" not in str(told.value)
     assert "secret" in caplog.text
+
+
+SAVES = JobSaves(1.0, 9.0, 9.0, 3, 2, 1000.0, 8.0, 1302, True, 864_000.0)
+
+
+@pytest.mark.parametrize(
+    ("comment", "saves", "told"),
+    [
+        ("", JobSaves(), ["Cannot be saved: it does not ask for signals (--checkpoint=app)"]),
+        (
+            "sluice:checkpoint=20m", JobSaves(),
+            ["Saves its state when signalled (USR2), every 20 min\n", "had no signal yet: it is not known whether"],
+        ),
+        ("sluice:checkpoint", JobSaves(), ["(USR2), before it is ended only\n"]),
+        ("sluice:checkpoint=daly", JobSaves(), ["every so often, once it runs"]),
+        ("sluice:checkpoint=daly", JobSaves(5.0, interval_s=600, daly=True), ["every 10 min until a save has been"]),
+        ("sluice:checkpoint=20m", JobSaves(5.0, signals=2, interval_s=1200), ["has not answered 2 signals: it is not"]),
+        (
+            "sluice:checkpoint=daly", SAVES,
+            ["every 21 min by Daly's formula: a save takes 8 s, and one of its nodes fails every 10 days\n",
+             "Last saved 1970-", "answered 2 of 3 signals."],
+        ),
+    ],
+)  # fmt: skip
+def test_whether_a_job_can_be_saved_is_known(tmp_path: Path, comment: str, saves: JobSaves, told: list[str]) -> None:
+    (tmp_path / FILE_NAME).write_text(NodePolicy(checkpoint=NodeCheckpoint(signal="USR2")).render())
+    checkpoints = SiteCheckpoints({"SLURM_CONF": str(tmp_path / "slurm.conf"), "StateSaveLocation": str(tmp_path)})
+    known = job(7, comment=comment, state="RUNNING")
+    assert checkpoints.of(known) == describe(known, NodeCheckpoint(signal="USR2"), JobSaves())
+    Saves({7: saves, 8: JobSaves(signals=9)}).write(tmp_path / SAVES_FILE)
+    shown = "\n".join(render({"job": "7", "checkpoint": checkpoints.of(known)})) + "\n"
+    assert [words for words in told if words not in shown] == []
 
 
 def test_a_slow_request_ends_in_time() -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from policy.checkpoint import NodeCheckpoint
 from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.slurm import read_view, slurm_node
 from sluice.fleet.views import SlurmView
@@ -17,7 +18,7 @@ from sluice.slurm.answers import Node
 def job(number: int, **fields: Any) -> Any:
     usual = {
         "id": number, "state": "PENDING", "reason": "Resources", "nodes": "", "node_count": 2, "partition": "p",
-        "start_time": 500, "end_time": None, "own_name": str(number), "reservation": "", "comment": "",
+        "start_time": 500, "end_time": None, "own_name": str(number), "reservation": "", "comment": "", "account": "",
         "tres": {"cpu": 4, "gres/gpu": 8}, "cpus": 4,
     }  # fmt: skip
     return SimpleNamespace(**usual | fields)
@@ -41,7 +42,7 @@ def view(
     client = SimpleNamespace(
         nodes=lambda: nodes, jobs=lambda: jobs, reservations=lambda: reservations, planned_nodes=lambda: planned or {}
     )
-    return read_view(cast("SlurmClient", client), {"n1", "n2", "n3"}, 100.0, wall)
+    return read_view(cast("SlurmClient", client), {"n1", "n2", "n3"}, 100.0, wall, NodeCheckpoint())
 
 
 def test_backfill_names_the_nodes_of_a_start() -> None:

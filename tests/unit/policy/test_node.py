@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from policy import node
+from policy.checkpoint import NodeCheckpoint, Rhythm
 from policy.document import check, parse
 from policy.health import CHECKS, XID_BLAME_THE_JOB, XID_FATAL
 from policy.model import Strangers
@@ -146,6 +147,43 @@ def test_checkpoints_are_passed_to_the_controllers_and_to_slurm() -> None:
     told = compile_node(parse("checkpoint: {interval: 10m, signal: USR2, backoff: 5s, max_retries: 0}")).checkpoint
     assert (told.interval_s, told.signal, told.backoff_s, told.max_retries) == (600, "USR2", 5, 0)
     assert words("checkpoint: {interval: 5s}")
+    assert "'chemistry' is not a tenant" in words("checkpoint: {tenants: {chemistry: app}}")[0]
+
+
+@pytest.mark.parametrize(
+    ("comment", "interval"),
+    [
+        ("checkpoint", None),
+        ("xsluice:checkpoint", None),
+        ("sluice:checkpointing", None),
+        ("sluice:checkpoint", 600),
+        ("sluice:checkpoint=app", 600),
+        ("run 3, sluice:checkpoint=20m", 1200),
+        ("sluice:checkpoint=1s", 60),
+        ("sluice:checkpoint=often", 600),
+        ("sluice:checkpoint=daly", "daly"),
+        ("sluice:checkpoint=no", None),
+        ("sluice:checkpoint=20m,sluice:checkpoint=no", None),  # the job's option comes after its comment
+        ("sluice:checkpoint=no sluice:checkpoint=90s", 90),
+    ],
+)
+def test_how_a_comment_asks_for_signals(comment: str, interval: int | str | None) -> None:
+    rhythm = NodeCheckpoint(interval_s=600).rhythm("physics", comment)
+    assert (rhythm and rhythm.interval_s) == interval
+
+
+def test_jobs_that_do_not_say_follow_their_tenant() -> None:
+    policy = compile_node(
+        parse(
+            "tenants: {physics: {}, optics: {parent: physics}, lasers: {parent: optics}, maths: {}}\n"
+            "checkpoint: {interval: daly, tenants: {optics: no, physics: app, lasers: app}}\n"
+        )
+    ).checkpoint
+    saving = {name for name in ("physics", "optics", "lasers", "maths") if policy.rhythm(name, "") is not None}
+    assert saving == {"physics", "lasers"}
+    assert policy.rhythm("physics", "") == Rhythm("daly")
+    assert policy.rhythm("maths", "sluice:checkpoint") == Rhythm("daly")
+    assert NodeCheckpoint(default="app").rhythm("", "") == Rhythm(None)
 
 
 def test_nodes_know_every_word_about_strangers() -> None:

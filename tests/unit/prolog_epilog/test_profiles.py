@@ -53,12 +53,13 @@ def test_a_folder_is_its_users_and_goes_with_the_job(
     found = made.exports(record, BATCH)
     assert found == {
         "SLUICE_PROFILE_FOLDER": str(folder / "batch"),
+        "SLUICE_CHECKPOINT_FILE": str(folder / "checkpoint.saved"),
         "CUDA_INJECTION64_PATH": str(tmp_path / LIBRARY),
         "NCCL_PROFILER_PLUGIN": str(tmp_path / LIBRARY),
     }
     assert "CUDA_INJECTION64_PATH" not in made.exports(a_record("amd"), BATCH)
     monkeypatch.setitem(ALL, 0, False)
-    assert list(made.exports(record, BATCH)) == ["SLUICE_PROFILE_FOLDER"]
+    assert list(made.exports(record, BATCH)) == ["SLUICE_PROFILE_FOLDER", "SLUICE_CHECKPOINT_FILE"]
     assert made.exports(record, BATCH, asked=True) == found
     woken: list[bool] = []
     made.on_retired = lambda: woken.append(True)
@@ -67,6 +68,26 @@ def test_a_folder_is_its_users_and_goes_with_the_job(
     assert woken == [True] and made.exports(record, BATCH) == {}
     made.sweep()
     assert list((tmp_path / "profiles").iterdir()) == []
+
+
+@needs_root
+def test_a_job_says_when_it_has_saved_and_cannot_say_another_time(made: Profiles, tmp_path: Path) -> None:
+    record = a_record()
+    assert made.saved(record) is None
+    made.make(record)
+    assert made.saved(record) is None
+    file = tmp_path / "profiles/7/checkpoint.saved"
+    before = time.time() - 1
+    file.touch()
+    os.utime(file, (1.0, 1.0))
+    first = made.saved(record)
+    assert first is not None and before < first < time.time() + 1
+    file.unlink()
+    file.symlink_to("/etc")  # nothing is followed
+    again = made.saved(record)
+    assert again is not None and again >= first
+    made.make(record)  # it runs again
+    assert made.saved(record) is None
 
 
 @needs_root

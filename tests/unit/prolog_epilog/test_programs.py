@@ -148,6 +148,15 @@ def test_a_task_keeps_what_its_user_set(answering: Answering, tmp_path: Path) ->
     assert asked[1] == {"do": "task", "open": [str(own)], "nics": ["mlx5_0"]}
 
 
+def test_a_task_says_that_it_saved_for_its_own_job(answering: Answering, tmp_path: Path) -> None:
+    """sbatch in a job passes on that job's environment."""
+    export = b'{"ok": {"export": {"SLUICE_CHECKPOINT_FILE": "/run/sluice/profile/8/checkpoint.saved"}}}\n'
+    path, _ = answering([b'{"ok": {"files": []}}\n', export])
+    inherited = "/run/sluice/profile/7/checkpoint.saved"
+    done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", SLUICE_CHECKPOINT_FILE=inherited)
+    assert done.stdout == "export SLUICE_CHECKPOINT_FILE=/run/sluice/profile/8/checkpoint.saved\n"
+
+
 def answers(folder: Path, library: str = "/lib/profile.so") -> list[bytes]:
     export = {"SLUICE_PROFILE_FOLDER": str(folder), "CUDA_INJECTION64_PATH": library}
     return [b'{"ok": {"files": []}}\n', json.dumps({"ok": {"export": export}}).encode() + b"\n"]

@@ -16,6 +16,7 @@ from sluice.report.build import each_gpu, job_rows
 from sluice.report.collect import Selection, Source
 from sluice.report.count import Span
 from sluice.report.fields import BY_NAME
+from sluice.report.summaries import of_records
 from sluice.slurm.allocations import Allocation
 from tests.unit.report.test_report_collect import FLEET, NOW, FakeSlurm
 
@@ -84,6 +85,15 @@ def test_a_running_job_counts_with_what_was_measured(monkeypatch: pytest.MonkeyP
     assert (tally.ran, tally.device_s, tally.busy_s, tally.measured_jobs) == (3, 1800, 720, 2)
     use = one.use_of(job(8))
     assert use is not None and use.reported_at == NOW - 30
+
+
+def test_a_job_has_saved_when_all_its_nodes_say_so() -> None:
+    one, other = record(7), record(7)
+    assert of_records([]).saved_at is of_records([one]).saved_at is None
+    one.saved = START + 60.0
+    assert (of_records([one]).saved_at, of_records([one, other]).saved_at) == (START + 60.0, None)
+    other.saved = START + 50.0
+    assert of_records([one, other]).saved_at == START + 50.0
 
 
 def test_of_the_past_nobody_is_asked_and_without_a_daemon_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,7 +343,7 @@ def test_a_page_is_lines_of_text(name: str) -> None:
         "granted": {"nodes": name, "tres": {"gres/shard": 10240}},
         "used": {"gpus": [{"node": name, "index": 0, "model": name, "asked_mib": 10, "total_mib": 100, "rung": name,
                            "utilisation": {"mean": 50.0}, "peak_mib": 5}], "utilisation_percent": 50.0,
-                 "gpu_energy_j": 1.0, "idle_gpu_s": 1.0, "throttled_s": 0, "refused": 1,
+                 "gpu_energy_j": 1.0, "idle_gpu_s": 1.0, "throttled_s": 0, "refused": 1, "saved_at": 9,
                  "gpu_memory_peak_mib": 5, "gpu_memory_asked_mib": 10},
         "host": {"cpu_percent": 10.0, "memory_peak_mib": 10},
         "limits_hit": [{"node": name, "action": name, "time": "soon"}],

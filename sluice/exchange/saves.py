@@ -1,0 +1,83 @@
+"""What is known of jobs that save their state when they are signalled, and of failures of nodes.
+
+The controllers' daemon writes it to StateSaveLocation, where the backup controller's daemon and `sluice explain` find
+it. Times are seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+
+SAVES_FILE = "sluice.checkpoints.json"
+"""Below StateSaveLocation."""
+SCHEMA_VERSION = 1
+_MOST_BYTES = 64 << 20
+
+
+@dataclass
+class JobSaves:
+    """One job, over all its runs. A save counts when all nodes of the job have said so."""
+
+    started: float = 0.0  # its latest run
+    seen: float = 0.0  # when it last ran
+    signalled: float = 0.0  # in this run; 0: not yet
+    signals: int = 0
+    answers: int = 0  # signals after which all its nodes saved
+    saved: float | None = None  # when the last of its saves ended on the node that was first
+    save_s: float | None = None  # from the last answered signal until the last node had saved
+    interval_s: int | None = None  # between two signals; None: no periodic ones
+    daly: bool = False  # the interval is Daly's
+    mttf_s: float | None = None  # mean time to a failure of one of its nodes, for `daly`
+    ending: bool = False  # it got the signal before its time limit
+
+
+@dataclass
+class ClassFailures:
+    """Nodes with GPUs of one type, while jobs ran there."""
+
+    node_s: float = 0.0
+    failures: int = 0  # that ended jobs
+
+
+@dataclass
+class Saves:
+    """The whole file."""
+
+    jobs: dict[int, JobSaves] = field(default_factory=dict)
+    classes: dict[str, ClassFailures] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Raises OSError."""
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "jobs": {str(job): asdict(one) for job, one in self.jobs.items()},
+            "classes": {name: asdict(one) for name, one in self.classes.items()},
+        }
+        write_atomic(path, json.dumps(document, separators=(",", ":")) + "\n", mode=0o600)
+
+
+def read_saves(path: Path) -> Saves:
+    """Empty where there is no file. Raises SluiceError for one that is damaged or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            document = json.loads(file.read(_MOST_BYTES))
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema {document['schema_version']!r}, this Sluice reads {SCHEMA_VERSION}")
+        jobs = {int(job): _read(JobSaves, one) for job, one in document["jobs"].items()}
+        return Saves(jobs, {str(name): _read(ClassFailures, one) for name, one in document["classes"].items()})
+    except FileNotFoundError:
+        return Saves()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SluiceError(
+            f"{path}: {error}", remedy="remove it: intervals and failures are then measured again"
+        ) from error
+
+
+def _read(kind: Any, fields: dict[str, Any]) -> Any:
+    return kind(**{name: value for name, value in fields.items() if name in kind.__dataclass_fields__})

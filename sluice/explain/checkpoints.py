@@ -1,0 +1,55 @@
+"""Whether a job saves its state, how often it is asked to, and when it last did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from policy.checkpoint import NodeCheckpoint
+from policy.node import FILE_NAME, NodePolicyFile
+from sluice.exchange.saves import SAVES_FILE, JobSaves, Saves, read_saves
+from sluice.slurm.answers import Job
+
+
+class SiteCheckpoints:
+    """By the site's policy, and by what the controllers' daemon has measured. `config`: slurmctld's."""
+
+    def __init__(self, config: Mapping[str, str]) -> None:
+        self._policy = NodePolicyFile(Path(config.get("SLURM_CONF") or "/etc/slurm/slurm.conf").with_name(FILE_NAME))
+        self._path = Path(config["StateSaveLocation"]) / SAVES_FILE
+        self._stamp: tuple[int, int] | None = None
+        self._saves = Saves()
+
+    def of(self, job: Job) -> dict[str, Any]:
+        """Of one job. Raises SluiceError."""
+        self._read()
+        return describe(job, self._policy.current().checkpoint, self._saves.jobs.get(job.id, JobSaves()))
+
+    def _read(self) -> None:
+        try:
+            state = self._path.stat()
+        except FileNotFoundError:
+            self._saves = Saves()
+            return
+        stamp = state.st_mtime_ns, state.st_ino
+        if stamp != self._stamp:
+            self._stamp, self._saves = stamp, read_saves(self._path)
+
+
+def describe(job: Job, policy: NodeCheckpoint, saves: JobSaves) -> dict[str, Any]:
+    """What is shown. Times are seconds since 1970."""
+    rhythm = policy.rhythm(job.account, job.comment)
+    document: dict[str, Any] = {"mode": "no" if rhythm is None else "app", "saved": saves.saved}
+    if rhythm is None:
+        return document
+    fixed = None if rhythm.interval_s == "daly" else rhythm.interval_s
+    return document | {
+        "signal": policy.signal,
+        "daly": rhythm.interval_s == "daly",
+        "interval_s": saves.interval_s if saves.started and saves.daly == (rhythm.interval_s == "daly") else fixed,
+        "signals": saves.signals,
+        "answers": saves.answers,
+        "save_s": saves.save_s,
+        "mttf_s": saves.mttf_s,
+    }

@@ -1,0 +1,145 @@
+"""When jobs are signalled to save their state, and what their nodes answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policy.checkpoint import NodeCheckpoint
+from sluice.base.errors import SluiceError
+from sluice.controllerd.health import checkpoints as checkpoints_module
+from sluice.controllerd.health.checkpoints import FIRST_S, Checkpoints, class_of, daly, rate
+from sluice.exchange.saves import ClassFailures, JobSaves, Saves, read_saves
+from sluice.slurm.answers import Job, Node
+
+DAY = 86400.0
+POLICY = NodeCheckpoint(interval_s="daly", node_mtbf_s=10 * 86400)
+
+
+def running(number: int, comment: str, start: int, end: int | None = None, nodes: str = "n1", count: int = 1) -> Job:
+    return Job(
+        number, None, "", "", "", 1, "", "", "", "RUNNING", "", nodes, count, 1, 0, 0, start, end, None, 1, {}, "", "",
+        "", "", "", "", comment, "",
+    )  # fmt: skip
+
+
+def node(name: str, gres: str) -> Node:
+    return Node(name, "", "", "mixed", frozenset(), "", 1, 1, 1, 1, 1, 1, 0, None, gres, "", (), (), (), 1, "")
+
+
+def test_signals_come_round() -> None:
+    checkpoints = Checkpoints()
+    policy = NodeCheckpoint(interval_s=600, before_time_limit_s=300)
+    jobs = [
+        running(1, "sluice:checkpoint", 9000),
+        running(2, "sluice:checkpoint=20m", 9000),
+        running(3, "", 9000),
+        running(4, "sluice:checkpoint=10h", 9000, 11000),
+        running(5, "sluice:checkpoint,sluice:checkpoint=no", 9000),
+    ]
+    seen = {at: checkpoints.due(jobs, policy, 9000.0 + at) for at in range(15, 2000, 15)}
+    when = {number: [at for at, due in seen.items() if number in [job.id for job in due]] for number in range(1, 6)}
+    assert when == {1: [600, 1200, 1800], 2: [1200], 3: [], 4: [1710], 5: []}
+
+
+def test_the_interval_that_loses_least() -> None:
+    """The exact optimum of the expected run time M exp(R/M) (exp((t+d)/M) - 1) / t is where its derivative is 0."""
+    for save_s, mttf_s in ((10.0, DAY), (300.0, DAY), (600.0, 3600.0)):
+        costs = {t: (math.exp((t + save_s) / mttf_s) - 1) / t for t in range(30, 40_000, 10)}
+        assert costs[round(daly(save_s, mttf_s), -1)] <= 1.001 * min(costs.values())
+    assert daly(20.0, 10.0) == 10.0
+
+
+def test_the_interval_follows_measured_saves_and_failures() -> None:
+    checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint", 9000)
+    checkpoints.watch([node("n1", "gpu:h100:8(S:0-1)")], ["n1"], 9000.0)
+    assert checkpoints.due([job], POLICY, 9000.0 + FIRST_S - 1) == []
+    assert checkpoints.due([job], POLICY, 9600.0) == [job]
+    assert checkpoints.hear([job], {1: [9630.0]})
+    assert not checkpoints.hear([job], {1: [9630.0]})
+    assert checkpoints.due([job], POLICY, 9660.0) == []
+    one = checkpoints.saves.jobs[1]
+    assert (one.signals, one.answers, one.save_s, one.saved) == (1, 1, 30.0, 9630.0)
+    assert (one.mttf_s, one.interval_s) == (pytest.approx(10 * DAY), round(daly(30.0, 10 * DAY)))
+    for _ in range(9):
+        checkpoints.failed("n1")
+    interval = round(daly(30.0, DAY))
+    assert checkpoints.due([job], POLICY, 9630.0 + interval - 1) == []
+    assert one.mttf_s == pytest.approx(DAY) and one.interval_s == interval
+    assert checkpoints.due([job], POLICY, 9630.0 + interval) == [job]  # counted from the end of the save
+
+
+def test_a_job_of_several_nodes_has_saved_when_all_have() -> None:
+    checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint=10m", 9000, nodes="n[1-2]", count=2)
+    assert checkpoints.due([job], POLICY, 9600.0) == [job]
+    one = checkpoints.saves.jobs[1]
+    for said in ([9610.0], [9610.0, None], [9610.0, None, 9611.0]):
+        checkpoints.hear([job], {1: said})
+        assert (one.saved, one.answers) == (None, 0)
+    checkpoints.hear([job], {1: [9610.0, 9640.0]})
+    assert (one.saved, one.answers, one.save_s) == (9610.0, 1, 40.0)
+    assert checkpoints.due([job], POLICY, 10200.0) == [job]
+    checkpoints.hear([job], {1: [10205.0, 9640.0]})
+    assert (one.saved, one.answers) == (9640.0, 1)  # of the second save one part is there
+
+
+def test_a_job_that_saves_by_itself_answers_nothing_and_loses_less() -> None:
+    checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint=10m", 9000)
+    checkpoints.due([job], POLICY, 9100.0)
+    checkpoints.hear([job], {1: [9090.0]})
+    checkpoints.due([job], POLICY, 9600.0)
+    checkpoints.hear([job], {1: [9090.0]})
+    one = checkpoints.saves.jobs[1]
+    assert (one.signals, one.answers, one.saved, one.save_s) == (1, 0, 9090.0, None)
+
+
+def test_a_job_that_starts_again_goes_on_with_what_is_known_of_it() -> None:
+    checkpoints = Checkpoints()
+    first = running(1, "sluice:checkpoint", 9000)
+    checkpoints.due([first], POLICY, 9600.0)
+    checkpoints.hear([first], {1: [9620.0]})
+    checkpoints.due([], POLICY, 9700.0)
+    again = replace(first, start_time=9800)
+    assert checkpoints.due([again], POLICY, 9815.0) == []
+    one = checkpoints.saves.jobs[1]
+    assert (one.started, one.signalled, one.saved, one.save_s) == (9800.0, 0.0, 9620.0, 20.0)
+    checkpoints.due([], POLICY, 9815.0 + DAY)
+    assert checkpoints.saves.jobs == {}
+
+
+def test_of_jobs_that_ended_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints_module, "_MOST_KEPT", 2)
+    checkpoints = Checkpoints()
+    for number in range(1, 6):
+        checkpoints.due([running(number, "sluice:checkpoint", 9000)], POLICY, 9000.0 + number)
+    running_now = [running(number, "sluice:checkpoint", 9000) for number in (1, 6, 7, 8)]
+    checkpoints.due(running_now, POLICY, 9100.0)
+    assert set(checkpoints.saves.jobs) == {1, 6, 7, 8, 4, 5}
+
+
+def test_failures_are_counted_by_class_in_the_time_of_nodes_with_jobs() -> None:
+    checkpoints = Checkpoints()
+    nodes = [node("n1", "gpu:h100:8,shard:h100:10"), node("n2", "gpu:mi300x:4,gpu:a100:2(S:0)"), node("n3", "")]
+    assert [class_of(one) for one in nodes] == ["h100", "a100,mi300x", "none"]
+    checkpoints.watch(nodes, ["n1", "n3"], 100.0)
+    checkpoints.watch(nodes, ["n1", "n3"], 105.0)
+    checkpoints.watch(nodes, ["n1"], 5000.0)  # the daemon did not see what failed in between
+    checkpoints.failed("n1")
+    assert checkpoints.saves.classes == {"h100": ClassFailures(65.0, 1), "none": ClassFailures(5.0, 0)}
+    assert rate(ClassFailures(3 * DAY, 4), 2 * DAY) == 1 / DAY
+
+
+def test_what_is_known_outlives_the_daemon(tmp_path: Path) -> None:
+    path = tmp_path / "saves"
+    assert read_saves(path) == Saves()
+    one = JobSaves(9000.0, 9700.0, 9600.0, 2, 1, 9620.0, 20.0, 600, True, DAY)
+    saves = Saves({7: one}, {"h100": ClassFailures(1.5, 2)})
+    saves.write(path)
+    assert read_saves(path) == saves and path.stat().st_mode & 0o777 == 0o600
+    for text in ("", "[]", '{"schema_version": 2}', '{"schema_version": 1, "jobs": {"x": {}}, "classes": {}}'):
+        path.write_text(text)
+        with pytest.raises(SluiceError, match="remove it"):
+            read_saves(path)
