@@ -72,7 +72,7 @@ int sluice_hook_power(struct decision *decision)
         count(sluice_hook.kept_waiting);
         return refuse(job);
     }
-    const uint32_t cap = watts < power.watts ? (uint32_t)(watts + power.idle) : 0;
+    const uint32_t cap = watts < power.watts ? (uint32_t)(watts + power.counted) : 0;
     if (cap)
         info("select/sluice: %pJ starts with a cap of %u W on each GPU: the power budgets have no more", job, cap);
     sluice_watts_set_cap(job, cap);

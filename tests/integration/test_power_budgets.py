@@ -1,9 +1,11 @@
-"""Budgets of watts on real daemons: caps fall when one is lowered, then jobs give way, and a guaranteed one stays."""
+"""Budgets of watts on real daemons: what is kept for guarantees, caps that fall when one is lowered, and jobs that give
+way then, no guaranteed one among them."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,9 +19,9 @@ from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
 
-NODES, GPUS, MOST_W = ("p1", "p2"), 8, 700
+NODES, GPUS, IDLE_W, MOST_W = ("p1", "p2"), 8, 72, 700
 POLICY = """
-level: admit
+level: place
 classes: {hopper: {types: [h100]}}
 tenants:
   physics: {members: [alice], guarantee: {gpus: 4}}
@@ -49,6 +51,11 @@ class Site(PolicySite):
     def gpus(self) -> list[dict[str, Any]]:
         return list(self.shown("show", "--gpus")["gpus"])
 
+    def all_draw(self, node: str, watts: int) -> None:
+        """What its GPUs draw where no cap is lower."""
+        for gpu in range(GPUS):
+            set_values(self.cluster.layout.gpu_sim(node), gpu, {"power": str(watts)})
+
     def drawn(self) -> float:
         """As nodes measure it."""
         return sum(gpu["power_w"] or 0 for gpu in self.gpus())
@@ -73,6 +80,7 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
             "controllers": 1,
             "agent": True,
             "controllerd": True,
+            "sluice": {"level": "place", "policy": ""},
             "users": [{"name": name} for name in ("alice", "bob", "oper")],
             "slurm_conf": "AccountingStorageTRES=gres/gpu,gres/shard,gres/gpu:h100\nJobRequeue=1\n"
             "AccountingStorageEnforce=associations,limits,qos,safe\nKillWait=2\n"
@@ -81,7 +89,28 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
     )
     found = Site(made)
     found.apply(POLICY)
+    found.in_force("place")
     yield found
+
+
+def test_watts_are_kept_for_whom_gpus_are_guaranteed(site: Site) -> None:
+    """Of 5 kW, 1152 W are drawn idle, 4 * 278 W kept, and 8 * 278 W a guest has at the least: 512 W are left."""
+    cluster = site.cluster
+    first = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p1", wrap="exec sleep 600", user="bob")
+    site.until(lambda: shown(cluster, first)["JobState"] == "RUNNING")
+    site.all_draw("p1", MOST_W)
+    site.until(lambda: site.budget()["measured_w"] and site.drawn() > 0.98 * GPUS * MOST_W)
+    site.power("budget", "hall", "--now", "5kW", "--for", "1h")
+    site.until(lambda: site.budget()["capped_gpus"])
+    other = submit(cluster, "-A", "guests", "--gres=gpu:4", wrap="exec sleep 600", user="bob")
+    own = submit(cluster, "-A", "physics", "--gres=gpu:4", wrap="exec sleep 600", user="alice")
+    site.until(lambda: shown(cluster, own)["JobState"] == "RUNNING")
+    time.sleep(3)
+    assert [shown(cluster, job)["JobState"] for job in (first, other)] == ["RUNNING", "PENDING"]
+    site.run("scancel", own, first, other)
+    site.all_draw("p1", IDLE_W)
+    site.power("budget", "hall", "--end")
+    site.until(lambda: not site.run("squeue", "-h").stdout.strip())
 
 
 def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one(site: Site) -> None:
@@ -90,8 +119,7 @@ def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one
     guests = [submit(cluster, "-A", "guests", "--gres=gpu:4", wrap="exec sleep 600", user="bob") for _ in range(3)]
     site.until(lambda: all(shown(cluster, job)["JobState"] == "RUNNING" for job in (own, *guests)))
     for node in NODES:
-        for gpu in range(GPUS):
-            set_values(cluster.layout.gpu_sim(node), gpu, {"power": str(MOST_W)})
+        site.all_draw(node, MOST_W)
     site.until(lambda: site.drawn() > 0.98 * 16 * MOST_W)
     assert {gpu["cap_w"] for gpu in site.gpus()} == {MOST_W}
     site.until(lambda: site.budget()["measured_w"])  # the daemon has looked for long enough
