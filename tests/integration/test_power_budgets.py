@@ -4,6 +4,7 @@ way then, no guaranteed one among them."""
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -158,3 +159,18 @@ def test_a_daemon_that_starts_again_lifts_no_cap_and_knows_what_was_lowered(site
     after = {gpu["uuid"]: gpu["cap_w"] for gpu in site.gpus()}
     assert all(after[uuid] <= cap + 1 for uuid, cap in before.items())
     assert site.budget()["lowered_w"] == 10_000
+
+
+def test_a_daemon_that_died_as_a_budget_was_lowered_leaves_the_rest_to_the_next(site: Site) -> None:
+    """It has written that 3 kW are left, and done nothing else; eight GPUs of a guest are 350 W each at the least."""
+    cluster = site.cluster
+    site.run("scancel", "-u", "bob")
+    site.all_draw("p1", IDLE_W)
+    site.power("budget", "hall", "--now", "19kW", "--for", "1h")
+    guest = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p2", wrap="exec sleep 600", user="bob")
+    site.until(lambda: shown(cluster, guest)["JobState"] == "RUNNING" and site.drawn() > 0.98 * GPUS * MOST_W)
+    cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
+    lowered = cluster.layout.state / "sluice.power-lowered.json"
+    lowered.write_text(lowered.read_text().replace("19000", "3000"))
+    cluster.start_daemon("controllerd@ctl1")
+    site.until(lambda: shown(cluster, guest)["Restarts"] == "1")

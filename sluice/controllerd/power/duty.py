@@ -24,7 +24,7 @@ from sluice.base import events
 from sluice.base.errors import SluiceError
 from sluice.base.text import one_line
 from sluice.controllerd.daemon import Duty, Site, of_site
-from sluice.controllerd.power import lowered
+from sluice.controllerd.power import lowered, met
 from sluice.controllerd.power.caps import HELD
 from sluice.controllerd.power.estimates import ANYBODY, Estimates, booked
 from sluice.controllerd.power.estimates import FILE_NAME as ESTIMATES
@@ -86,6 +86,7 @@ class PowerControl:
         if not policy.budgets:
             if plan.exists():
                 power_plan.write(plan, power_plan.render((), {}, {}))
+            (site.state_save / met.FILE_NAME).unlink(missing_ok=True)  # one that is added later is not lowered
             self._forget_orders()
             return
         with self._lock:
@@ -102,10 +103,12 @@ class PowerControl:
                 return
             jobs = {number: self._power_job(policy, job) for number, job in self._jobs.items()}
             limits = self._limits(policy, latest)
-            decision = self._taking_over(latest).step(now, self._gpus, jobs, limits)
+            keeper = self._taking_over(latest)
+            decision = keeper.step(now, self._gpus, jobs, limits)
             if not site.leads():
                 return
             self._uses = decision.uses
+            met.write(site.state_save / met.FILE_NAME, keeper.met)
             for node in latest:
                 self.powers.order(node, decision.caps.get(node, {}))
             power_plan.write(plan, self._plan(policy, decision))
@@ -125,12 +128,13 @@ class PowerControl:
         """What nodes have by orders, when it has looked long enough, stays until something else is decided."""
         if self._keeper is None:
             self._keeper = Keeper()
-            self._keeper.adopt({
+            orders = {
                 f"{node}/{gpu.uuid}": gpu.cap_w
                 for node, one in latest.items()
                 for gpu in one.report.gpus
                 if gpu.why == "order" and gpu.cap_w is not None
-            })  # fmt: skip
+            }
+            self._keeper.adopt(orders, met.read(self.site.state_save / met.FILE_NAME))
         return self._keeper
 
     def _known_estimates(self) -> Estimates:

@@ -12,7 +12,7 @@ from policy.document import parse
 from policy.node import FILE_NAME, compile_node
 from sluice.base.errors import SluiceError
 from sluice.controllerd.daemon import Site
-from sluice.controllerd.power import duty
+from sluice.controllerd.power import duty, met
 from sluice.controllerd.power.duty import LOOK_S, PowerControl
 from sluice.exchange.power import GpuPower, PowerReport
 from tests.unit.controllerd.slurm_objects import a_job, a_node
@@ -137,6 +137,20 @@ def test_a_lowered_budget_is_ordered_published_and_jobs_give_way(daemon: Daemon)
     daemon.control.lower({"name": "hall", "end": True})
     with pytest.raises(SluiceError, match="is not lowered"):
         daemon.control.lower({"name": "hall", "end": True})
+
+
+def test_a_daemon_that_dies_after_a_lowering_leaves_it_to_the_next(daemon: Daemon, caplog: Any) -> None:
+    daemon.step(int(LOOK_S) + 2)
+    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
+    file = daemon.site.state_save / met.FILE_NAME
+    for text, ran in (("{}", []), (file.read_text(), ["scontrol requeue 2"])):
+        file.write_text(text)
+        daemon.control = PowerControl(cast(Site, daemon.site))
+        daemon.control.powers._clock = lambda: daemon.now
+        daemon.step(int(LOOK_S) + 4, cap=300, why="order")
+        daemon.control.stop(cast(Site, daemon.site))
+        assert daemon.site.ran == ran
+    assert "damaged" in caplog.text
 
 
 def test_a_new_leader_takes_over_the_caps_in_force(daemon: Daemon) -> None:
