@@ -113,6 +113,19 @@ def test_a_tenants_budget_has_the_gpus_of_its_jobs(daemon: Daemon) -> None:
     assert daemon.control._uses[1].measured_w == 600
 
 
+def test_what_nodes_and_tenants_draw_and_may_draw(daemon: Daemon) -> None:
+    daemon.step(int(LOOK_S) + 2)
+    gpu = GpuPower("n1-2", 300, 700, 200, 700, power_w=250, jobs=(2, 1), why="order")
+    daemon.control.powers.take(PowerReport("n1", 0, (gpu,)).to_dict())
+    daemon.now += 1
+    daemon.control.step(cast(Site, daemon.site))
+    half = {"gpus": 0.5, "power_w": 125, "bound_w": 150, "capped_gpus": 0.5, "silent_gpus": 0}
+    assert daemon.control.drawn() == {
+        "nodes": {"n1": {"name": "n1", **{key: 2 * value for key, value in half.items()}}},
+        "tenants": {name: {"name": name, **half} for name in ("guests", "physics")},
+    }
+
+
 def test_a_controller_that_does_not_lead_orders_nothing(daemon: Daemon) -> None:
     daemon.site.led = False
     daemon.step(int(LOOK_S) + 5)
