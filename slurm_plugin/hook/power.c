@@ -79,9 +79,10 @@ int sluice_hook_power(struct decision *decision)
         return refuse(job);
     }
     const uint32_t cap = watts < power.watts ? (uint32_t)(watts + power.counted) : 0;
-    if (cap)
+    if (cap) {
         info("select/sluice: %pJ starts with a cap of %u W on each GPU: the power budgets have no more", job, cap);
-    sluice_watts_set_cap(job, cap);
+        sluice_watts_set_cap(job, cap);
+    }
     power.watts = watts;
     sluice_hook.power = power;
     sluice_hook.powered_job = job->job_id;

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from gpu_sim.fields import set_values
+from gpu_sim.fields import get_values, set_values
 from tests.integration.jobs import shown, submit
 from tests.integration.policy_site import PolicySite
-from tests.integration.settled import until
+from tests.integration.settled import status, until
 
 pytestmark = pytest.mark.cluster
 
@@ -57,6 +57,11 @@ class Site(PolicySite):
         for gpu in range(GPUS):
             set_values(self.cluster.layout.gpu_sim(node), gpu, {"power": str(watts)})
 
+    def planned(self, host: str = "ctl1") -> None:
+        """Wait until jobs are planned by what is in force now."""
+        made = status(self.cluster, host)["counters"]["plan.plans"]
+        self.until(lambda: status(self.cluster, host)["counters"]["plan.plans"] > made + 2)
+
     def drawn(self) -> float:
         """As nodes measure it."""
         return sum(gpu["power_w"] or 0 for gpu in self.gpus())
@@ -69,6 +74,7 @@ class Site(PolicySite):
                 self.power("show", "--gpus", check=False).stdout,
                 self.run("squeue").stdout,
                 self.cluster.log_tail("controllerd@ctl1", 20),
+                self.cluster.log_tail("controllerd@ctl2", 20),
             ),
         )
 
@@ -78,7 +84,7 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
     made = make_shared_cluster(
         {
             "nodes": [{"names": "p[1-2]", "platform": "dgx-h100"}],
-            "controllers": 1,
+            "controllers": 2,
             "agent": True,
             "controllerd": True,
             "sluice": {"level": "place", "policy": ""},
@@ -102,7 +108,7 @@ def test_watts_are_kept_for_whom_gpus_are_guaranteed(site: Site) -> None:
     site.all_draw("p1", MOST_W)
     site.until(lambda: site.budget()["measured_w"] and site.drawn() > 0.98 * GPUS * MOST_W)
     site.power("budget", "hall", "--now", "5kW", "--for", "1h")
-    site.until(lambda: site.budget()["capped_gpus"])
+    site.planned()
     other = submit(cluster, "-A", "guests", "--gres=gpu:4", wrap="exec sleep 600", user="bob")
     own = submit(cluster, "-A", "physics", "--gres=gpu:4", wrap="exec sleep 600", user="alice")
     site.until(lambda: shown(cluster, own)["JobState"] == "RUNNING")
@@ -111,6 +117,7 @@ def test_watts_are_kept_for_whom_gpus_are_guaranteed(site: Site) -> None:
     site.run("scancel", own, first, other)
     site.all_draw("p1", IDLE_W)
     site.power("budget", "hall", "--end")
+    site.planned()
     site.until(lambda: not site.run("squeue", "-h").stdout.strip())
 
 
@@ -161,7 +168,7 @@ def test_a_daemon_that_starts_again_lifts_no_cap_and_knows_what_was_lowered(site
     assert site.budget()["lowered_w"] == 10_000
 
 
-def test_a_daemon_that_died_as_a_budget_was_lowered_leaves_the_rest_to_the_next(site: Site) -> None:
+def test_a_controller_that_dies_as_a_budget_is_lowered_leaves_the_rest_to_the_other(site: Site) -> None:
     """It has written that 3 kW are left, and done nothing else; eight GPUs of a guest are 350 W each at the least."""
     cluster = site.cluster
     site.run("scancel", "-u", "bob")
@@ -172,5 +179,37 @@ def test_a_daemon_that_died_as_a_budget_was_lowered_leaves_the_rest_to_the_next(
     cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
     lowered = cluster.layout.state / "sluice.power-lowered.json"
     lowered.write_text(lowered.read_text().replace("19000", "3000"))
-    cluster.start_daemon("controllerd@ctl1")
+    cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+    cluster.run(["scontrol", "takeover"], node="ctl2", check=False)
     site.until(lambda: shown(cluster, guest)["Restarts"] == "1")
+
+
+def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
+    """Eight GPUs of guests have 3736 W of 6 kW, without the daemon, which would let them expect less."""
+    cluster = site.cluster
+    site.run("scancel", "-u", "alice")
+    site.run("scancel", "-u", "bob")
+    site.power("budget", "hall", "--end")
+    site.until(lambda: not site.run("squeue", "-h").stdout.strip())
+    site.until(lambda: {gpu["cap_w"] for gpu in site.gpus()} == {MOST_W})
+    cluster.stop_daemon("controllerd@ctl2")
+    (cluster.layout.state / "sluice.power").unlink()
+    site.apply(POLICY.replace("20kW", "6kW"))
+    site.in_force("place", "ctl2")
+    site.planned("ctl2")
+    job = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p1", wrap="exec sleep 600", user="bob")
+
+    def limit() -> str:
+        return get_values(cluster.layout.gpu_sim("p1"), 0)["power_limit"]
+
+    site.until(lambda: shown(cluster, job)["JobState"] == "RUNNING" and limit() == "539")
+    site.apply(POLICY[: POLICY.index("  budgets:")])
+    site.in_force("place", "ctl2")
+    site.run("scontrol", "requeue", job)
+
+    def runs_again() -> bool:
+        site.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+        return (shown(cluster, job)["JobState"], shown(cluster, job)["Restarts"]) == ("RUNNING", "1")
+
+    site.until(runs_again)
+    assert limit() == str(MOST_W)
