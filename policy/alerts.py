@@ -14,7 +14,7 @@ from policy.units import Date, Percent, Seconds, parse_seconds
 Kind = Literal[
     "temperature", "memory", "utilisation-high", "utilisation-low", "gpu-idle", "errors", "quota", "budget",
     "queue-wait", "node-drained", "agent-lost", "takeover", "journal-lag", "database-down",
-    "service-wait", "service-errors", "pool-capacity", "pool-cost", "power-budget",
+    "service-wait", "service-errors", "pool-capacity", "pool-cost", "power-budget", "power-plan",
 ]  # fmt: skip
 Severity = Literal["info", "warning", "critical"]
 
@@ -38,9 +38,10 @@ DEFAULTS: dict[str, tuple[float, int, str]] = {
     "pool-capacity": (900, 0, "time for which a pool has had no capacity for what Slurm wants, or more"),
     "pool-cost": (100, 300, "price of an hour of a pool's machines, or more"),
     "power-budget": (100, 5, "percent of a budget of watts that are drawn, or more"),
+    "power-plan": (60, 0, "time for which budgets of watts had no plan in slurmctld, or more"),
 }
 """By kind: the default threshold, the default duration in seconds, and what the threshold means."""
-DURATIONS = ("queue-wait", "journal-lag", "service-wait", "pool-capacity")
+DURATIONS = ("queue-wait", "journal-lag", "service-wait", "pool-capacity", "power-plan")
 """Kinds whose threshold is a time."""
 JOB_KINDS = ("gpu-idle", "utilisation-low")
 
@@ -90,8 +91,8 @@ class AlertRule(_Section):
     kind: Kind
     """What is watched."""
     threshold: float | str | None = None
-    """The alert fires at this value; a time (`4h`) for `queue-wait`, `journal-lag`, `service-wait` and
-    `pool-capacity`. Default: the kind's, see docs/alerts.md. Example: `85`."""
+    """The alert fires at this value; a time (`4h`) for `queue-wait`, `journal-lag`, `service-wait`,
+    `pool-capacity` and `power-plan`. Default: the kind's, see docs/alerts.md. Example: `85`."""
     duration: Seconds | None = None
     """How long the condition must last. Default: the kind's. Example: `10m`."""
     severity: Severity = "warning"

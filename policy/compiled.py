@@ -209,6 +209,8 @@ class Budget(_Section):
     """Account: jobs of it and of those below it; None: all jobs."""
     watts: BudgetWatts = 0
     """Outside `hours`."""
+    kept: BudgetWatts = 0
+    """Of them, above what idle GPUs draw, for jobs within guarantees."""
     hours: Annotated[
         list[Annotated[str, Field(pattern=r"^[0-9]{1,5}-[0-9]{1,5}:[0-9]{1,10}$")]], Field(max_length=256)
     ] = []

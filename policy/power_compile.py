@@ -85,8 +85,8 @@ def budget_nodes(budget: PowerBudget, switches: Mapping[str, str]) -> str:
     return switches[budget.switch]
 
 
-def compiled_budgets(policy: Policy, switches: Mapping[str, str]) -> list[compiled.Budget]:
-    """What the planner reads. Raises SluiceError."""
+def compiled_budgets(policy: Policy, switches: Mapping[str, str], kept: Mapping[str, int]) -> list[compiled.Budget]:
+    """What the planner reads. `kept`: watts of each budget for guarantees. Raises SluiceError."""
     power = policy.power
     return [
         compiled.Budget(
@@ -94,6 +94,7 @@ def compiled_budgets(policy: Policy, switches: Mapping[str, str]) -> list[compil
             nodes=budget_nodes(one, switches) or None,
             tenant=one.tenant,
             watts=one.watts,
+            kept=kept.get(one.name, 0),
             hours=[f"{begin}-{end}:{watts}" for begin, end, watts in one.week()],
         )
         for one in (power.budgets if power is not None else ())
@@ -115,6 +116,12 @@ def class_watts(policy: Policy, name: str) -> dict[str, int]:
     }
 
 
+def start_watts(policy: Policy, name: str) -> int:
+    """What a GPU of a class needs above what it draws idle, so that a job can start on it: its `lowest_cap`."""
+    watts = class_watts(policy, name)
+    return max(0, watts["power_start_least_w"] - watts["power_idle_w"]) if watts else 0
+
+
 def rule_watts(policy: Policy, tenant: str) -> Iterator[tuple[str, dict[str, int]]]:
     """By class, fields of a tenant's rules in the compiled policy: the first cap that fits it."""
     family = {tenant, *policy.ancestors(tenant)}
@@ -125,8 +132,9 @@ def rule_watts(policy: Policy, tenant: str) -> Iterator[tuple[str, dict[str, int
                 break
 
 
-def check_cluster(policy: Policy, live: Live, gpus: Mapping[str, Mapping[str, int]]) -> None:
-    """Whether the cluster can keep the budgets. `gpus`: of each node, by GRES type. Raises SluiceError."""
+def check_cluster(policy: Policy, live: Live, gpus: Mapping[str, Mapping[str, int]], kept: Mapping[str, int]) -> None:
+    """Whether the cluster can keep the budgets. `gpus`: of each node, by GRES type; `kept`: watts of each budget for
+    guarantees. Raises SluiceError."""
     power = policy.power
     if power is None:
         return
@@ -140,8 +148,6 @@ def check_cluster(policy: Policy, live: Live, gpus: Mapping[str, Mapping[str, in
     idle = {gpu_type: one.idle for name, one in power.gpus.items() for gpu_type in policy.classes[name].types}
     for budget in power.budgets:
         nodes = budget_nodes(budget, live.switches)
-        if not nodes:
-            continue
         named = list(gpus) if nodes == "*" else expand(nodes)
         if missing := [node for node in named if node not in gpus]:
             raise SluiceError(
@@ -154,4 +160,10 @@ def check_cluster(policy: Policy, live: Live, gpus: Mapping[str, Mapping[str, in
                 f"power.budgets: budget {budget.name!r}: {show_watts(budget.lowest)} is less than the "
                 f"{show_watts(drawn)} that its GPUs draw without jobs",
                 remedy=f"raise it to more than {show_watts(drawn)}, or name fewer nodes",
+            )
+        if budget.lowest < (needed := drawn + kept.get(budget.name, 0)):
+            raise SluiceError(
+                f"power.budgets: budget {budget.name!r}: {show_watts(budget.lowest)} is less than the "
+                f"{show_watts(needed)} that its GPUs draw without jobs and with guaranteed ones at their lowest cap",
+                remedy=f"raise it to {show_watts(needed)}, or lower lowest_cap or the guarantees",
             )

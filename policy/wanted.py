@@ -24,12 +24,19 @@ from policy.model import Guarantee, Limit, Policy, Tenant
 from policy.names import OVER_QOS, OWN_PREFIX
 from policy.node import FILE_NAME as NODE_FILE
 from policy.node import compile_node
-from policy.power_compile import check_cluster, class_watts, compiled_budgets, rule_watts
+from policy.power_compile import (
+    budget_nodes,
+    check_cluster,
+    class_watts,
+    compiled_budgets,
+    rule_watts,
+    start_watts,
+)
 from policy.service_jobs import CALLERS_FILE, compile_services
 from policy.service_jobs import FILE_NAME as SERVICES_FILE
 from policy.state import LEVEL_FILE, SNIPPET, AccountState, ReservationState, State, UserState
 from sluice.base.errors import SluiceError
-from sluice.base.hostlist import fold
+from sluice.base.hostlist import expand, fold
 from sluice.slurm.accounting import TRES_OPTIONS, Use, canonical
 
 _PERIODS = {
@@ -77,6 +84,8 @@ class _Maker:
         self.state = State()
         self.notes: list[str] = []
         self.class_nodes: dict[str, tuple[int, int, int]] = {}  # nodes, GPUs, MiB of one GPU
+        self.gpus = {node.name: gpus_of(node)[0] for node in live.nodes}  # of each node, by GRES type
+        self.kept: dict[str, int] = {}  # watts of each power budget for guaranteed jobs
         self.children: dict[str | None, list[str]] = {}
         for name, tenant in policy.tenants.items():
             self.children.setdefault(tenant.parent, []).append(name)
@@ -306,8 +315,8 @@ class _Maker:
                     remedy="lower the guarantees",
                 )
 
-    def guaranteed_in(self, class_name: str) -> dict[str, int]:
-        """GPUs of a class that are guaranteed, by the topmost tenant that names them."""
+    def guaranteed_in(self, class_name: str, top: str | None = None) -> dict[str, int]:
+        """GPUs of a class that are guaranteed, by the topmost tenant that names them; of `top`: to it or below it."""
         only = len(self.policy.classes) == 1
         found: dict[str, int] = {}
 
@@ -321,9 +330,22 @@ class _Maker:
                 for child in self.children.get(name, []):
                     visit(child)
 
-        for name in self.children.get(None, []):
+        for name in self.children.get(None, []) if top is None else [top]:
             visit(name)
         return found
+
+    def keep_watts(self) -> None:
+        """What each power budget keeps for guarantees: for a part of the nodes, that part of the guaranteed GPUs."""
+        for budget in self.policy.power.budgets if self.policy.power is not None else ():
+            nodes = budget_nodes(budget, self.live.switches)
+            named = set(self.gpus if nodes in ("", "*") else expand(nodes))
+            self.kept[budget.name] = 0
+            for name, one in self.policy.classes.items():
+                gpus = self.class_nodes[name][1]
+                here = sum(self.gpus[node].get(kind, 0) for node in named & self.gpus.keys() for kind in one.types)
+                guaranteed = sum(self.guaranteed_in(name, budget.tenant).values())
+                kept = math.ceil(guaranteed * here / gpus) if gpus else 0
+                self.kept[budget.name] += kept * start_watts(self.policy, name)
 
     def cluster_limits(self) -> None:
         """Limits of the root association."""
@@ -452,7 +474,7 @@ class _Maker:
         ]
         tenants = [self.compile_tenant(name) for name in policy.in_order()]
         source = digest(policy.model_dump_json(exclude={"level", "unlisted", "accept_unenforced"}))
-        budgets = compiled_budgets(policy, self.live.switches)
+        budgets = compiled_budgets(policy, self.live.switches, self.kept)
         return compiled.CompiledPolicy(
             source=source, settings=settings, classes=classes, tenants=tenants, budgets=budgets
         )
@@ -462,10 +484,12 @@ class _Maker:
         tenant, policy = self.policy.tenants[name], self.policy
         per_job = tenant.per_job
         rules: dict[str, dict[str, int]] = {}
-        for amount, key in ((tenant.limit, "gpus_limit"), (tenant.guarantee, "gpus_guaranteed")):
-            for class_name, of_class in amount.classes.items() if amount else ():
-                if of_class.gpus is not None:
-                    rules.setdefault(class_name, {})[key] = of_class.gpus
+        for class_name, of_class in tenant.limit.classes.items() if tenant.limit else ():
+            if of_class.gpus is not None:
+                rules.setdefault(class_name, {})["gpus_limit"] = of_class.gpus
+        for class_name in policy.classes:
+            if name in (guaranteed := self.guaranteed_in(class_name, name)):
+                rules.setdefault(class_name, {})["gpus_guaranteed"] = guaranteed[name]
         for class_name, job in per_job.classes.items() if per_job else ():
             if job.gpus is not None:
                 rules.setdefault(class_name, {})["gpus_per_job"] = job.gpus
@@ -582,7 +606,8 @@ def make(policy: Policy, live: Live, *, use: list[Use] | None = None, now: float
         )
     maker = _Maker(policy, live, budget_use(policy, use or []), time.time() if now is None else now)
     maker.count_classes()
-    check_cluster(policy, live, {node.name: gpus_of(node)[0] for node in live.nodes})
+    maker.keep_watts()
+    check_cluster(policy, live, maker.gpus, maker.kept)
     maker.tenants()
     maker.qos()
     maker.reservations()

@@ -42,6 +42,7 @@ LONGEST_FIRST = (
     "test_metrics",
     "test_slurm_features",
     "test_plan",
+    "test_power_budgets",
     "test_journal",
     "test_tenants",
     "test_views",

@@ -143,8 +143,7 @@ static void begin_choice(struct sluice_backfill *backfill, const struct need *ne
 {
     for (uint64_t left = backfill->power && need->watts ? need->power_budgets : 0; left; left &= left - 1) {
         const uint32_t budget = (uint32_t)__builtin_ctzll(left);
-        backfill->watts_left[budget] =
-            power_left(backfill->power, budget, need->power_guaranteed, time, timelines_end(time, duration));
+        backfill->watts_left[budget] = power_left(backfill->power, budget, time, timelines_end(time, duration));
     }
 }
 
@@ -196,7 +195,7 @@ static bool fits(const struct sluice_backfill *backfill, const struct booking *b
         return true;
     const uint64_t budgets = budgets_of(backfill, booking->power_budgets, booking->node);
     const int64_t watts = (int64_t)booking->watts * sluice_count(booking->gpus);
-    return power_earliest(backfill->power, budgets, watts, booking->power_guaranteed, to - from, from) == from;
+    return power_earliest(backfill->power, budgets, watts, to - from, from) == from;
 }
 
 /* ---- several nodes ---- */
@@ -299,9 +298,8 @@ static bool wait_for_watts(struct sluice_backfill *backfill, const struct need *
 {
     if (!backfill->power)
         return false;
-    const int32_t powered =
-        power_earliest(backfill->power, backfill->power->everywhere & need->power_budgets,
-                       (int64_t)need->watts * need->gpus * need->nodes_min, need->power_guaranteed, duration, time);
+    const int32_t powered = power_earliest(backfill->power, backfill->power->everywhere & need->power_budgets,
+                                           (int64_t)need->watts * need->gpus * need->nodes_min, duration, time);
     for (uint32_t i = 0; powered > time && i < count; i++)
         if (backfill->members[i].start < powered)
             backfill->members[i].start = powered;
@@ -498,7 +496,6 @@ static enum sluice_error book_members(struct sluice_backfill *backfill, const st
             .compute = (uint8_t)need->compute,
             .watts = need->watts,
             .power_budgets = need->power_budgets,
-            .power_guaranteed = need->power_guaranteed,
         };
         if (!take(backfill, &bookings[i], time, timelines_end(time, duration)))
             return fail_room(backfill, text);
@@ -527,6 +524,12 @@ static bool unbook(struct sluice_backfill *backfill, const struct sluice_backfil
 
 static const struct sluice_backfill_start no_start = {.start_s = SLUICE_BACKFILL_NO_START};
 
+/* The fewest watts that a job may start with. */
+static int32_t least_of(const struct sluice_backfill_job *job)
+{
+    return job->power_guaranteed ? 0 : job->least_watts ? job->least_watts : job->watts;
+}
+
 /* The watts that a job is planned with, and in which budgets. */
 static enum sluice_error read_watts(const struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
                                     uint32_t job, struct need *need, struct sluice_error_text *text)
@@ -537,9 +540,8 @@ static enum sluice_error read_watts(const struct sluice_backfill *backfill, cons
                            "job %" PRIu32 ": %" PRId32 " W a GPU, at least %" PRId32 ": must be 0 to %d", job, watts,
                            least, SLUICE_POWER_MAX_GPU_WATTS);
     const uint32_t count = backfill->power->count;
-    need->watts = backfill->draw == DRAW_NONE ? 0 : backfill->draw == DRAW_LEAST && least ? least : watts;
+    need->watts = backfill->draw == DRAW_NONE ? 0 : backfill->draw == DRAW_LEAST ? least_of(&jobs[job]) : watts;
     need->power_budgets = count ? jobs[job].power_budgets & UINT64_MAX >> (64 - count) : 0;
-    need->power_guaranteed = jobs[job].power_guaranteed;
     return SLUICE_OK;
 }
 
@@ -741,8 +743,8 @@ static enum sluice_error find_short(struct sluice_backfill *backfill, const stru
     int64_t most = 0;
     for (uint64_t left = demand.budgets; left; left &= left - 1) {
         const uint32_t index = (uint32_t)__builtin_ctzll(left);
-        const int64_t missing = demand.watts[index] - power_left(backfill->power, index, jobs[first].power_guaranteed,
-                                                                 0, (int32_t)jobs[first].limit_s);
+        const int64_t missing =
+            demand.watts[index] - power_left(backfill->power, index, 0, (int32_t)jobs[first].limit_s);
         const bool passable = !(backfill->power->everywhere >> index & 1); /* another node might do */
         const int64_t weight = missing + (passable ? 0 : SLUICE_POWER_MAX_WATTS);
         if (missing > 0 && weight > most) {
@@ -769,8 +771,8 @@ static void raise_watts(struct sluice_backfill *backfill, const struct sluice_ba
     }
     for (uint64_t left = demand.budgets; left; left &= left - 1) {
         const uint32_t budget = (uint32_t)__builtin_ctzll(left);
-        const int64_t watts = power_left(backfill->power, budget, job->power_guaranteed, 0, end) / demand.watts[budget];
-        more = watts < more ? watts : more;
+        const int64_t watts = power_left(backfill->power, budget, 0, end) / demand.watts[budget];
+        more = watts < more ? watts < 0 ? 0 : watts : more;
     }
     for (uint32_t i = 0; i < start->part_count; i++) {
         struct booking *booking = &backfill->planned[start->first_part + i];
@@ -784,7 +786,7 @@ static bool may_draw_less(const struct sluice_backfill_job *jobs, uint32_t first
 {
     bool may = false;
     for (uint32_t i = first; i < first + count; i++)
-        may |= jobs[i].least_watts && jobs[i].least_watts < jobs[i].watts;
+        may |= least_of(&jobs[i]) < jobs[i].watts;
     return may;
 }
 
@@ -856,7 +858,6 @@ static bool read_held(const struct sluice_backfill *backfill, const struct sluic
         return false;
     booking->watts = job->watts;
     booking->power_budgets = job->power_budgets;
-    booking->power_guaranteed = job->power_guaranteed;
     return true;
 }
 

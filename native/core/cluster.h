@@ -163,7 +163,6 @@ struct need {
     uint64_t seed;
     uint64_t power_budgets; /* of backfill only, as is what follows */
     int32_t watts;          /* of each GPU */
-    bool power_guaranteed;
 };
 
 /* One node chosen. Candidates are compared by preferences that hold, then layout, then score (larger is better), then

@@ -362,8 +362,7 @@ int32_t first_starts_on_node(const struct first_starts *first_starts, uint32_t n
     const uint64_t budgets = budgets_on(first_starts, need, node);
     const int64_t watts = (int64_t)need->watts * need->gpus;
     while (start != TIMELINE_NEVER) {
-        const int32_t powered =
-            power_earliest(first_starts->power, budgets, watts, need->power_guaranteed, duration, start);
+        const int32_t powered = power_earliest(first_starts->power, budgets, watts, duration, start);
         if (powered == start || powered == TIMELINE_NEVER)
             return powered;
         start = timelines_earliest(first_starts->timelines, node, need, duration, powered);
@@ -458,7 +457,7 @@ int32_t first_starts_find(struct first_starts *first_starts, const struct need *
     const uint64_t end = latest == TIMELINE_NEVER ? entry(TIMELINE_NEVER, 0) : entry(latest, UINT32_MAX);
     uint64_t asked = 0, limit = entry(kind->last, UINT32_MAX);
     if (first_starts->power) {
-        power_ask(first_starts->power, (int64_t)need->watts * need->gpus, need->power_guaranteed, duration);
+        power_ask(first_starts->power, (int64_t)need->watts * need->gpus, duration);
         const int32_t powered = power_bound(first_starts->power, first_starts->power->everywhere & need->power_budgets);
         if (powered > latest || powered == TIMELINE_NEVER)
             return TIMELINE_NEVER;

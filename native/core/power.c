@@ -47,8 +47,7 @@ static bool is_watts(int64_t watts)
 static enum sluice_error check_budget(const struct sluice_power_budget *budget, uint32_t index,
                                       struct sluice_error_text *text)
 {
-    if (!is_watts(budget->watts) || !is_watts(budget->base_watts) || !is_watts(budget->kept_watts) ||
-        !is_watts(budget->lowered_watts))
+    if (!is_watts(budget->watts) || !is_watts(budget->base_watts) || !is_watts(budget->lowered_watts))
         return sluice_fail(text, SLUICE_ERROR_RANGE, "budget %" PRIu32 ": watts must be 0 to %d", index,
                            SLUICE_POWER_MAX_WATTS);
     if (budget->hour_count > SLUICE_POWER_MAX_HOURS)
@@ -88,7 +87,6 @@ enum sluice_error sluice_power_set(struct sluice_power *power, const struct slui
         struct power_budget *kept = &power->budgets[i];
         kept->watts = budget->watts;
         kept->base = budget->base_watts;
-        kept->kept = budget->kept_watts;
         kept->lowered = budget->lowered_watts;
         kept->lowered_until_s = budget->lowered_until_s;
         kept->hour_count = budget->hour_count;
@@ -229,49 +227,43 @@ void power_change(struct sluice_power *power, uint64_t budgets, int64_t watts, i
     power->first_known = 0;
 }
 
-static int64_t kept_of(const struct sluice_power *power, uint32_t budget, bool guaranteed)
-{
-    return guaranteed ? 0 : power->budgets[budget].kept;
-}
-
-int64_t power_left(const struct sluice_power *power, uint32_t budget, bool guaranteed, int32_t from, int32_t to)
+int64_t power_left(const struct sluice_power *power, uint32_t budget, int32_t from, int32_t to)
 {
     const struct power_profile *profile = &power->profiles[budget];
     uint32_t at = segment_at(profile, from);
     int64_t least = profile->left[at];
     for (at++; at < profile->count && profile->starts[at] < to; at++)
         least = profile->left[at] < least ? profile->left[at] : least;
-    return least - kept_of(power, budget, guaranteed);
+    return least;
 }
 
 /* The first time from `from` on at which a budget has so much for `duration`. */
-static int32_t earliest_of(const struct sluice_power *power, uint32_t budget, int64_t watts, bool guaranteed,
-                           int32_t duration, int32_t from)
+static int32_t earliest_of(const struct sluice_power *power, uint32_t budget, int64_t watts, int32_t duration,
+                           int32_t from)
 {
     const struct power_profile *profile = &power->profiles[budget];
-    const int64_t least = watts + kept_of(power, budget, guaranteed);
     uint32_t at = segment_at(profile, from);
     for (int32_t start = from;; start = profile->starts[at]) {
         const int32_t end = timelines_end(start, duration);
-        while (at < profile->count && profile->starts[at] < end && profile->left[at] >= least)
+        while (at < profile->count && profile->starts[at] < end && profile->left[at] >= watts)
             at++;
         if (at == profile->count || profile->starts[at] >= end)
             return start;
-        while (at < profile->count && profile->left[at] < least)
+        while (at < profile->count && profile->left[at] < watts)
             at++;
         if (at == profile->count)
             return TIMELINE_NEVER;
     }
 }
 
-int32_t power_earliest(const struct sluice_power *power, uint64_t budgets, int64_t watts, bool guaranteed,
-                       int32_t duration, int32_t from)
+int32_t power_earliest(const struct sluice_power *power, uint64_t budgets, int64_t watts, int32_t duration,
+                       int32_t from)
 {
     if (watts == 0 || !budgets)
         return from;
     for (uint64_t agreed = 0; agreed != budgets && from != TIMELINE_NEVER;) {
         const uint64_t left = budgets & ~agreed;
-        const int32_t start = earliest_of(power, (uint32_t)__builtin_ctzll(left), watts, guaranteed, duration, from);
+        const int32_t start = earliest_of(power, (uint32_t)__builtin_ctzll(left), watts, duration, from);
         agreed = (start == from ? agreed : 0) | (left & -left);
         from = start;
     }
@@ -290,12 +282,11 @@ int32_t power_next_change(const struct sluice_power *power, uint64_t budgets, in
     return next;
 }
 
-void power_ask(struct sluice_power *power, int64_t watts, bool guaranteed, int32_t duration)
+void power_ask(struct sluice_power *power, int64_t watts, int32_t duration)
 {
-    if (power->first_watts == watts && power->first_guaranteed == guaranteed && power->first_duration == duration)
+    if (power->first_watts == watts && power->first_duration == duration)
         return;
     power->first_watts = watts;
-    power->first_guaranteed = guaranteed;
     power->first_duration = duration;
     power->first_known = 0;
 }
@@ -306,8 +297,7 @@ int32_t power_bound(struct sluice_power *power, uint64_t budgets)
     for (uint64_t left = power->first_watts ? budgets : 0; left; left &= left - 1) {
         const int budget = __builtin_ctzll(left);
         if (!(power->first_known >> budget & 1)) {
-            power->first[budget] = earliest_of(power, (uint32_t)budget, power->first_watts, power->first_guaranteed,
-                                               power->first_duration, 0);
+            power->first[budget] = earliest_of(power, (uint32_t)budget, power->first_watts, power->first_duration, 0);
             power->first_known |= UINT64_C(1) << budget;
         }
         bound = power->first[budget] > bound ? power->first[budget] : bound;

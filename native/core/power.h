@@ -26,7 +26,7 @@ struct power_profile {
 };
 
 struct power_budget {
-    int64_t watts, base, kept, lowered, lowered_until_s;
+    int64_t watts, base, lowered, lowered_until_s;
     struct sluice_power_hours hours[SLUICE_POWER_MAX_HOURS];
     uint32_t hour_count;
 };
@@ -44,7 +44,6 @@ struct sluice_power {
     uint64_t first_known;
     int64_t first_watts;
     int32_t first_duration;
-    bool first_guaranteed;
 };
 
 /* For a new plan: nothing is used. */
@@ -55,17 +54,17 @@ void power_change(struct sluice_power *power, uint64_t budgets, int64_t watts, i
 
 /* The first time from `from` on at which all of the budgets have so much for `duration`; TIMELINE_NEVER if there is
  * none. */
-int32_t power_earliest(const struct sluice_power *power, uint64_t budgets, int64_t watts, bool guaranteed,
-                       int32_t duration, int32_t from);
+int32_t power_earliest(const struct sluice_power *power, uint64_t budgets, int64_t watts, int32_t duration,
+                       int32_t from);
 
-/* The least that a budget has for a job from `from` to `to`. */
-int64_t power_left(const struct sluice_power *power, uint32_t budget, bool guaranteed, int32_t from, int32_t to);
+/* The least that a budget has from `from` to `to`. */
+int64_t power_left(const struct sluice_power *power, uint32_t budget, int32_t from, int32_t to);
 
 /* The next time after `time` at which one of the budgets changes; TIMELINE_NEVER if there is none. */
 int32_t power_next_change(const struct sluice_power *power, uint64_t budgets, int32_t time);
 
 /* From now on power_bound is about needs of so many watts on a node. */
-void power_ask(struct sluice_power *power, int64_t watts, bool guaranteed, int32_t duration);
+void power_ask(struct sluice_power *power, int64_t watts, int32_t duration);
 
 /* A lower bound of the time at which these budgets have what power_ask said. */
 int32_t power_bound(struct sluice_power *power, uint64_t budgets);

@@ -56,7 +56,6 @@ struct booking {
     uint8_t compute; /* percent of each of `gpus` */
     int32_t watts;   /* of each of `gpus`; this and what follows does not matter to timelines */
     uint64_t power_budgets;
-    bool power_guaranteed;
 };
 
 /* A node as it is over a window of time: the least of everything. */

@@ -59,7 +59,7 @@ static const struct sluice_power_budget budgets[] = {
     {.watts = 30000, .base_watts = 2000, .hours = day, .hour_count = 2},
     {.watts = 9000, .nodes = low_half, .node_words = 1},
     {.watts = 14000, .nodes = high_half, .node_words = 1, .lowered_watts = 7000, .lowered_until_s = WEEK_S + 9 * HOUR},
-    {.watts = 6000, .kept_watts = 1000}, /* of a tenant */
+    {.watts = 6000, .base_watts = 1000}, /* of a tenant */
 };
 enum { BUDGETS = sizeof budgets / sizeof *budgets };
 
@@ -136,7 +136,8 @@ static void test_no_budget_is_exceeded(uint64_t random)
         }
         CHECK(starts[i].watts == jobs[i].watts || starts[i].start_s == now);
         CHECK(starts[i].watts <= jobs[i].watts);
-        CHECK(starts[i].watts >= (jobs[i].least_watts ? jobs[i].least_watts : jobs[i].watts));
+        const int32_t least = jobs[i].least_watts ? jobs[i].least_watts : jobs[i].watts;
+        CHECK(starts[i].watts >= (jobs[i].power_guaranteed ? 0 : least));
         CHECK(starts[i].start_s > now || !starts[i].waits_for_power);
         lower += starts[i].watts < jobs[i].watts;
         waits += starts[i].waits_for_power != 0;
@@ -218,14 +219,15 @@ static void test_one_job(void)
         {"starts with fewer", {.watts = 1900}, {.limit_s = 60, .watts = 300, .least_watts = 100}, 200, 0, 275, 0},
         {"too few for its least", {.watts = 1100}, {.limit_s = 60, .watts = 300, .least_watts = 100}, 200, -1, 0, 1},
         {"idle GPUs count", {.watts = 2000, .base_watts = 1}, {.limit_s = 60, .watts = 300}, 200, RUNS, 300, 1},
-        {"kept for others", {.watts = 2000, .kept_watts = 1}, {.limit_s = 60, .watts = 300}, 200, RUNS, 300, 1},
-        {"kept for it",
-         {.watts = 2000, .kept_watts = 1},
+        {"guaranteed, enough",
+         {.watts = 2000},
          {.limit_s = 60, .watts = 300, .power_guaranteed = true},
          200,
          0,
          300,
          0},
+        {"with what is left", {.watts = 900}, {.limit_s = 60, .watts = 300, .power_guaranteed = true}, 200, 0, 25, 0},
+        {"with none", {.watts = 700}, {.limit_s = 60, .watts = 300, .power_guaranteed = true}, 200, 0, 0, 0},
         {"the night's watts",
          {.watts = 5000, .hours = day, .hour_count = 2, .base_watts = 19000},
          {.limit_s = 60, .watts = 300},
@@ -330,7 +332,6 @@ static void test_refusals(void)
     } wrong[] = {
         {{.watts = -1}, SLUICE_ERROR_RANGE},
         {{.watts = INT64_MAX}, SLUICE_ERROR_RANGE},
-        {{.kept_watts = -1}, SLUICE_ERROR_RANGE},
         {{.base_watts = INT64_MIN}, SLUICE_ERROR_RANGE},
         {{.lowered_watts = -5}, SLUICE_ERROR_RANGE},
         {{.hours = overlap, .hour_count = 2}, SLUICE_ERROR_INVALID},

@@ -479,6 +479,10 @@ class Client(BaseClient):
         """Budgets of watts, and what is drawn. `GET /power`."""
         return self.call(Call(models.PowerShown, "GET", "/power"))
 
+    def power_drawn(self) -> models.PowerDrawn:
+        """What nodes and tenants draw. `GET /power/drawn`."""
+        return self.call(Call(models.PowerDrawn, "GET", "/power/drawn"))
+
     def alerts(self) -> models.AlertList:
         """Alerts and silences. `GET /alerts`."""
         return self.call(Call(models.AlertList, "GET", "/alerts"))
@@ -1381,6 +1385,10 @@ class AsyncClient(BaseAsyncClient):
     async def power(self) -> models.PowerShown:
         """Budgets of watts, and what is drawn. `GET /power`."""
         return await self.call(Call(models.PowerShown, "GET", "/power"))
+
+    async def power_drawn(self) -> models.PowerDrawn:
+        """What nodes and tenants draw. `GET /power/drawn`."""
+        return await self.call(Call(models.PowerDrawn, "GET", "/power/drawn"))
 
     async def alerts(self) -> models.AlertList:
         """Alerts and silences. `GET /alerts`."""

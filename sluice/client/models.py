@@ -1439,6 +1439,24 @@ class PowerShown(Viewed):
     stopped: int = Field(description="Jobs that gave way since the daemon began.")
 
 
+class PowerUse(Model):
+    """What GPUs of a node, or under jobs of a tenant, draw. Of a shared GPU each job has an equal part."""
+
+    name: str
+    gpus: float
+    power_w: float
+    bound_w: float = Field(description="The most that can be drawn by the caps in force.")
+    capped_gpus: float = Field(description="With a lower cap than their jobs would have otherwise.")
+    silent_gpus: float = Field(description="Of nodes that do not report.")
+
+
+class PowerDrawn(Viewed):
+    """What nodes and tenants draw, as nodes report it while the policy has budgets."""
+
+    nodes: list[PowerUse]
+    tenants: list[PowerUse]
+
+
 class BudgetRequest(Body):
     """A budget that is lowered for a while; without watts the policy's counts again."""
 

@@ -495,7 +495,10 @@ class Publisher:
         self.snapshot.put_one("cluster-health", "health", found)
 
     def _read_power(self) -> None:
-        self.snapshot.put_one("power", "power", power_of(self.site).show())
+        power = power_of(self.site)
+        self.snapshot.put_one("power", "power", power.show())
+        for what, rows in power.drawn().items():
+            self.snapshot.put(f"power-{what}", rows)
 
     def _read_alerts(self) -> None:
         folder = alerts_folder(self.site.state_save)

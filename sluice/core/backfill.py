@@ -44,7 +44,7 @@ class PendingJob:
     watts: int = 0  # of each GPU, above what it draws idle
     least_watts: int = 0  # the fewest that it may start with; 0: `watts`
     power_budgets: int = -1  # bits of the budgets that count it
-    power_guaranteed: bool = False  # it may use what budgets keep
+    power_guaranteed: bool = False  # it may start with none: what it needs is kept for it
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,7 @@ class Budget:
     hours: tuple[Hours, ...] = ()
     nodes: frozenset[int] | None = None
     base_watts: int = 0
-    """Drawn there whatever runs."""
-    kept_watts: int = 0
-    """For guaranteed jobs."""
+    """Drawn there whatever runs, and kept for guaranteed jobs."""
     lowered_watts: int = 0
     lowered_until_s: int = 0
     """0: not lowered."""
@@ -54,11 +52,7 @@ class Power:
         keep: list[Any] = []
         c_budgets, text = ffi.new("struct sluice_power_budget[]", max(len(budgets), 1)), new_error_text()
         for c_budget, budget in zip(c_budgets, budgets, strict=False):
-            c_budget.watts, c_budget.base_watts, c_budget.kept_watts = (
-                budget.watts,
-                budget.base_watts,
-                budget.kept_watts,
-            )
+            c_budget.watts, c_budget.base_watts = budget.watts, budget.base_watts
             c_budget.lowered_watts, c_budget.lowered_until_s = budget.lowered_watts, budget.lowered_until_s
             if budget.hours:
                 keep.append(ffi.new("struct sluice_power_hours[]", [(h.from_s, h.to_s, h.watts) for h in budget.hours]))
@@ -73,7 +67,7 @@ class Power:
         self.count = len(budgets)
 
     def watts(self, budget: int, at_s: int) -> int:
-        """A budget at a time, what is drawn anyway and what is kept included."""
+        """A budget at a time, what is drawn anyway included."""
         return int(lib.sluice_power_watts(self.handle, budget, at_s))
 
     def left(self, budget: int) -> list[tuple[int, int]]:

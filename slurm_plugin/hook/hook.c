@@ -84,6 +84,8 @@ static int decide(struct decision *decision)
 int sluice_hook_test(const struct sluice_hook_call *call)
 {
     struct decision decision = {.call = call, .level = sluice_settings_level(), .rc = SLURM_ERROR};
+    if (call->mode == SELECT_MODE_RUN_NOW)
+        sluice_watts_set_cap(call->job, 0); /* of an earlier start: budgets may have been removed since */
     if (decision.level < SLUICE_LEVEL_SHADOW || !sluice_hook.mirror || !call->job->details) {
         sluice_hook.following = sluice_hook.following && decision.level >= SLUICE_LEVEL_SHADOW;
         return sluice_hook_ask_stock(&decision, call->preemptees);

@@ -9,7 +9,7 @@
 static uint32_t parts_of(const struct decision *decision, const struct sluice_part **parts)
 {
     const job_record_t *job = decision->call->job;
-    const struct sluice_request *request = &decision->request.wanted;
+    const struct sluice_request *request = &decision->drawing;
     const uint64_t *words = words_of(job->job_resrcs->node_bitmap);
     const uint32_t nodes = (uint32_t)bit_set_count(job->job_resrcs->node_bitmap);
     uint32_t count = 0, chosen = sluice_hook.chosen_job == job->job_id ? sluice_hook.chosen_count : 0;
@@ -29,16 +29,22 @@ static uint32_t parts_of(const struct decision *decision, const struct sluice_pa
     return count;
 }
 
+/* What no node has more of. */
+static const struct sluice_node_size any_node = {.cpus = 1 << 20, .gpus = SLUICE_MAX_GPUS};
+
 void sluice_hook_read_power(struct decision *decision)
 {
     if (decision->level != SLUICE_LEVEL_PLACE || decision->call->mode == SELECT_MODE_TEST_ONLY)
         return;
     const struct sluice_settings *settings = sluice_settings_acquire();
     if (settings->rules->budget_count) {
+        decision->drawing = decision->request.wanted;
+        if (decision->request.fit == SLUICE_JOB_STOCK)
+            sluice_job_request_estimate(sluice_hook.mirror, decision->call->job, any_node, &decision->drawing);
         const struct sluice_draws *draws = sluice_draws_acquire();
         struct sluice_watts_basis basis;
         sluice_watts_begin(&basis, settings->rules, draws, sluice_hook.mirror);
-        decision->power = sluice_watts_of_pending(&basis, decision->call->job, &decision->request.wanted);
+        decision->power = sluice_watts_of_pending(&basis, decision->call->job, &decision->drawing);
         decision->budgets = true;
         sluice_draws_release(draws);
     }
@@ -48,7 +54,7 @@ void sluice_hook_read_power(struct decision *decision)
 /* GPUs that the job takes on a node at the least. */
 static int64_t gpus_of(const struct decision *decision)
 {
-    const struct sluice_request *request = &decision->request.wanted;
+    const struct sluice_request *request = &decision->drawing;
     return request->flags & SLUICE_GPUS_TOTAL && request->gpus ? 1 : request->gpus;
 }
 
@@ -72,10 +78,11 @@ int sluice_hook_power(struct decision *decision)
         count(sluice_hook.kept_waiting);
         return refuse(job);
     }
-    const uint32_t cap = watts < power.watts ? (uint32_t)(watts + power.idle) : 0;
-    if (cap)
+    const uint32_t cap = watts < power.watts ? (uint32_t)(watts + power.counted) : 0;
+    if (cap) {
         info("select/sluice: %pJ starts with a cap of %u W on each GPU: the power budgets have no more", job, cap);
-    sluice_watts_set_cap(job, cap);
+        sluice_watts_set_cap(job, cap);
+    }
     power.watts = watts;
     sluice_hook.power = power;
     sluice_hook.powered_job = job->job_id;

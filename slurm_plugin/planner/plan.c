@@ -717,6 +717,7 @@ static void take_jobs(struct sluice_planner *planner, const struct sluice_plan_j
                                                             .group = jobs[i].group,
                                                             .watts = jobs[i].power.watts,
                                                             .least_watts = jobs[i].power.least,
+                                                            .power_guaranteed = jobs[i].power.guaranteed,
                                                             .power_budgets = jobs[i].power.budgets};
             if (held && size >= largest) {
                 planner->jobs[i].held = planner->last->parts + held->first_part;

@@ -461,8 +461,16 @@ static enum sluice_error make_plan(uint32_t reservations, struct sluice_plan **p
                                picture.busy, picture.node_words, plan, text);
 }
 
-static void count(const struct sluice_plan_counts *counts)
+static void count_pass(uint64_t lock_us, uint64_t plan_us, bool failed)
 {
+    sluice_plan_count_pass(lock_us, plan_us, failed);
+    if (!failed)
+        atomic_store(sluice_status_counter("plan.last_s"), (uint64_t)picture.queue->taken_s);
+}
+
+static void show_counts(void)
+{
+    const struct sluice_plan_counts now = sluice_plan_counts(), *counts = &now;
     atomic_store(sluice_status_counter("plan.plans"), counts->plans);
     atomic_store(sluice_status_counter("plan.failures"), counts->failures);
     atomic_store(sluice_status_counter("plan.started"), counts->started);
@@ -506,14 +514,16 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
     uint64_t from = sluice_now_us();
     bool powered = taken && set_power(rules, draws);
     sluice_draws_release(draws);
-    if (!powered)
+    if (!powered) {
+        count_pass(lock_us, 0, true);
         return interval_ms;
+    }
     uint32_t depth = rules->backfill_depth ? rules->backfill_depth : SLUICE_MOST_PLANNED;
     order_units();
     list_jobs(depth);
     enum sluice_error failed = make_plan(rules->backfill_reservations, &plan, &text);
     uint64_t plan_us = sluice_now_us() - from;
-    sluice_plan_count_pass(lock_us, plan_us, failed != SLUICE_OK);
+    count_pass(lock_us, plan_us, failed != SLUICE_OK);
     if (failed) {
         error("sluice: no plan: %s", text.text[0] ? text.text : sluice_strerror(failed));
         return interval_ms;
@@ -542,8 +552,6 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
         record(plan, rules, picture.queue->taken_s);
     record_others(picture.queue->taken_s);
     sluice_plan_release(plan);
-    struct sluice_plan_counts counts = sluice_plan_counts();
-    count(&counts);
     if (planner.job_count && any(picture.busy))
         sluice_plan_wake(); /* there is no call when an epilog has ended */
     uint64_t rest = LOCK_SHARE * lock_us > 4 * plan_us ? LOCK_SHARE * lock_us : 4 * plan_us;
@@ -600,6 +608,7 @@ static void *run(void *argument)
             planner.left = false;
         if (settings->level >= SLUICE_LEVEL_SHADOW) {
             uint64_t rest_ms = pass(settings, interval_ms);
+            show_counts();
             least_ms = rest_ms > least_ms ? rest_ms : least_ms;
         }
         planner.active = settings->level >= SLUICE_LEVEL_PLACE;

@@ -57,6 +57,18 @@ static int32_t part_of(int32_t watts, int64_t share_mib, uint64_t gpu_mib)
     return (int32_t)(((uint64_t)watts * (uint64_t)share_mib + gpu_mib - 1) / gpu_mib);
 }
 
+/* Of a GPU that draws so much under a job: what budgets keep for it, as it is within its tenant's guarantee, which the
+ * tenant's own QOS limits it to. None for shares: that limit does not count them as GPUs. */
+static int32_t kept_for(const struct sluice_rules *rules, const struct sluice_job_draw *job, uint32_t class,
+                        int32_t watts, int32_t least)
+{
+    const struct sluice_tenant *tenant = sluice_rules_tenant(rules, job->account);
+    if (!tenant || !tenant->classes[class].gpus_guaranteed || !tenant->qos || !job->qos || job->gpu_memory_mib ||
+        strcmp(job->qos, tenant->qos) != 0 || least < 0)
+        return 0;
+    return watts < least ? watts : least;
+}
+
 struct sluice_job_watts sluice_watts_of(const struct sluice_rules *rules, const struct sluice_draws *draws,
                                         const struct sluice_job_draw *job)
 {
@@ -69,11 +81,13 @@ struct sluice_job_watts sluice_watts_of(const struct sluice_rules *rules, const 
         int32_t watts = of_class(rules, draws, job, i) - idle;
         if (job->gpu_memory_mib)
             watts = part_of(watts, job->gpu_memory_mib, class->gpu_memory_mib);
-        if (watts <= found.watts)
+        const int32_t kept = kept_for(rules, job, i, watts, least);
+        if (watts - kept <= found.watts)
             continue;
-        found.watts = watts;
-        found.idle = idle;
-        found.least = least > 0 && least < watts && !job->gpu_memory_mib ? least : 0;
+        found.watts = watts - kept;
+        found.counted = idle + kept;
+        found.guaranteed = kept > 0;
+        found.least = least > kept && least < watts && !job->gpu_memory_mib ? least : 0;
     }
     return found;
 }
@@ -178,7 +192,7 @@ static int64_t allowed_of(const struct sluice_watts_left *left, uint32_t budget,
 
 static bool may_start_with(const struct sluice_job_watts *job, int64_t watts)
 {
-    return watts >= (job->least ? job->least : job->watts);
+    return job->guaranteed || watts >= (job->least ? job->least : job->watts);
 }
 
 int32_t sluice_watts_allowed(const struct sluice_watts_left *left, const struct sluice_job_watts *job,
@@ -191,7 +205,7 @@ int32_t sluice_watts_allowed(const struct sluice_watts_left *left, const struct 
         const int64_t most = gpus ? allowed_of(left, budget, job, own, gpus, from_s, to_s) : allowed;
         allowed = most < allowed ? most : allowed;
     }
-    return may_start_with(job, allowed) ? (int32_t)allowed : -1;
+    return !may_start_with(job, allowed) ? -1 : allowed > 0 ? (int32_t)allowed : 0;
 }
 
 void sluice_watts_keep_out(const struct sluice_watts_left *left, const struct sluice_job_watts *job,

@@ -13,7 +13,8 @@
 struct sluice_job_watts {
     int32_t watts;    /* 0: it needs none */
     int32_t least;    /* that it may start with; 0: `watts` */
-    int32_t idle;     /* of an idle GPU: a cap is so much more */
+    int32_t counted;  /* of a GPU that budgets count already, idle or kept for it: a cap has them, too */
+    bool guaranteed;  /* some are kept for it: it may start with no others */
     uint64_t budgets; /* bit b: budget b of the policy counts it */
 };
 
@@ -21,7 +22,7 @@ struct sluice_job_watts {
 struct sluice_job_draw {
     uint32_t job_id; /* 0: it does not run */
     uint32_t user;
-    const char *account;
+    const char *account, *qos;
     uint32_t cap_w;         /* that it asked for, or started with; 0: none */
     uint64_t classes;       /* bit c: its GPUs may be of class c */
     int64_t gpu_memory_mib; /* of each GPU; 0: whole ones */

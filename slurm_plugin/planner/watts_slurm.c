@@ -24,7 +24,8 @@ void sluice_watts_begin(struct sluice_watts_basis *basis, const struct sluice_ru
 /* What of a job is in its record alone. */
 static struct sluice_job_draw draw_of(const job_record_t *job)
 {
-    struct sluice_job_draw draw = {.user = job->user_id, .account = job->account};
+    struct sluice_job_draw draw = {
+        .user = job->user_id, .account = job->account, .qos = job->qos_ptr ? job->qos_ptr->name : NULL};
     struct sluice_options options = {0};
     char why[128];
     if (job->spank_job_env_size &&
@@ -164,13 +165,14 @@ struct sluice_power *sluice_budgets_now(struct sluice_bound_budgets *bound, cons
     for (uint32_t i = 0; i < bound->count; i++) {
         const struct sluice_budget *budget = &rules->budgets[i];
         const struct sluice_draw *lowered = sluice_draws_budget(draws, budget->name);
-        budgets[i] = (struct sluice_power_budget){
-            .watts = budget->watts,
-            .base_watts = bound->base[i] < SLUICE_POWER_MAX_WATTS ? bound->base[i] : SLUICE_POWER_MAX_WATTS,
-            .hours = budget->hours,
-            .hour_count = budget->hour_count,
-            .lowered_watts = lowered ? lowered->watts : 0,
-            .lowered_until_s = lowered ? lowered->until_s : 0};
+        const int64_t base = bound->base[i] + budget->kept;
+        budgets[i] =
+            (struct sluice_power_budget){.watts = budget->watts,
+                                         .base_watts = base < SLUICE_POWER_MAX_WATTS ? base : SLUICE_POWER_MAX_WATTS,
+                                         .hours = budget->hours,
+                                         .hour_count = budget->hour_count,
+                                         .lowered_watts = lowered ? lowered->watts : 0,
+                                         .lowered_until_s = lowered ? lowered->until_s : 0};
         if (names_nodes(rules, i)) {
             budgets[i].nodes = bound->words + (size_t)i * bound->node_words;
             budgets[i].node_words = bound->node_words;

@@ -349,6 +349,7 @@ static const struct key tenant_keys[] = {
 static const struct key budget_keys[] = {
     {"tenant", KEY_NAME, offsetof(struct sluice_budget, tenant), 0, 0},
     {"watts", KEY_I64, offsetof(struct sluice_budget, watts), 0, SLUICE_POWER_MAX_WATTS},
+    {"kept", KEY_I64, offsetof(struct sluice_budget, kept), 0, SLUICE_POWER_MAX_WATTS},
 };
 
 /* Of one class, behind `class.NAME.` */

@@ -99,6 +99,7 @@ struct sluice_budget {
     const char *nodes;  /* hostlist expression; NULL: all */
     const char *tenant; /* account: jobs of it and of those below it; NULL: all jobs */
     int64_t watts;      /* outside `hours` */
+    int64_t kept;       /* of them, above what idle GPUs draw, for jobs within guarantees */
     const struct sluice_power_hours *hours;
     uint32_t hour_count;
 };

@@ -282,7 +282,7 @@ static void test_budgets(void)
               SLUICE_ERROR_INVALID); /* classes come before the tenants */
     CHECK_INT(parse(HEAD "[class a]\npower-default-w = 700\npower-idle-w = 60\npower-start-least-w = 300\n"
                          "[budget hall]\nnodes = *\nwatts = 120000\nhours = 480-1080:90000,1920-2520:0\nnew = 1\n"
-                         "[budget row]\nnodes = n[1-16,20]\n[budget of-t]\ntenant = t\nwatts = 5\nhours =\n",
+                         "[budget row]\nnodes = n[1-16,20]\n[budget of-t]\ntenant = t\nwatts = 5\nkept = 4\nhours =\n",
                     &rules, &text),
               SLUICE_OK);
     CHECK_INT(rules->classes[0].power_default_w + rules->classes[0].power_idle_w, 760);
@@ -298,6 +298,7 @@ static void test_budgets(void)
     CHECK_INT(budgets[0].hours[0].watts, 90000);
     CHECK(!strcmp(budgets[1].nodes, "n[1-16,20]") && !budgets[1].watts);
     CHECK(!strcmp(budgets[2].tenant, "t") && !budgets[2].hour_count);
+    CHECK_INT(budgets[2].kept - budgets[0].kept, 4);
     sluice_rules_free(rules);
 }
 

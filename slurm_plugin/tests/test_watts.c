@@ -78,6 +78,7 @@ static const char policy[] = "sluice-policy 1.0\n"
                              "power-idle-w = 100\npower-least-w = 200\npower-start-least-w = 300\n"
                              "[class a100]\ngpu-types = a100\npower-most-w = 400\n"
                              "[class other]\n"
+                             "[tenant sure]\nqos = sure\nclass.h100.gpus-guaranteed = 4\n"
                              "[tenant physics]\nclass.h100.power-w = 500\n[tenant atoms]\nparent = physics\n"
                              "[tenant loop]\nparent = loop\n"
                              "[budget hall]\nwatts = 9000\n[budget physics]\ntenant = physics\nwatts = 500\n";
@@ -86,7 +87,7 @@ static void test_jobs(void)
 {
     static const struct {
         struct sluice_job_draw job;
-        int32_t watts, least, idle;
+        int32_t watts, least, counted;
         uint64_t budgets;
     } cases[] = {
         {{.classes = 1, .account = "chem"}, 600, 200, 100, 1}, /* what its GPU draws by default */
@@ -103,6 +104,14 @@ static void test_jobs(void)
         {{.classes = 1, .account = "chem", .job_id = 9}, 150, 0, 100, 1},
         {{.classes = 1, .account = "chem", .gpu_memory_mib = 20000}, 150, 0, 100, 1}, /* a quarter of a GPU */
         {{.classes = 1, .account = "chem", .gpu_memory_mib = 90000}, 600, 0, 100, 1},
+        /* 200 W of each GPU are kept for what runs within a guarantee */
+        {{.classes = 1, .account = "sure", .qos = "sure"}, 400, 0, 300, 1},
+        {{.classes = 1, .account = "sure", .qos = "sure", .cap_w = 300}, 0, 0, 0, 1},
+        {{.classes = 1, .account = "sure", .qos = "sure", .job_id = 9}, 0, 0, 0, 1},
+        {{.classes = 2, .account = "sure", .qos = "sure"}, 400, 0, 0, 1}, /* none of this class */
+        {{.classes = 1, .account = "sure", .qos = "over"}, 600, 200, 100, 1},
+        {{.classes = 1, .account = "sure"}, 600, 200, 100, 1},
+        {{.classes = 1, .account = "sure", .qos = "sure", .gpu_memory_mib = 20000}, 150, 0, 100, 1},
     };
     struct sluice_rules *rules = new_rules(policy);
     struct sluice_draws *draws;
@@ -113,8 +122,9 @@ static void test_jobs(void)
             fprintf(stderr, "case %zu: %d W, at least %d\n", i, found.watts, found.least);
         CHECK_INT(found.watts, cases[i].watts);
         CHECK_INT(found.least, cases[i].least);
-        CHECK(!found.watts || found.idle == cases[i].idle);
+        CHECK(!found.watts || found.counted == cases[i].counted);
         CHECK_INT(found.budgets, cases[i].budgets);
+        CHECK(found.guaranteed == (found.counted > 100)); /* more than idle */
     }
     CHECK_INT(sluice_watts_of(rules, NULL, &cases[0].job).watts, 600);
     const int64_t week_s = sluice_watts_week(1764340000); /* a Friday */
@@ -183,18 +193,25 @@ static void test_starts_beside_a_plan(void)
     CHECK_INT(sluice_plan_allows_watts(plan, &question, &draws, &here, 1), 300);
     question.job_id = 7;
     const struct sluice_job_watts modest = {.watts = 300, .least = 100, .budgets = 1}, none = {0},
-                                  elsewhere = {.watts = 300};
+                                  elsewhere = {.watts = 300},
+                                  guaranteed = {.watts = 600, .guaranteed = true, .budgets = 1};
     CHECK_INT(sluice_plan_allows_watts(plan, &question, &draws, &one, 1), 300);
     CHECK_INT(sluice_plan_allows_watts(plan, &question, &draws, &two, 1), -1);
     CHECK_INT(sluice_plan_allows_watts(plan, &question, &modest, &two, 1), 200);
     CHECK_INT(sluice_plan_allows_watts(plan, &question, &none, &two, 1), 0);
     CHECK_INT(sluice_plan_allows_watts(plan, &question, &elsewhere, &two, 1), 300);
+    CHECK_INT(sluice_plan_allows_watts(plan, &question, &guaranteed, &two, 1), 200);
     CHECK_INT(sluice_plan_allows_watts(NULL, &question, &draws, &one, 1), -1);
     CHECK_INT(sluice_plan_allows_watts(NULL, &question, &none, &one, 1), 0);
     question.limit_s = 150; /* the reserved start leaves 100 W then */
     CHECK_INT(sluice_plan_allows_watts(plan, &question, &draws, &one, 1), -1);
     CHECK_INT(sluice_plan_allows_watts(plan, &question, &modest, &one, 1), 100);
     question.limit_s = 100;
+    uint64_t nodes = 8; /* 400 W are too few for five GPUs, but where some are kept for them */
+    sluice_plan_keep_out_watts(plan, &question, &guaranteed, 5, &nodes, 1);
+    CHECK(nodes == 8);
+    sluice_plan_keep_out_watts(plan, &question, &modest, 5, &nodes, 1);
+    CHECK(nodes == 0);
     sluice_plan_job_started(1, 0, &here, 1, NOW + 100, &draws); /* as planned: changes nothing */
     CHECK_INT(sluice_plan_allows_watts(plan, &question, &draws, &one, 1), 300);
     sluice_plan_job_started(7, 0, &one, 1, NOW + 100, &draws);

@@ -81,7 +81,7 @@ static void put_budget(FILE *to, const struct sluice_budget *budget)
     fprintf(to, "[budget %s]\n", budget->name);
     put_name(to, "nodes", budget->nodes);
     put_name(to, "tenant", budget->tenant);
-    fprintf(to, "watts = %" PRId64 "\n", budget->watts);
+    fprintf(to, "watts = %" PRId64 "\nkept = %" PRId64 "\n", budget->watts, budget->kept);
     for (uint32_t i = 0; i < budget->hour_count; i++)
         fprintf(to, "%s%" PRId32 "-%" PRId32 ":%" PRId64 "%s", i ? "," : "hours = ", budget->hours[i].from_s / 60,
                 budget->hours[i].to_s / 60, budget->hours[i].watts, i + 1 < budget->hour_count ? "" : "\n");

@@ -85,10 +85,10 @@ class PolicySite:
             self.write(text)
         return self.sluice("apply", "--yes", *words).stderr
 
-    def in_force(self, level: str) -> None:
+    def in_force(self, level: str, host: str = "ctl1") -> None:
         """Wait until the plugins go by what was applied."""
-        await_policy(self.cluster)
-        until(lambda: status(self.cluster)["level"], lambda now: now == level)
+        await_policy(self.cluster, host)
+        until(lambda: status(self.cluster, host)["level"], lambda now: now == level)
 
     def changes(self) -> list[dict[str, Any]]:
         """What `plan --json` finds."""

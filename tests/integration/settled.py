@@ -69,11 +69,11 @@ def set_level(cluster: DevCluster, level: str) -> None:
     until(lambda: status(cluster)["level"], lambda now: now == level)
 
 
-def await_policy(cluster: DevCluster) -> None:
+def await_policy(cluster: DevCluster, host: str = "ctl1") -> None:
     """Wait until the compiled policy that is in /etc/slurm is in force."""
     text = (cluster.layout.slurm / "sluice.policy").read_text()
     wanted = re.findall(r"^checksum = crc32:(\w+)$", text, re.MULTILINE)[-1]
-    until(lambda: (status(cluster)["policy"] or {}).get("checksum"), lambda now: now == wanted)
+    until(lambda: (status(cluster, host)["policy"] or {}).get("checksum"), lambda now: now == wanted)
 
 
 def let_it_save(cluster: DevCluster, user: str = "alice") -> str:

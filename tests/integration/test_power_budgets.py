@@ -1,25 +1,28 @@
-"""Budgets of watts on real daemons: caps fall when one is lowered, then jobs give way, and a guaranteed one stays."""
+"""Budgets of watts on real daemons: what is kept for guarantees, caps that fall when one is lowered, and jobs that give
+way then, no guaranteed one among them."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from gpu_sim.fields import set_values
+from gpu_sim.fields import get_values, set_values
 from tests.integration.jobs import shown, submit
 from tests.integration.policy_site import PolicySite
-from tests.integration.settled import until
+from tests.integration.settled import status, until
 
 pytestmark = pytest.mark.cluster
 
-NODES, GPUS, MOST_W = ("p1", "p2"), 8, 700
+NODES, GPUS, IDLE_W, MOST_W = ("p1", "p2"), 8, 72, 700
 POLICY = """
-level: admit
+level: place
 classes: {hopper: {types: [h100]}}
 tenants:
   physics: {members: [alice], guarantee: {gpus: 4}}
@@ -49,6 +52,16 @@ class Site(PolicySite):
     def gpus(self) -> list[dict[str, Any]]:
         return list(self.shown("show", "--gpus")["gpus"])
 
+    def all_draw(self, node: str, watts: int) -> None:
+        """What its GPUs draw where no cap is lower."""
+        for gpu in range(GPUS):
+            set_values(self.cluster.layout.gpu_sim(node), gpu, {"power": str(watts)})
+
+    def planned(self, host: str = "ctl1") -> None:
+        """Wait until jobs are planned by what is in force now."""
+        made = status(self.cluster, host)["counters"]["plan.plans"]
+        self.until(lambda: status(self.cluster, host)["counters"]["plan.plans"] > made + 2)
+
     def drawn(self) -> float:
         """As nodes measure it."""
         return sum(gpu["power_w"] or 0 for gpu in self.gpus())
@@ -61,6 +74,7 @@ class Site(PolicySite):
                 self.power("show", "--gpus", check=False).stdout,
                 self.run("squeue").stdout,
                 self.cluster.log_tail("controllerd@ctl1", 20),
+                self.cluster.log_tail("controllerd@ctl2", 20),
             ),
         )
 
@@ -70,9 +84,10 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
     made = make_shared_cluster(
         {
             "nodes": [{"names": "p[1-2]", "platform": "dgx-h100"}],
-            "controllers": 1,
+            "controllers": 2,
             "agent": True,
             "controllerd": True,
+            "sluice": {"level": "place", "policy": ""},
             "users": [{"name": name} for name in ("alice", "bob", "oper")],
             "slurm_conf": "AccountingStorageTRES=gres/gpu,gres/shard,gres/gpu:h100\nJobRequeue=1\n"
             "AccountingStorageEnforce=associations,limits,qos,safe\nKillWait=2\n"
@@ -81,7 +96,29 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
     )
     found = Site(made)
     found.apply(POLICY)
+    found.in_force("place")
     yield found
+
+
+def test_watts_are_kept_for_whom_gpus_are_guaranteed(site: Site) -> None:
+    """Of 5 kW, 1152 W are drawn idle, 4 * 278 W kept, and 8 * 278 W a guest has at the least: 512 W are left."""
+    cluster = site.cluster
+    first = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p1", wrap="exec sleep 600", user="bob")
+    site.until(lambda: shown(cluster, first)["JobState"] == "RUNNING")
+    site.all_draw("p1", MOST_W)
+    site.until(lambda: site.budget()["measured_w"] and site.drawn() > 0.98 * GPUS * MOST_W)
+    site.power("budget", "hall", "--now", "5kW", "--for", "1h")
+    site.planned()
+    other = submit(cluster, "-A", "guests", "--gres=gpu:4", wrap="exec sleep 600", user="bob")
+    own = submit(cluster, "-A", "physics", "--gres=gpu:4", wrap="exec sleep 600", user="alice")
+    site.until(lambda: shown(cluster, own)["JobState"] == "RUNNING")
+    time.sleep(3)
+    assert [shown(cluster, job)["JobState"] for job in (first, other)] == ["RUNNING", "PENDING"]
+    site.run("scancel", own, first, other)
+    site.all_draw("p1", IDLE_W)
+    site.power("budget", "hall", "--end")
+    site.planned()
+    site.until(lambda: not site.run("squeue", "-h").stdout.strip())
 
 
 def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one(site: Site) -> None:
@@ -90,8 +127,7 @@ def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one
     guests = [submit(cluster, "-A", "guests", "--gres=gpu:4", wrap="exec sleep 600", user="bob") for _ in range(3)]
     site.until(lambda: all(shown(cluster, job)["JobState"] == "RUNNING" for job in (own, *guests)))
     for node in NODES:
-        for gpu in range(GPUS):
-            set_values(cluster.layout.gpu_sim(node), gpu, {"power": str(MOST_W)})
+        site.all_draw(node, MOST_W)
     site.until(lambda: site.drawn() > 0.98 * 16 * MOST_W)
     assert {gpu["cap_w"] for gpu in site.gpus()} == {MOST_W}
     site.until(lambda: site.budget()["measured_w"])  # the daemon has looked for long enough
@@ -130,3 +166,50 @@ def test_a_daemon_that_starts_again_lifts_no_cap_and_knows_what_was_lowered(site
     after = {gpu["uuid"]: gpu["cap_w"] for gpu in site.gpus()}
     assert all(after[uuid] <= cap + 1 for uuid, cap in before.items())
     assert site.budget()["lowered_w"] == 10_000
+
+
+def test_a_controller_that_dies_as_a_budget_is_lowered_leaves_the_rest_to_the_other(site: Site) -> None:
+    """It has written that 3 kW are left, and done nothing else; eight GPUs of a guest are 350 W each at the least."""
+    cluster = site.cluster
+    site.run("scancel", "-u", "bob")
+    site.all_draw("p1", IDLE_W)
+    site.power("budget", "hall", "--now", "19kW", "--for", "1h")
+    guest = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p2", wrap="exec sleep 600", user="bob")
+    site.until(lambda: shown(cluster, guest)["JobState"] == "RUNNING" and site.drawn() > 0.98 * GPUS * MOST_W)
+    cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
+    lowered = cluster.layout.state / "sluice.power-lowered.json"
+    lowered.write_text(lowered.read_text().replace("19000", "3000"))
+    cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+    cluster.run(["scontrol", "takeover"], node="ctl2", check=False)
+    site.until(lambda: shown(cluster, guest)["Restarts"] == "1")
+
+
+def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
+    """Eight GPUs of guests have 3736 W of 6 kW, without the daemon, which would let them expect less."""
+    cluster = site.cluster
+    site.run("scancel", "-u", "alice")
+    site.run("scancel", "-u", "bob")
+    site.power("budget", "hall", "--end")
+    site.until(lambda: not site.run("squeue", "-h").stdout.strip())
+    site.until(lambda: {gpu["cap_w"] for gpu in site.gpus()} == {MOST_W})
+    cluster.stop_daemon("controllerd@ctl2")
+    (cluster.layout.state / "sluice.power").unlink()
+    site.apply(POLICY.replace("20kW", "6kW"))
+    site.in_force("place", "ctl2")
+    site.planned("ctl2")
+    job = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p1", wrap="exec sleep 600", user="bob")
+
+    def limit() -> str:
+        return get_values(cluster.layout.gpu_sim("p1"), 0)["power_limit"]
+
+    site.until(lambda: shown(cluster, job)["JobState"] == "RUNNING" and limit() == "539")
+    site.apply(POLICY[: POLICY.index("  budgets:")])
+    site.in_force("place", "ctl2")
+    site.run("scontrol", "requeue", job)
+
+    def runs_again() -> bool:
+        site.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+        return (shown(cluster, job)["JobState"], shown(cluster, job)["Restarts"]) == ("RUNNING", "1")
+
+    site.until(runs_again)
+    assert limit() == str(MOST_W)

@@ -41,7 +41,7 @@ HOSTILE = '"><script>window.marker=1</script><img src=x onerror=window.marker=1>
 """What a tenant writes into everything that it can name."""
 PARTS = (
     "jobs", "nodes", "tenants", "users", "cluster", "events", "health", "alerts", "policy", "inventory", "failover",
-    "services",
+    "services", "power",
 )  # fmt: skip
 _HOUR = 3600
 _MEMBERS = {
@@ -269,6 +269,13 @@ class Demo:
         inventories = {name: {"inventory": asdict(self.inventory(name))} for name in list(self.nodes)[:64]}
         made.put("inventory", inventories)
         made.put_one("failover", "failover", self._failover())
+        made.put_one("power", "power", {"budgets": self._budgets() if self.gpus else [], "stopped": 2})
+        names = {"nodes": list(self.nodes)[:64], "tenants": list(_MEMBERS)} if self.gpus else {}
+        for what, users in names.items():
+            made.put(f"power-{what}", {
+                name: {"name": name, "gpus": 8.0, "power_w": 5200.0 - 70 * at, "bound_w": 5600.0, "capped_gpus": at % 3, "silent_gpus": at % 7 // 6}
+                for at, name in enumerate(users)
+            })  # fmt: skip
         made.put("services", self.services())
         made.put_one(
             "serving", "serving", {"address": "https://models.lab.org/v1" if self.gpus else "", "counted": True}
@@ -395,6 +402,17 @@ class Demo:
             for rule, state, subject, hours, value, text in (alerts if self.gpus else ())
         ]
         return {"schema_version": 1, "alerts": rows, "undelivered": 0, "silences": [silence] if self.gpus else []}
+
+    def _budgets(self) -> list[dict[str, Any]]:
+        budgets = [("hall", "*", [], 90_000, 60_000, 58_700.0, 14), ("row1", "gpu[01-02]", [], 12_000, None, 9_100.0, 0),
+                   ("guests", "", ["vision"], 8_000, None, None, None)]  # fmt: skip
+        return [
+            {"name": name, "nodes": nodes, "accounts": accounts, "policy_w": watts, "changes": None if lowered else "Mon 18:00",
+             "lowered_w": lowered, "lowered_until": self.now + _HOUR if lowered else None,
+             "lowered_by": "oper" if lowered else "", "watts": lowered or watts, "measured_w": drawn,
+             "bound_w": drawn and drawn + 1_200, "capped_gpus": capped, "silent_gpus": capped, "short_w": drawn and 0.0}
+            for name, nodes, accounts, watts, lowered, drawn, capped in budgets
+        ]  # fmt: skip
 
     def _failover(self) -> dict[str, Any]:
         if not self.gpus:

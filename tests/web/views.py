@@ -31,6 +31,7 @@ def views(demo: Demo) -> list[View]:
         View("nodes", "/nodes"),
         View("health", "/health", "oper"),
         View("alerts", "/alerts", "oper"),
+        View("power", "/power", "oper"),
         View("failover", "/failover", "oper"),
         View("policy", "/policy", "root"),
         View("audit", "/audit", "root"),

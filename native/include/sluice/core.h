@@ -708,9 +708,9 @@ enum sluice_error sluice_compaction_plan(struct sluice_compaction *compaction, e
  * Watts as something that a plan books over time, as it does GPUs: budgets for all nodes or some of them, by the hour of
  * the week. What belongs to which budget is the caller's: `nodes` of a budget, and the budgets of a job (bits).
  *
- * A budget has `watts`, or in some hours others; less what is drawn there whatever runs (`base_watts`, e.g. by idle
- * GPUs) and less what is kept for guaranteed jobs (`kept_watts`), which others may not use. Until `lowered_until_s` it
- * is no more than `lowered_watts`. A plan looks at the hours of a week from its now on; what lasts longer, or starts
+ * A budget has `watts`, or in some hours others; less what plans may not give away (`base_watts`): what is drawn there
+ * whatever runs, e.g. by idle GPUs, and what is kept for guaranteed jobs, whose own `watts` are what they draw above
+ * that. Until `lowered_until_s` it is no more than `lowered_watts`. A plan looks at the hours of a week from its now on; what lasts longer, or starts
  * later, has to do with the least of the week. Where a job's watts begin or end, that counts as up to a 64th of the time
  * until then earlier or later, so that a plan's cost does not depend on how many jobs run.
  */
@@ -732,7 +732,7 @@ struct sluice_power_hours {
 
 struct sluice_power_budget {
     int64_t watts; /* outside `hours` */
-    int64_t base_watts, kept_watts;
+    int64_t base_watts;
     int64_t lowered_watts, lowered_until_s; /* on the caller's clock; lowered_until_s 0: not lowered */
     const struct sluice_power_hours *hours; /* ascending, without overlap */
     uint32_t hour_count;
@@ -749,11 +749,11 @@ void sluice_power_free(struct sluice_power *power);
 enum sluice_error sluice_power_set(struct sluice_power *power, const struct sluice_power_budget *budgets,
                                    uint32_t count, int64_t week_s, struct sluice_error_text *text);
 
-/* A budget's watts at a time, what is drawn anyway and what is kept included; 0 for a budget that there is not. */
+/* A budget's watts at a time, base_watts included; 0 for a budget that there is not. */
 int64_t sluice_power_watts(const struct sluice_power *power, uint32_t budget, int64_t at_s);
 
 /* What the last plan left of a budget for more jobs: so many watts (below 0: too much is drawn) from each start to the
- * next one's, the last ones for ever; kept_watts included. Returns how many there are, and writes up to `capacity`.
+ * next one's, the last ones for ever. Returns how many there are, and writes up to `capacity`.
  * Nothing before the first plan. */
 uint32_t sluice_power_profile(const struct sluice_power *power, uint32_t budget, uint32_t capacity, int64_t *starts_s,
                               int64_t *watts);
@@ -825,7 +825,7 @@ struct sluice_backfill_job {
     uint64_t power_budgets; /* bit b: budget b counts it, on its nodes */
     int32_t watts;         /* of each GPU, or share of one, above what it draws idle; 0 to SLUICE_POWER_MAX_GPU_WATTS */
     int32_t least_watts;   /* the fewest that it may start with; 0: `watts` */
-    bool power_guaranteed; /* it may use what budgets keep */
+    bool power_guaranteed; /* it may start with none: what it needs is kept for it */
 };
 
 /* A job's planned start: its parts are parts[first_part .. first_part + part_count). */

@@ -135,6 +135,17 @@ class Observation:
         return list(power_of(self.site).show()["budgets"])
 
     @cached_property
+    def plugins(self) -> dict[str, Any]:
+        """What the plugins in this controller's slurmctld say of themselves. Raises UnknownError."""
+        path = self.site.state_save / f"sluice.status.{self.site.host}"
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise UnknownError(f"{path}: not there") from error
+        except (OSError, ValueError, TypeError) as error:
+            raise UnknownError(f"{path}: {error}") from error
+
+    @cached_property
     def requests(self) -> list[RequestRecord]:
         """Requests that ended lately, as far as they are at the ends of their files. Raises UnknownError."""
         try:
@@ -260,14 +271,7 @@ def _budget(seen: Observation, rule: NodeRule) -> Found:
 
 
 def _journal_lag(seen: Observation, rule: NodeRule) -> Found:
-    """The counters of this controller's plugins."""
-    path = seen.site.state_save / f"sluice.status.{seen.site.host}"
-    try:
-        counters = _counters(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise UnknownError(f"{path}: not there") from error
-    except (OSError, ValueError) as error:
-        raise UnknownError(f"{path}: {error}") from error
+    counters = _counters(seen.plugins)
     lag_s = counters.get("journal.lag_ms", 0) / 1000
     if counters.get("journal.error"):
         return Found({"failover journal": Seen(lag_s, f"cannot be written (errno {counters['journal.error']:.0f})")})
@@ -357,6 +361,18 @@ def _power_budget(seen: Observation, rule: NodeRule) -> Found:
     return Found(found, known.__contains__)
 
 
+def _power_plan(seen: Observation, rule: NodeRule) -> Found:
+    """Without a plan jobs that need watts do not start; below level place there is none for anybody."""
+    if not seen.budgets or seen.plugins.get("level") != "place":
+        return Found({})
+    counters = seen.plugins.get("counters", {})
+    lasts = seen.now - max(counters.get("plan.last_s", 0), seen.plugins.get("started", 0))
+    if lasts < rule.threshold:
+        return Found({})
+    text = f"no plan for {lasts:.0f} s, {counters.get('plan.failures', 0)} failed: jobs that need watts do not start"
+    return Found({"planner": Seen(lasts, f"{text}; slurmctld's log says why")})
+
+
 def _pool_cost(seen: Observation, rule: NodeRule) -> Found:
     return Found({
         f"pool {name}": Seen(pool.cost_hour, f"{pool.on + pool.launching} machines cost {pool.cost_hour:g} an hour")
@@ -382,5 +398,6 @@ _KINDS: dict[str, Callable[[Observation, NodeRule], Found]] = {
     "pool-capacity": _pool_capacity,
     "pool-cost": _pool_cost,
     "power-budget": _power_budget,
+    "power-plan": _power_plan,
 }
 """Kinds that last for a time; `takeover`, `agent-lost` and `errors` are events, which the engine handles."""

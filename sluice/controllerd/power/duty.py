@@ -24,7 +24,7 @@ from sluice.base import events
 from sluice.base.errors import SluiceError
 from sluice.base.text import one_line
 from sluice.controllerd.daemon import Duty, Site, of_site
-from sluice.controllerd.power import lowered
+from sluice.controllerd.power import lowered, met
 from sluice.controllerd.power.caps import HELD
 from sluice.controllerd.power.estimates import ANYBODY, Estimates, booked
 from sluice.controllerd.power.estimates import FILE_NAME as ESTIMATES
@@ -86,7 +86,9 @@ class PowerControl:
         if not policy.budgets:
             if plan.exists():
                 power_plan.write(plan, power_plan.render((), {}, {}))
+            (site.state_save / met.FILE_NAME).unlink(missing_ok=True)  # one that is added later is not lowered
             self._forget_orders()
+            self._gpus = []
             return
         with self._lock:
             now = time.monotonic()
@@ -102,9 +104,11 @@ class PowerControl:
                 return
             jobs = {number: self._power_job(policy, job) for number, job in self._jobs.items()}
             limits = self._limits(policy, latest)
-            decision = self._taking_over(latest).step(now, self._gpus, jobs, limits)
+            keeper = self._taking_over(latest)
+            decision = keeper.step(now, self._gpus, jobs, limits)
             if not site.leads():
                 return
+            met.write(site.state_save / met.FILE_NAME, keeper.met)
             self._uses = decision.uses
             for node in latest:
                 self.powers.order(node, decision.caps.get(node, {}))
@@ -125,12 +129,13 @@ class PowerControl:
         """What nodes have by orders, when it has looked long enough, stays until something else is decided."""
         if self._keeper is None:
             self._keeper = Keeper()
-            self._keeper.adopt({
+            orders = {
                 f"{node}/{gpu.uuid}": gpu.cap_w
                 for node, one in latest.items()
                 for gpu in one.report.gpus
                 if gpu.why == "order" and gpu.cap_w is not None
-            })  # fmt: skip
+            }
+            self._keeper.adopt(orders, met.read(self.site.state_save / met.FILE_NAME))
         return self._keeper
 
     def _known_estimates(self) -> Estimates:
@@ -382,6 +387,18 @@ class PowerControl:
             "short_w": None if use is None else round(use.short_w, 1),
         }
 
+    def drawn(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What `nodes` and `tenants` draw, by name; of a GPU that is shared each job's tenant has an equal part."""
+        nodes: dict[str, dict[str, Any]] = {}
+        tenants: dict[str, dict[str, Any]] = {}
+        with self._lock:
+            for gpu in self._gpus:
+                _add(nodes, gpu.node, gpu, 1.0)
+                for number in gpu.jobs:
+                    if number in self._jobs:
+                        _add(tenants, self._jobs[number].account, gpu, 1 / len(gpu.jobs))
+        return {"nodes": nodes, "tenants": tenants}
+
     def gpus(self) -> dict[str, Any]:
         """All GPUs, for administrators."""
         with self._lock:
@@ -419,6 +436,19 @@ class PowerControl:
                     for gpu in mine
                 ],
             }  # fmt: skip
+
+
+def _add(rows: dict[str, dict[str, Any]], name: str, gpu: Gpu, part: float) -> None:
+    capped = bool(gpu.jobs) and gpu.cap_w < gpu.want_w
+    row = rows.setdefault(name, {"name": name})
+    for key, value in (
+        ("gpus", part),
+        ("power_w", part * gpu.power_w),
+        ("bound_w", part * (gpu.cap_w if gpu.jobs else gpu.idle_w)),
+        ("capped_gpus", part * capped),
+        ("silent_gpus", part * gpu.silent),
+    ):
+        row[key] = round(row.get(key, 0.0) + value, 2)
 
 
 power_of = of_site(PowerControl)

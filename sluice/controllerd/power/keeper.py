@@ -136,12 +136,15 @@ class Keeper:
 
     def __init__(self) -> None:
         self._of: dict[str, _Memory] = {}
-        self._lowered: dict[str, float | None] = {}  # budget -> since when its lowest caps are too much
-        self._watts: dict[str, float] = {}
+        self._short_since: dict[str, float] = {}  # lowered budgets whose lowest caps are too much
+        self.met: dict[str, float] = {}
+        """By budget, the watts that it was kept with last: jobs give way until it is kept with fewer. The next daemon
+        goes on from there."""
         self._stopped: dict[int, float] = {}
 
-    def adopt(self, orders: Mapping[str, float]) -> None:
-        """Caps that are in force by orders of an earlier daemon, by GPU: they stay until something else is decided."""
+    def adopt(self, orders: Mapping[str, float], met: Mapping[str, float]) -> None:
+        """What an earlier daemon left. `orders`: caps in force by GPU, which stay until something else is decided."""
+        self.met = dict(met)
         for key, watts in orders.items():
             self._of.setdefault(key, _Memory()).ordered = watts
 
@@ -273,19 +276,12 @@ class Keeper:
         """Jobs that give way to budgets that were lowered."""
         found: list[int] = []
         for limit in limits:
-            before = self._watts.get(limit.name, limit.watts)
-            if limit.watts < before:
-                self._lowered.setdefault(limit.name, None)
-            if limit.watts > before or not filled[limit.name].below_w:
-                self._lowered.pop(limit.name, None)
-            if limit.name not in self._lowered:
-                continue
-            since = self._lowered[limit.name]
-            if since is None:
-                self._lowered[limit.name] = since = now
-            if now - since >= SHORT_S:
+            if limit.watts >= self.met.get(limit.name, 0.0) or not filled[limit.name].below_w:
+                self.met[limit.name] = limit.watts
+                self._short_since.pop(limit.name, None)
+            elif now - self._short_since.setdefault(limit.name, now) >= SHORT_S:
                 found += _victims(filled[limit.name].below_w, inside[limit.name], known, jobs, {*self._stopped, *found})
-        self._watts = {limit.name: limit.watts for limit in limits}
+        self.met = {limit.name: self.met[limit.name] for limit in limits}
         self._stopped |= dict.fromkeys(found, now)
         return tuple(found)
 

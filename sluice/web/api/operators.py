@@ -44,6 +44,12 @@ def _power(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> d
     return {**site.viewed("power"), **known(site, "power", "power")}
 
 
+def _power_drawn(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
+    known(site, "power", "power")
+    rows = {what: list(site.store.rows(f"power-{what}").values()) for what in ("nodes", "tenants")}
+    return {**site.viewed("power"), **rows}
+
+
 def _alerts(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
     return {**site.viewed("alerts"), **known(site, "alerts", "alerts")}
 
@@ -70,6 +76,7 @@ ENDPOINTS = (
     Endpoint("/health", _health, models.HealthList, "Faults, and what is out of service", operators=True),
     Endpoint("/health/history", _health_history, models.HealthHistory, "What health did", HistoryQuery, operators=True),
     Endpoint("/power", _power, models.PowerShown, "Budgets of watts, and what is drawn", operators=True),
+    Endpoint("/power/drawn", _power_drawn, models.PowerDrawn, "What nodes and tenants draw", operators=True),
     Endpoint("/alerts", _alerts, models.AlertList, "Alerts and silences", operators=True),
     Endpoint("/policy", _policy, models.PolicyShown, "The policy file", operators=True),
     Endpoint("/failover", _failover, models.FailoverStatus, "The controllers", operators=True),

@@ -31,6 +31,7 @@ NAVIGATION = (
     Entry("/nodes", "Nodes", "n"),
     Entry("/health", "Health", "h", operators=True),
     Entry("/alerts", "Alerts", "a", operators=True),
+    Entry("/power", "Power", "w", operators=True),
     Entry("/failover", "Failover", "f", operators=True),
     Entry("/policy", "Policy", "p", operators=True),
     Entry("/audit", "Audit", "u", writes=True),

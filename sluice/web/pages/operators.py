@@ -12,6 +12,7 @@ from urllib.parse import quote
 import yaml
 from starlette.requests import Request
 
+from policy.power import show_watts
 from sluice.exchange.acts import MOST_POLICY
 from sluice.web.access import Viewer
 from sluice.web.endpoint import Site
@@ -148,6 +149,19 @@ def _back(form: Words, usual: str) -> str:
     return f"/nodes/{quote(form['node'], safe='')}" if form.get("back") == "node" and "node" in form else usual
 
 
+# ---- power ----
+
+
+def power_view(site: Site, viewer: Viewer, words: Words) -> Seen:
+    """Budgets, and what tenants and nodes draw, those that draw most first."""
+    drawn = ask(site, viewer, "/power/drawn")
+    tenants, nodes = (sorted(drawn[what], key=lambda row: -row["power_w"]) for what in ("tenants", "nodes"))
+    return {
+        **ask(site, viewer, "/power"), "tenants": tenants[:ON_A_PAGE], "nodes": nodes[:ON_A_PAGE],
+        "left_out": max(0, len(nodes) - ON_A_PAGE), "watts": show_watts,
+    }  # fmt: skip
+
+
 # ---- the controllers ----
 
 
@@ -271,6 +285,7 @@ VIEWS = (
         for path, view, title in (
             ("/health", health_view, "Health"),
             ("/alerts", alerts_view, "Alerts"),
+            ("/power", power_view, "Power"),
             ("/failover", failover_view, "Failover"),
             ("/policy", policy_view, "Policy"),
         )

@@ -76,6 +76,21 @@ def test_budgets_of_watts(tmp_path: Path) -> None:
     assert [found.known(f"budget {name}") for name in ("row", "hall", "new")] == [True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("status", "budgets", "said"),
+    [
+        ({"level": "place", "started": 0, "counters": {"plan.last_s": 9_941}}, 1, None),
+        ({"level": "place", "started": 9_941, "counters": {}}, 1, None),  # its first plan is to come
+        ({"level": "place", "started": 0, "counters": {"plan.last_s": 9_940, "plan.failures": 7}}, 1, "60 s, 7 failed"),
+        ({"level": "place", "started": 0, "counters": {"plan.last_s": 9_940}}, 0, None),
+        ({"level": "admit", "started": 0, "counters": {}}, 1, None),
+    ],
+)
+def test_a_planner_that_makes_no_plan(tmp_path: Path, status: dict[str, Any], budgets: int, said: str | None) -> None:
+    found = see(tmp_path, budgets=[{"name": "hall"}] * budgets, plugins=status).look(rule("power-plan", 60)).seen
+    assert said in found["planner"].text if said else not found
+
+
 def test_gpus(tmp_path: Path) -> None:
     gpus = [
         GpuReading("n1", 0, "a", temperature_c=91),

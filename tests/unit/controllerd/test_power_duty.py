@@ -12,7 +12,7 @@ from policy.document import parse
 from policy.node import FILE_NAME, compile_node
 from sluice.base.errors import SluiceError
 from sluice.controllerd.daemon import Site
-from sluice.controllerd.power import duty
+from sluice.controllerd.power import duty, met
 from sluice.controllerd.power.duty import LOOK_S, PowerControl
 from sluice.exchange.power import GpuPower, PowerReport
 from tests.unit.controllerd.slurm_objects import a_job, a_node
@@ -113,6 +113,19 @@ def test_a_tenants_budget_has_the_gpus_of_its_jobs(daemon: Daemon) -> None:
     assert daemon.control._uses[1].measured_w == 600
 
 
+def test_what_nodes_and_tenants_draw_and_may_draw(daemon: Daemon) -> None:
+    daemon.step(int(LOOK_S) + 2)
+    gpu = GpuPower("n1-2", 300, 700, 200, 700, power_w=250, jobs=(2, 1), why="order")
+    daemon.control.powers.take(PowerReport("n1", 0, (gpu,)).to_dict())
+    daemon.now += 1
+    daemon.control.step(cast(Site, daemon.site))
+    half = {"gpus": 0.5, "power_w": 125, "bound_w": 150, "capped_gpus": 0.5, "silent_gpus": 0}
+    assert daemon.control.drawn() == {
+        "nodes": {"n1": {"name": "n1", **{key: 2 * value for key, value in half.items()}}},
+        "tenants": {name: {"name": name, **half} for name in ("guests", "physics")},
+    }
+
+
 def test_a_controller_that_does_not_lead_orders_nothing(daemon: Daemon) -> None:
     daemon.site.led = False
     daemon.step(int(LOOK_S) + 5)
@@ -137,6 +150,20 @@ def test_a_lowered_budget_is_ordered_published_and_jobs_give_way(daemon: Daemon)
     daemon.control.lower({"name": "hall", "end": True})
     with pytest.raises(SluiceError, match="is not lowered"):
         daemon.control.lower({"name": "hall", "end": True})
+
+
+def test_a_daemon_that_dies_after_a_lowering_leaves_it_to_the_next(daemon: Daemon, caplog: Any) -> None:
+    daemon.step(int(LOOK_S) + 2)
+    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
+    file = daemon.site.state_save / met.FILE_NAME
+    for text, ran in (("{}", []), (file.read_text(), ["scontrol requeue 2"])):
+        file.write_text(text)
+        daemon.control = PowerControl(cast(Site, daemon.site))
+        daemon.control.powers._clock = lambda: daemon.now
+        daemon.step(int(LOOK_S) + 4, cap=300, why="order")
+        daemon.control.stop(cast(Site, daemon.site))
+        assert daemon.site.ran == ran
+    assert "damaged" in caplog.text
 
 
 def test_a_new_leader_takes_over_the_caps_in_force(daemon: Daemon) -> None:

@@ -108,6 +108,16 @@ def test_jobs_are_stopped_only_where_a_budget_was_lowered() -> None:
     assert cluster.draws() <= 800
 
 
+def test_the_next_daemon_stops_what_was_to_give_way() -> None:
+    cluster = Cluster(4)
+    cluster.step(1600)
+    assert not cluster.step(800).stop  # and it dies
+    for met, stopped in ((cluster.keeper.met, [4]), ({"hall": 800.0}, []), ({}, [])):
+        cluster.keeper = Keeper()
+        cluster.keeper.adopt({}, met)
+        assert [job for _ in range(5) for job in cluster.step(800).stop] == stopped
+
+
 def test_what_other_nodes_may_draw_is_no_lowering() -> None:
     cluster = Cluster(4)
     cluster.step(1600)
@@ -194,5 +204,5 @@ def test_a_gpu_in_two_budgets_has_the_lower_cap() -> None:
 def test_orders_of_an_earlier_daemon_stay_until_there_is_room() -> None:
     cluster = Cluster(2)
     cluster.caps = {"g0": 250.0, "g1": 250.0}
-    cluster.keeper.adopt({"n/g0": 250.0, "n/g1": 250.0})
+    cluster.keeper.adopt({"n/g0": 250.0, "n/g1": 250.0}, {})
     assert cluster.step(500).caps == {"n": {"g0": 250, "g1": 250}}

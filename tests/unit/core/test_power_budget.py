@@ -64,15 +64,15 @@ def test_rows_and_hours() -> None:
 
 
 def test_each_budget_counts_its_own_jobs() -> None:
-    """A tenant's budget holds up that tenant only; kept watts are for guaranteed jobs."""
-    cluster, power = nodes(4), Power(4, [Budget(10_000), Budget(500), Budget(800, kept_watts=400)])
+    """A tenant's budget holds up that tenant only; guaranteed jobs start with what is left."""
+    cluster, power = nodes(4), Power(4, [Budget(10_000), Budget(500), Budget(800, base_watts=400)])
     alone, tenant = job(2, 300, power_budgets=1), job(2, 300, power_budgets=3)
     assert planned(cluster, power, tenant, alone) == [None, (0, 300)]
     assert planned(
         cluster, power, job(2, 300, power_budgets=4), job(2, 300, power_budgets=4, power_guaranteed=True)
     ) == [
         None,
-        (0, 300),
+        (0, 200),
     ]
 
 

@@ -15,6 +15,7 @@ from policy.model import Policy
 from policy.node import compile_node
 from policy.power import parse_days, parse_watts, show_watts
 from policy.power_compile import check_cluster, class_watts, compile_control, compiled_budgets, rule_watts
+from policy.wanted import make
 from sluice.base.errors import SluiceError
 from tests.unit.policy.test_wanted import live
 
@@ -88,6 +89,8 @@ def test_what_gpus_draw_has_to_be_known_and_in_order() -> None:
     [
         ("budgets: [{name: b, nodes: 'n[1-3]', watts: 9kW}]", "n3 is not a node of this cluster"),
         ("budgets: [{name: b, nodes: n1, watts: 9W}]", "9 W is less than the 400 W that its GPUs draw without jobs"),
+        ("budgets: [{name: b, nodes: '*', watts: 1799W}]", "without jobs and with guaranteed ones"),
+        ("budgets: [{name: b, tenant: lab, watts: 999W}]", "without jobs and with guaranteed ones"),
         ("budgets: [{name: b, nodes: '*', watts: 9kW, hours: [{days: sat, watts: 7W}]}]", "7 W is less than the 800 W"),
         ("budgets: [{name: b, switch: row9, watts: 9kW}]", "has no switch 'row9' (known: row1)"),
         ("lower_first: [nobody]", "'nobody' is not a QOS"),
@@ -96,14 +99,14 @@ def test_what_gpus_draw_has_to_be_known_and_in_order() -> None:
 def test_what_the_cluster_cannot_keep(tmp_path: Path, power: str, said: str) -> None:
     found = replace(live(tmp_path), switches={"row1": "n[1-2]"})
     with pytest.raises(SluiceError) as raised:
-        check_cluster(policy(power), found, {"n1": {"a100": 8}, "n2": {"a100": 8}})
+        check_cluster(policy(power), found, {"n1": {"a100": 8}, "n2": {"a100": 8}}, {"b": 1_000})
     assert said in raised.value.what and raised.value.remedy
 
 
 def test_hours_over_midnight_and_over_the_weeks_end() -> None:
     hours = "[{days: sun, from: '22:00', to: '06:00', watts: 5kW}]"
     found = policy(f"budgets: [{{name: b, nodes: '*', watts: 9kW, hours: {hours}}}]")
-    (budget,) = compiled_budgets(found, {})
+    (budget,) = compiled_budgets(found, {}, {})
     assert budget.hours == ["0-360:5000", "9960-10080:5000"]
 
 
@@ -135,13 +138,32 @@ def test_what_nodes_controllers_and_plugins_read() -> None:
         ("hall", "*", ()), ("row", "n[1-2]", ()), ("p", "", ("physics", "lab")),
     ]  # fmt: skip
     assert control.guaranteed == ("physics",) and control.lowest_percent == 50 and control.price_kwh == 0.3
-    assert [(one.name, one.nodes, one.tenant) for one in compiled_budgets(found, {"row1": "n[1-2]"})] == [
+    budgets = compiled_budgets(found, {"row1": "n[1-2]"}, {"row": 7})
+    assert [(one.name, one.nodes, one.tenant) for one in budgets] == [
         ("hall", "*", None), ("row", "n[1-2]", None), ("p", None, "physics"),
     ]  # fmt: skip
     assert class_watts(found, "a100")["power_start_least_w"] == 200 and class_watts(found, "l40s") == {}
     assert dict(rule_watts(found, "lab"))["a100"] == {"power_w": 200, "power_most_w": 200}
     assert dict(rule_watts(found, "physics"))["a100"] == {"power_w": 300, "power_most_w": 350}
-    assert compiled.CompiledPolicy(budgets=compiled_budgets(found, {"row1": "n[1-2]"})).render().count("[budget ") == 3
+    text = compiled.CompiledPolicy(budgets=budgets).render()
+    assert text.count("[budget ") == 3 and text.count("kept = 7") == 1
+
+
+def test_budgets_keep_what_guarantees_start_with(tmp_path: Path) -> None:
+    """Of a part of the nodes that part; of a tenant what is guaranteed to it and to those below it."""
+    budgets = (
+        "[{name: hall, nodes: '*', watts: 20kW}, {name: row, nodes: n1, watts: 9kW}, "
+        "{name: lab, tenant: lab, watts: 9kW}]"
+    )
+    found = parse(
+        "classes: {h100: {types: [h100]}}\n"
+        "tenants:\n  physics: {guarantee: {gpus: 6}}\n  lab: {parent: physics, guarantee: {gpus: 2}}\n  guests: {}\n"
+        f"power: {{gpus: {{h100: {{idle: 50W, least: 100W, default: 400W, most: 400W}}}}, budgets: {budgets}}}\n"
+    )
+    policy = make(found, live(tmp_path)).compiled
+    assert {one.name: one.kept for one in policy.budgets} == {"hall": 6 * 190, "row": 2 * 190, "lab": 2 * 190}
+    guaranteed = {one.account: [rule.gpus_guaranteed for rule in one.class_rules.values()] for one in policy.tenants}
+    assert guaranteed == {"physics": [6], "lab": [2], "guests": []}
 
 
 def test_without_the_section_nothing_is_read() -> None:

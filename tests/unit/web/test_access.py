@@ -145,6 +145,9 @@ def a_snapshot(private: list[str]) -> Snapshot:
     made.put_one("cluster-health", "health", {"mode": "warn", "breaker_since": None, "left_out": 0, "healthy": ""})
     made.put_one("alerts", "alerts", {"schema_version": 1, "alerts": [], "undelivered": 0, "silences": []})
     made.put_one("power", "power", {"budgets": [BUDGET], "stopped": 0})
+    drawn = {"gpus": 8.0, "power_w": 900.0, "bound_w": 2400.0, "capped_gpus": 8.0, "silent_gpus": 0.0}
+    made.put("power-nodes", {"n1": {"name": "n1", **drawn}})
+    made.put("power-tenants", {"chemistry": {"name": "secret-of-ops", **drawn}})
     made.put_one("policy", "policy", {"tenants": {"chemistry": {"description": "secret-of-ops"}}})
     made.put_one("failover", "failover", {"schema_version": 1, "hosts": ["a"], "leader": "a", "up": {"a": True}, "lease": None, "journal": {}, "findings": []})  # fmt: skip  # noqa: E501
     for part in (

@@ -128,6 +128,16 @@ def test_a_policy_is_checked_then_planned_then_applied_by_the_plans_hash(site: D
         send(do="apply", hash="../../etc")
 
 
+def test_power_is_shown_by_who_draws_most(site: DemoSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"name": "hungry", "gpus": 8, "power_w": 9e3, "bound_w": 9e3, "capped_gpus": 0, "silent_gpus": 0}
+    site.snapshot.put_one("power-nodes", "hungry", row)
+    site.apply()
+    monkeypatch.setattr(operators, "ON_A_PAGE", 4)
+    found = operators.power_view(site.site, viewer(site), {})
+    assert [one["name"] for one in found["nodes"]] == ["hungry", "gpu01", "gpu02", "gpu03"] and found["left_out"] == 2
+    assert [one["name"] for one in found["budgets"]] == ["hall", "row1", "guests"] and len(found["tenants"]) == 4
+
+
 def test_events_are_found_by_kind_and_text_the_newest_first(site: DemoSite) -> None:
     def kinds(**words: str) -> list[str]:
         return [one["kind"] for one in operators.events_view(site.site, viewer(site), words)["events"]]

@@ -406,6 +406,7 @@ def texts_of_python() -> Iterator[str]:
         "inventory",
         "failover",
         "services",
+        "power",
     )
 
 
