@@ -39,6 +39,10 @@ def read_view(client: SlurmClient, names: Collection[str], at: float, wall: floa
         on = frozenset(node for node in expand(job.nodes) if node in nodes) if job.nodes else frozenset[str]()
         if on or begins:
             jobs[job.id] = _job(job, on, begins, at - wall)
+    for name in frozenset[str]().union(*(one.nodes for one in jobs.values() if one.waits)):
+        if nodes[name].want == "off":
+            # A controller that took over may know the job and not that its nodes boot: it powers them up again.
+            nodes[name] = replace(nodes[name], want="due")
     reservations = client.reservations()
     for name in _reserved(reservations):
         if name in nodes:

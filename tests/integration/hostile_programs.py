@@ -20,6 +20,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -496,8 +497,7 @@ def fuse() -> None:
         with open(f"/proc/self/{file}", "w") as out:
             out.write(text)
     server = os.open("/dev/fuse", os.O_RDWR)
-    place = f"/tmp/fuse.{os.getpid()}"
-    os.mkdir(place)
+    place = tempfile.mkdtemp(prefix="fuse.")
     options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
     assert C.mount(b"hostile", place.encode(), b"fuse", 0, options.encode()) == 0, os.strerror(ctypes.get_errno())
 

@@ -8,19 +8,20 @@ from typing import Any
 from dev_cluster.cluster import DevCluster
 from tests.integration.jobs import sbatch
 
+# It waits for the launches before its last ones, so that its GPU has work while the machine has none for it.
 PROGRAM = """
-import ctypes as c, sys
+import ctypes as c, itertools, sys
 cu = c.CDLL("libcuda.so.1")
-context, module, function, memory = (c.c_void_p() for _ in range(4))
+context, module, function, *ends = (c.c_void_p() for _ in range(5))
 assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0
 assert cu.cuCtxSetCurrent(context) == 0 and cu.cuModuleLoadData(c.byref(module), b"any") == 0
 assert cu.cuModuleGetFunction(c.byref(function), module, sys.argv[1].encode()) == 0
-assert cu.cuMemAlloc_v2(c.byref(memory), c.c_size_t(1 << 20)) == 0
+assert [cu.cuEventCreate(c.byref(end), 0) for end in ends] == [0, 0]
 one = c.c_uint(1)
-while True:
+for last, before in itertools.cycle((ends, ends[::-1])):
     for _ in range(10):
         assert cu.cuLaunchKernel(function, one, one, one, one, one, one, 0, None, None, None) == 0
-    assert cu.cuMemcpyHtoD_v2(memory, bytes(4096), c.c_size_t(4096)) == 0 and cu.cuCtxSynchronize() == 0
+    assert cu.cuEventRecord(last, None) == 0 and cu.cuEventSynchronize(before) == 0
 """
 
 

@@ -31,6 +31,11 @@ def settled(cluster: DevCluster) -> None:
     until(lambda: [one for one in nodes(cluster).values() if one.stage or one.slurm == "on"], lambda seen: not seen)
 
 
+def saved(cluster: DevCluster, file: str, text: bytes) -> None:
+    """Wait until slurmctld's file of a state has a text."""
+    until(lambda: text in (cluster.layout.state / file).read_bytes())
+
+
 def absent(cluster: DevCluster, prefix: str) -> None:
     """Wait until Slurm may give all nodes of a pool again, `end_within` after it called them off."""
     until(
@@ -162,8 +167,10 @@ def test_a_takeover_while_machines_boot_loses_nothing_and_launches_once(cluster:
     before = len(list(cluster.layout.machines.iterdir()))
     job = submit(cluster, "-p", "slow", "-N2", "--gres=gpu:1", wrap="exec sleep 1")
     until(lambda: [one for one in nodes(cluster).values() if one.stage == "launched"], lambda seen: len(seen) == 2)
-    # Otherwise Slurm forgets that the job has nodes.
-    until(lambda: b"slow-[1-2]" in (cluster.layout.state / "job_state").read_bytes())
+    # Otherwise Slurm forgets that the job has nodes, or that they boot: all of a kind are saved together.
+    cluster.run(["scontrol", "update", "NodeName=burst-1", "Comment=saved_since"], node="ctl1")
+    saved(cluster, "job_state", b"slow-[1-2]")
+    saved(cluster, "node_state", b"saved_since")
     shown = {one["name"]: one["launching"] for one in json.loads(pool(cluster, "list", "--json"))["pools"]}
     assert shown["slow"] == 2
     cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)

@@ -326,7 +326,7 @@ def words_of_stock(cluster: DevCluster, environment: dict[str, str], *, jobs: in
 def test_churn_loses_no_job_and_leaks_nothing(make_cluster: MakeCluster, full_scale: bool) -> None:
     cluster = make_cluster(description(sanitize=True, long=full_scale), timeout=300)
     assert until(lambda: status(cluster)["level"]) == "place"
-    jobs = int(os.environ.get("SLUICE_SOAK_JOBS", "20000")) if full_scale else 150
+    jobs = int(os.environ.get("SLUICE_SOAK_JOBS", "20000")) if full_scale else 100
     churn = Churn(cluster, jobs=jobs, pause=6 if full_scale else 0.7)
     churn.run()
     drain_queue(churn, timeout=3000 if full_scale else 300)

@@ -62,7 +62,7 @@ class Events:
 
     def read(self, machines: Collection[str]) -> dict[str, Warned]:
         """What has been said of these machines. Raises boto3's exceptions."""
-        handles = []  # those of a read that fails stay in the queue: nobody has been told what they say
+        handles = []  # those of a read that fails stay in the queue: nobody knows yet what they say
         for _ in range(_MOST_READS):
             messages = self._receive()
             for one in messages:

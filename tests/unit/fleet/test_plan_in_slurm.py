@@ -28,10 +28,14 @@ def reservation(state: str, start: int, *flags: str) -> Any:
 
 
 def view(
-    jobs: list[Any], planned: dict[int, str] | None = None, reservations: tuple[Any, ...] = (), wall: float = 100.0
+    jobs: list[Any],
+    planned: dict[int, str] | None = None,
+    reservations: tuple[Any, ...] = (),
+    wall: float = 100.0,
+    flags: frozenset[str] = frozenset(),
 ) -> SlurmView:
     nodes = [
-        SimpleNamespace(name=f"n{number}", state="idle", flags=frozenset(), reason="", address="", features=())
+        SimpleNamespace(name=f"n{number}", state="idle", flags=flags, reason="", address="", features=())
         for number in (1, 3)
     ]
     client = SimpleNamespace(
@@ -66,6 +70,12 @@ def test_a_reservation_has_its_nodes_when_it_begins_and_keeps_them() -> None:
 def test_a_running_job_frees_its_nodes_by_its_limit() -> None:
     seen = view([job(7, state="RUNNING", nodes="n[1,3]", end_time=700)])
     assert (seen.jobs[7].ends, seen.starts) == (700, ())
+
+
+@pytest.mark.parametrize(("state", "want"), [("CONFIGURING", "due"), ("COMPLETING", "off")])
+def test_nodes_that_a_job_waits_for_are_not_off_though_a_takeover_lost_that_they_boot(state: str, want: str) -> None:
+    seen = view([job(7, state=state, nodes="n1")], flags=frozenset({"powered_down"}))
+    assert {name: one.want for name, one in seen.nodes.items()} == {"n1": want, "n3": "off"}
 
 
 def test_times_are_by_the_fleets_clock_which_may_be_another_one() -> None:
