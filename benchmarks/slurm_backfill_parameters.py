@@ -41,6 +41,7 @@ CHANGES: dict[str, dict[str, str | None]] = {
     "bf_max_job_test_100": {"bf_max_job_test": "100"},
     "bf_max_job_test_5000": {"bf_max_job_test": "5000"},
     "no_bf_continue": {"bf_continue": None},
+    "bf_yield_interval_2000000": {"bf_yield_interval": "2000000"},
     "bf_resolution_600": {"bf_resolution": "600"},
     "default_queue_depth_1000": {"default_queue_depth": "1000"},
     "defer": {"defer": ""},

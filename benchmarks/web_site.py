@@ -22,6 +22,7 @@ import yaml
 from dev_cluster.cluster import DevCluster
 from dev_cluster.description import parse_description
 from dev_cluster.layout import INSIDE, python_in_tree
+from policy.wanted import BACKFILL
 from sluice.base.errors import SluiceError
 from sluice.base.run import PYTHON
 
@@ -31,6 +32,8 @@ GPUS_A_NODE = 8
 _PATIENCE = 3600.0
 PROGRAMS = {"slurmctld": "slurmctld", "controllerd": "main controllerd", "web": r"sluice(\.main)? web"}
 """Whose time is taken, with words of their command lines."""
+_BACKFILL = ",".join(f"{name}={value}" if value else name for name, value in BACKFILL.items())
+"""As `sluice apply` writes them at level place."""
 _SUBMITTERS = 3
 _TOKENS = """
 import json, sys, time
@@ -206,7 +209,7 @@ def web_site(nodes: int, daemons: int, level: str, root: Path | None = None) -> 
             {"name": WEB, "accounts": ["a0"]},
         ],
         "slurm_conf": "MaxJobCount=250000\nMessageTimeout=100\nMinJobAge=36000\nSlurmdTimeout=0\nMaxDBDMsgs=600000\n"
-        f"SchedulerParameters=defer,bf_interval=30,bf_max_job_test=500,default_queue_depth=500\n{records}",
+        f"SchedulerParameters=defer,default_queue_depth=500,{_BACKFILL}\n{records}",
         "sluice": {"level": level} if level != "off" else False,
     }
     with tempfile.TemporaryDirectory(prefix="sluice-bench-", dir="/var/tmp") as name:

@@ -55,6 +55,7 @@ BACKFILL = {
     "bf_interval": "30",  # its default: shorter only costs, longer lets jobs wait that the planner leaves to Slurm
     "bf_continue": "",  # a long pass goes on after it released its locks; else jobs at the end are never reached
     "bf_max_job_test": "500",  # its default: more only costs, as the planner looks at all jobs
+    "bf_yield_interval": "500000",  # its default, 2 s, is how long nobody sees what else has changed
     "bf_resolution": "60",  # seconds; the planner's own starts are exact
 }
 CONTROLLER_TIMEOUT_S, NODE_TIMEOUT_S = 6, 300

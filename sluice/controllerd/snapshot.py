@@ -25,7 +25,7 @@ from gres_probe.collect import DEFAULT_DIR, load_inventories
 from gres_probe.group import group
 from policy.document import DEFAULT_FILE, load
 from policy.grouping import Grouping
-from policy.live import Cluster, gpus_in_use, gpus_of
+from policy.live import Cluster, gpus_of
 from policy.quota_use import TenantUse, example, quota_rows, read_use
 from policy.service_jobs import FILE_NAME as SERVICES_FILE
 from policy.service_jobs import ServicesFile, ServicesPolicy, compile_services, parse_job_name
@@ -41,6 +41,7 @@ from sluice.controllerd.alerts.listing import alerts_document
 from sluice.controllerd.daemon import Duty, Site
 from sluice.controllerd.health.controller import controller_of
 from sluice.controllerd.power.duty import power_of
+from sluice.controllerd.published_nodes import NodeRows, nodes_now
 from sluice.controllerd.published_reports import BusyError, Reports
 from sluice.controllerd.readings import readings_of
 from sluice.controllerd.serving import Serving
@@ -53,7 +54,7 @@ from sluice.exchange.fleet import (
     why_document,
     words_for_job,
 )
-from sluice.exchange.live import LIVE_FILE, GpuNow, Live, latest, read_live
+from sluice.exchange.live import LIVE_FILE, Live, latest, read_live
 from sluice.exchange.recent_use import CallerUse, RecentUse, ServiceUse
 from sluice.exchange.serve_status import ask_status
 from sluice.exchange.serving import GATEWAY_USER, REPLICAD_USER
@@ -164,6 +165,7 @@ class Publisher:
         self._checked = 0.0
         self._grouping = Grouping()
         self._nodes: list[Node] = []
+        self._node_rows = NodeRows(self.snapshot)
         self._tenants: dict[str, TenantUse] = {}
         self.reports = Reports(site, lambda: Fleet.of(self._nodes), lambda: self._tenants)
         commands = site.commands
@@ -378,19 +380,8 @@ class Publisher:
         self.snapshot.put("pool-events", {name: history_document(found, name) for name in found.pools})
 
     def _read_nodes(self) -> None:
-        nodes = self._nodes = self.site.client.nodes()
-        now = self._live()
-        out = self._out()
-        self.snapshot.put("nodes", {node.name: node_row(node) for node in nodes})
-        gpus: dict[str, dict[str, Any]] = {}
-        on: dict[tuple[str, int], list[int]] = {}
-        for job, places in now.jobs.items():
-            for place in places:
-                on.setdefault((place.node, place.index), []).append(job)
-        for node in nodes:
-            for row in gpu_rows(node, now, on, out):
-                gpus[f"{node.name}/{row['index']}"] = row
-        self.snapshot.put("gpus", gpus)
+        self._nodes = self.site.client.nodes()
+        self._node_rows.publish(nodes_now(self._nodes, self._live(), self._out()))
 
     def _live(self) -> Live:
         """What nodes reported here, where this controller leads, else what the other one wrote."""
@@ -680,55 +671,6 @@ def _answer_only(do: str, line: bytes, answer: Callable[[dict[str, Any]], dict[s
         return render_answer({"error": error.what, "remedy": error.remedy, "usage": error.usage})
     except (OSError, ValueError, RecursionError) as error:
         return render_answer({"error": one_line(str(error)), "remedy": ""})
-
-
-def node_row(node: Node) -> dict[str, Any]:
-    """A node as viewers get it."""
-    types, shards = gpus_of(node)
-    return {
-        "name": node.name,
-        "state": node.state,
-        "flags": sorted(node.flags),
-        "available": node.available,
-        "reason": node.reason[:_MOST_TEXT],
-        "gpu_types": types,
-        "gpus": sum(types.values()),
-        "gpus_allocated": node.tres_allocated.get("gres/gpu", 0),
-        "gpu_mem_mib": shards,
-        "gpu_mem_allocated_mib": node.tres_allocated.get("gres/shard", 0),
-        "cpus": node.cpus,
-        "cpus_allocated": node.cpus_allocated,
-        "memory_mib": node.memory_mib,
-        "memory_allocated_mib": node.memory_allocated_mib,
-        "features": list(node.active_features),
-        "partitions": list(node.partitions),
-        "slurm_version": node.version,
-    }
-
-
-def gpu_rows(
-    node: Node, now: Live, on: dict[tuple[str, int], list[int]], out: dict[tuple[str, int], str]
-) -> Iterable[dict[str, Any]]:
-    """The GPUs of a node as viewers get them."""
-    types = [kind for kind, count in gpus_of(node)[0].items() for _ in range(count)]
-    whole, shared = gpus_in_use(node.gres_used, "gpu"), gpus_in_use(node.gres_used, "shard")
-    for index, kind in enumerate(types):
-        seen = now.gpus.get(node.name, {}).get(index, GpuNow())
-        why = out.get((node.name, index))
-        yield {
-            "node": node.name,
-            "index": index,
-            "type": kind,
-            "use": "shared" if index in shared else "whole" if index in whole else "free",
-            "available": node.available and why is None,
-            "health": "ok" if why is None else "out",
-            "reason": why or "",
-            "jobs": sorted(on.get((node.name, index), ())),
-            "utilisation_percent": seen.percent,
-            "memory_used_mib": seen.used_mib,
-            "memory_total_mib": seen.total_mib,
-            "temperature_c": seen.temperature_c,
-        }
 
 
 def enumerate_rows(rows: Iterable[dict[str, Any]]) -> Iterable[tuple[str, dict[str, Any]]]:

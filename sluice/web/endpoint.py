@@ -25,6 +25,7 @@ from sluice.web.stream import Streams
 
 PREFIX = "/api/v1"
 _BODY_S = 30.0
+_EXACT = 2.0**53  # below it a number of JSON is the integer that was meant
 MOST_TEXT = 1024
 """Characters of a parameter."""
 
@@ -204,17 +205,26 @@ async def read_body(model: type[BaseModel], request: Request, most: int, spent: 
     pieces = await read_bytes(request, most)
     began = time.thread_time()
     try:
-        return checked(model, json.loads(pieces))
+        return checked(model, json.loads(pieces, parse_float=_number), strict=True)
     except (ValueError, RecursionError) as error:
         raise ProblemError(400, "the body is not JSON", remedy="send an object of JSON in UTF-8") from error
     finally:
         spent(time.thread_time() - began)
 
 
-def checked(model: type[BaseModel], document: Any) -> Any:
-    """What was sent, as the model has it. Raises ProblemError 422."""
+def _number(text: str) -> float:
+    """1.0 is an integer in JSON Schema."""
+    value = float(text)
+    return int(value) if abs(value) < _EXACT and value.is_integer() else value
+
+
+def checked(model: type[BaseModel], document: Any, *, strict: bool = False) -> Any:
+    """What was sent, as the model has it; `strict`: also in its types, of which forms have texts only.
+
+    Raises ProblemError 422.
+    """
     try:
-        return model.model_validate(document)
+        return model.model_validate(document, strict=strict)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         name = ".".join(map(str, first["loc"]))

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from sluice.base.errors import UsageError
@@ -170,7 +171,7 @@ class Jobs:
 
     def index(self) -> None:
         """Make the orders, once all jobs are there: faster than one by one."""
-        self._orders = {name: sorted(_mark(job, name) for job in self.by_id.values()) for name in SORTS}
+        self._orders = {name: self._sorted(self.by_id, name) for name in SORTS}
 
     def of(self, field_name: str, words: Iterable[str]) -> set[int]:
         """The numbers of the jobs with one of these values."""
@@ -237,7 +238,7 @@ class Jobs:
 
     def _walk(self, query: Query, found: set[int] | None, after: Mark | None) -> Iterator[Mark]:
         if found is not None and len(found) <= _SMALL:
-            order = sorted(_mark(self.by_id[number], query.sort) for number in found)
+            order = self._sorted(found, query.sort)
             found = None
         else:
             order = self._orders[query.sort]
@@ -250,6 +251,13 @@ class Jobs:
         for place in places:
             if found is None or order[place][1] in found:
                 yield order[place]
+
+    def _sorted(self, numbers: Iterable[int], name: str) -> list[Mark]:
+        """The marks of these jobs in their order; what the most requests take."""
+        if name == "id":
+            return [(number, number) for number in sorted(numbers)]
+        by_id, value_of = self.by_id, attrgetter(name)
+        return sorted((-1 if (value := value_of(by_id[one])) is None else value, one) for one in numbers)
 
 
 def _words(job: Job, name: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import pytest
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.expected_conditions import staleness_of
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -42,6 +43,14 @@ axe.run(document, options).then(
         nodes: one.nodes.slice(0, 5).map(node => node.target.join(" ") + ": " + node.failureSummary),
     }))),
     error => done([{rule: "axe", help: String(error), nodes: []}]));
+"""
+
+_ENTER_FIELD = """
+const [field, more] = document.querySelectorAll(arguments[0]);
+if (!field || more) throw Error(`${arguments[0]}: not one field`);
+field.focus();
+field.select?.();
+return field;
 """
 
 
@@ -127,14 +136,14 @@ class Browser:
 
     # ---- doing ----
 
-    def fill(self, name: str, value: str) -> None:
-        """Fill a field of a form by its name."""
-        field = self.one(f"main [name={json.dumps(name)}]")
+    def fill(self, name: str, value: str, *, within: str = "main") -> None:
+        """Fill a field of a form by its name, as with the keyboard: a field that has the focus is not replaced."""
+        self.settle()
+        field = self.driver.execute_script(_ENTER_FIELD, f"{within} [name={json.dumps(name)}]")
         if field.tag_name == "select":
             Select(field).select_by_value(value)
             return
-        field.clear()
-        field.send_keys(value)
+        field.send_keys(value or Keys.DELETE)
 
     def press(self, selector: str) -> None:
         """Click."""

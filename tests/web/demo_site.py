@@ -24,7 +24,8 @@ from policy.service_jobs import ServicePolicy, ServicesPolicy, job_name
 from policy.service_use import service_documents
 from sluice.base.text import one_line
 from sluice.base.tokens import SCOPES
-from sluice.controllerd.snapshot import gpu_rows, job_row, node_row
+from sluice.controllerd.published_nodes import NodeRows, nodes_now
+from sluice.controllerd.snapshot import job_row
 from sluice.exchange.live import GpuNow, JobNow, Live
 from sluice.exchange.recent_use import ServiceUse
 from sluice.exchange.serve_status import ReplicaStatus, ServiceStatus, Status
@@ -242,13 +243,7 @@ class Demo:
         """All rows, as controllerd puts them."""
         made = Snapshot()
         made.put("jobs", {str(job.id): job_row(job) for job in self.jobs.values()})
-        made.put("nodes", {name: node_row(node) for name, node in self.nodes.items()})
-        on: dict[tuple[str, int], list[int]] = {}
-        for job, places in self.live.jobs.items():
-            for place in places:
-                on.setdefault((place.node, place.index), []).append(job)
-        rows = [row for node in self.nodes.values() for row in gpu_rows(node, self.live, on, self._out)]
-        made.put("gpus", {f"{row['node']}/{row['index']}": row for row in rows})
+        NodeRows(made).publish(nodes_now(self.nodes.values(), self.live, self._out))
         made.put("tenants", self._tenants())
         made.put("users", self._users())
         made.put_one("cluster", "cluster", {

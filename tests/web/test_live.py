@@ -1,8 +1,11 @@
-"""Live parts of pages in a real browser: whatever gets lost on the way, what is shown becomes what is so."""
+"""Live parts of pages in a real browser: whatever gets lost on the way, what is shown becomes what is so; what somebody
+types meanwhile stays."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -89,3 +92,72 @@ def test_a_stream_that_is_silent_is_opened_again(
     opened.driver.execute_script("const now = Date.now; Date.now = () => now() + 60000")
     shows(opened, "higher priority")
     assert opened.errors() == []
+
+
+# ---- what somebody does while a part is refreshed ----
+
+FIRST = "#alerts-now tbody tr:first-child"
+
+
+@pytest.fixture
+def alerts(site: DemoSite, browser: Browser) -> Browser:
+    """An operator's page of alerts, with the first alert's form open."""
+    browser.enter(site.token("oper"))
+    browser.open("/alerts")
+    browser.settle()
+    browser.driver.execute_script(
+        f"const row = document.querySelector('{FIRST}'); window.first = row.id; row.querySelector('summary').click()"
+    )
+    return browser
+
+
+def fire(site: DemoSite, browser: Browser, subject: str) -> None:
+    """One more alert, before all others."""
+    now = site.snapshot.get("alerts", "alerts")
+    newest = {**now["alerts"][0], "subject": subject, "since": site.demo.now}
+    site.snapshot.put_one("alerts", "alerts", {**now, "alerts": [newest, *now["alerts"]]})
+    site.snapshot.put_one("parts", "alerts", {"at": time.time(), "stale_since": None, "problem": subject})
+    browser.driver.execute_script("document.getElementById('alerts-now').dataset.pace = 0")
+    site.apply()
+
+
+def in_form(browser: Browser, script: str) -> Any:
+    """What a script gives of the row that was the first."""
+    return browser.driver.execute_script(f"const row = document.getElementById(window.first); return {script}")
+
+
+def shows_alert(browser: Browser, subject: str) -> None:
+    until(lambda: browser.text("#alerts-now tbody"), lambda seen: subject in seen, timeout=20)
+
+
+def test_an_update_waits_while_somebody_types(site: DemoSite, alerts: Browser) -> None:
+    alerts.fill("comment", "fan is ", within=FIRST)
+    fire(site, alerts, "gpu01/1")
+    time.sleep(1.5)
+    alerts.driver.switch_to.active_element.send_keys("replaced")
+    assert in_form(alerts, "document.activeElement.value") == "fan is replaced"
+    assert "gpu01/1" not in alerts.text("#alerts-now tbody")
+    alerts.driver.execute_script("document.activeElement.blur()")
+    shows_alert(alerts, "gpu01/1")
+    assert in_form(alerts, "row.querySelector('[name=comment]').value") == "fan is replaced"
+    assert alerts.errors() == []
+
+
+def test_what_was_chosen_stays_with_its_row_when_others_change(site: DemoSite, alerts: Browser) -> None:
+    week = str(7 * 86400)
+    alerts.fill("seconds", week, within=FIRST)
+    alerts.driver.execute_script("document.activeElement.blur()")
+    fire(site, alerts, "gpu01/2")
+    shows_alert(alerts, "gpu01/2")
+    assert in_form(alerts, "row.querySelector('[name=seconds]').value") == week
+    assert in_form(alerts, "document.querySelectorAll('tr details[open]').length") == 1
+    assert in_form(alerts, "row.querySelector('details').open")
+    assert alerts.errors() == []
+
+
+def test_who_goes_by_keyboard_stays_where_they_are(site: DemoSite, alerts: Browser) -> None:
+    in_form(alerts, "row.querySelector('summary').focus()")
+    fire(site, alerts, "gpu01/3")
+    shows_alert(alerts, "gpu01/3")
+    assert in_form(alerts, "document.activeElement === row.querySelector('summary')")
+    assert alerts.errors() == []

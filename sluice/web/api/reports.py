@@ -22,7 +22,7 @@ from sluice.web.problems import ProblemError, not_found
 
 _PATIENCE_S = 8.0
 _FIRST_S, _LONGEST_S = 0.05, 0.5  # until it is asked again
-_MOST = timedelta(days=399)
+_MOST, _MOST_OF_EACH = timedelta(days=399), timedelta(days=30)  # from the first day to the last
 _FIRST, _LAST = date(2000, 1, 1), date(2199, 12, 31)
 _BY = "(account|user|partition|qos|state|gpu_type)"
 _BY_REQUEST = "(service|account|user|day)"
@@ -80,6 +80,7 @@ class ServicesQuery(DaysQuery, extra="forbid"):
 class EachGpuQuery(DaysQuery, extra="forbid"):
     """Which days, 31 at most, and whose jobs; several values with commas."""
 
+    until: Day | None = Field(None, description="The last day, which is included; else today, or the 31st.")
     account: str = Field("", max_length=MOST_TEXT, description="Only GPUs that jobs of these had.")
     user: str = Field("", max_length=MOST_TEXT)
     partition: str = Field("", max_length=MOST_TEXT)
@@ -157,7 +158,7 @@ async def _jobs(site: Site, viewer: Viewer, query: JobsReportQuery, path: Mappin
 
 
 async def _of_days(site: Site, viewer: Viewer, query: DaysQuery, kind: str, **words: Any) -> Any:
-    first, last = days_of(query, datetime.now().date())
+    first, last = days_of(query, datetime.now().date(), _MOST_OF_EACH if words.get("each") else _MOST)
     asked = {"from": str(first), "until": str(last), "limit": query.limit, "nodes": viewer.sees_nodes, **words}
     document = await made(site, viewer, "report", report=kind, **asked)
     if query.format == "csv":
@@ -166,18 +167,15 @@ async def _of_days(site: Site, viewer: Viewer, query: DaysQuery, kind: str, **wo
     return document
 
 
-def days_of(query: DaysQuery, today: date) -> tuple[date, date]:
+def days_of(query: DaysQuery, today: date, most: timedelta = _MOST) -> tuple[date, date]:
     """The first and last day of a report. Raises ProblemError."""
-    until = query.until or (max(query.since, min(today, _later(query.since))) if query.since else today)
+    since = query.since and min(max(query.since, _FIRST), _LAST)
+    until = query.until or (max(since, min(today, since + most)) if since else today)
     until = min(max(until, _FIRST), _LAST)
-    since = min(max(query.since or until.replace(day=1), _FIRST), _LAST)
+    since = since or until.replace(day=1)
     if not timedelta() <= until - since <= _MOST:
         raise ProblemError(400, f"from {since} until {until}: not 1 to 400 days", remedy="ask for fewer days")
     return since, until
-
-
-def _later(since: date) -> date:
-    return min(since, _LAST) + _MOST
 
 
 def csv_of(document: Mapping[str, Any], kind: str, by: Any, shown: str = "") -> str:

@@ -16,8 +16,38 @@ function localTimes(root) {
   }
 }
 
-// ---- live parts: what the browser has already is not sent again ----
+// ---- live parts: what the browser has already is not sent again, and what somebody types is not taken from them ----
 const held = new Set(); // parts that are being filled in, and not as they are now
+
+function edited(field) {
+  if (field.localName === "select")
+    return field.selectedIndex !== Math.max(0, [...field.options].findIndex(one => one.defaultSelected));
+  return field.matches("[type=checkbox], [type=radio]") ? field.checked !== field.defaultChecked : field.value !== field.defaultValue;
+}
+
+// Where an element is, so that what is in its place after an update can be found.
+function placeOf(one) {
+  const room = one.closest("[id]");
+  return {room: room.id, tag: one.localName, number: [...room.getElementsByTagName(one.localName)].indexOf(one)};
+}
+
+function at(place) {
+  const room = document.getElementById(place.room);
+  return place.number < 0 ? room : room?.getElementsByTagName(place.tag)[place.number];
+}
+
+// The rows that stay as they are get their places in what came. False: not all of them have one any more.
+function keepRows(target, fragment) {
+  const rows = new Set([...target.querySelectorAll("input, select, textarea")].filter(edited).map(one => one.closest("[data-v]")));
+  const places = [...rows].map(row => row && fragment.querySelector(`#${CSS.escape(row.id)}`));
+  if (places.includes(null)) return false;
+  [...rows].forEach((row, number) => places[number].replaceWith(row));
+  for (const stub of fragment.querySelectorAll("[data-keep]")) {
+    const mine = document.getElementById(stub.id);
+    if (mine) stub.replaceWith(mine);
+  }
+  return true;
+}
 
 htmx.defineExtension("pieces", {
   onEvent(name, event) {
@@ -29,24 +59,20 @@ htmx.defineExtension("pieces", {
   isInlineSwap: style => style === "pieces",
   handleSwap(style, target, fragment) {
     if (style !== "pieces") return false;
-    const fields = [...target.querySelectorAll("input, textarea")];
-    if (fields.some(one => one === document.activeElement || one.value !== one.defaultValue)) {
+    const made = fragment.firstElementChild;
+    if (!made) return false;
+    const active = target.contains(document.activeElement) ? document.activeElement : null;
+    const open = [...target.querySelectorAll("details[open]")].map(placeOf), focused = active && placeOf(active);
+    // A form that has the focus is not even moved: that closes lists, ends input methods, and loses clicks.
+    if (active?.closest("form") || !keepRows(target, fragment)) {
       held.add(target);
       return [target];
     }
-    const open = new Set([...target.querySelectorAll("details[open][id]")].map(one => one.id));
-    const focused = target.contains(document.activeElement) ? document.activeElement.id : "";
-    for (const stub of fragment.querySelectorAll("[data-keep]")) {
-      const mine = document.getElementById(stub.id);
-      if (mine) stub.replaceWith(mine);
-    }
-    const made = fragment.firstElementChild;
-    if (!made) return false;
     for (const one of [...target.attributes]) if (!made.hasAttribute(one.name)) target.removeAttribute(one.name);
     for (const one of made.attributes) target.setAttribute(one.name, one.value);
     target.replaceChildren(...made.childNodes); // the element stays, and with it who listens and where the reader is
-    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-    if (focused) document.getElementById(focused)?.focus();
+    for (const place of open) at(place)?.setAttribute("open", "");
+    if (focused) at(focused)?.focus({preventScroll: true});
     return [target];
   },
 });

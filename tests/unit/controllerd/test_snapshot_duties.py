@@ -22,12 +22,13 @@ import pytest
 from policy.service_jobs import FILE_NAME as SERVICES_FILE
 from policy.service_jobs import ServicePolicy, ServicesPolicy
 from sluice.base.errors import SluiceError
+from sluice.controllerd import published_nodes
 from sluice.controllerd import snapshot as module
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.snapshot import Publisher, Settings
 from sluice.exchange.serve_status import ServiceStatus, Status, replica_status
 from sluice.exchange.serving import Abilities, Heartbeat, Load, State
-from sluice.exchange.snapshot import ask
+from sluice.exchange.snapshot import ask, encode
 from sluice.slurm import Commands, SlurmClient
 from sluice.slurm.answers import Job, Node, SeenJob
 from sluice.slurm.job_changes import WANTED
@@ -263,6 +264,37 @@ def test_gpus_have_their_use_and_private_data_is_published(publisher: Publisher)
     assert rows(publisher, "cluster")["cluster"]["private_data"] == ["jobs", "usage"]
     parts = rows(publisher, "parts")
     assert parts["inventory"]["stale_since"] and parts["events"]["stale_since"] is None
+
+
+def test_rows_are_made_only_of_nodes_that_have_changed(
+    publisher: Publisher, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def noted(section: str, key: str, value: Any) -> bytes:
+        made.append(key)
+        return encode(section, key, value)
+
+    def read() -> list[str]:
+        made.clear()
+        read_again(publisher, "nodes")
+        return sorted(made)
+
+    monkeypatch.setattr(published_nodes, "encode", noted)
+    slurm.nodes_now = [a_node("n1"), a_node("n2")]
+    request(publisher, do="changes")
+    assert read() == ["n1", *(f"n1/{index}" for index in range(4)), "n2", *(f"n2/{index}" for index in range(4))]
+    assert read() == []
+    slurm.nodes_now = [a_node("n1"), a_node("n2", gres="gpu:h100:2", gres_used="gpu:h100:1(IDX:0)")]
+    assert read() == ["n2", "n2/0", "n2/1"]
+    assert set(rows(publisher, "gpus")) == {"n1/0", "n1/1", "n1/2", "n1/3", "n2/0", "n2/1"}
+    assert rows(publisher, "gpus")["n2/0"]["use"] == "whole"
+    slurm.nodes_now = [a_node("n2", gres="gpu:h100:2", gres_used="gpu:h100:1(IDX:0)")]
+    assert read() == []
+    assert set(rows(publisher, "nodes")) == {"n2"} and set(rows(publisher, "gpus")) == {"n2/0", "n2/1"}
+    slurm.nodes_now.append(a_node("n1"))
+    assert read() == ["n1", *(f"n1/{index}" for index in range(4))]
+    assert set(rows(publisher, "nodes")) == {"n1", "n2"} and len(rows(publisher, "gpus")) == 6
 
 
 def token(claims: dict[str, Any], key: bytes = KEY, alg: str = "HS256") -> str:

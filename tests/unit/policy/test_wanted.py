@@ -410,7 +410,7 @@ def test_backfill_is_set_to_what_suits_the_planner(tmp_path: Path) -> None:
 
     assert words("shadow") == []
     ours = words("place")
-    assert {"bf_interval=30", "bf_continue", "bf_window=1440"} <= set(ours)
+    assert {"bf_interval=30", "bf_continue", "bf_yield_interval=500000", "bf_window=1440"} <= set(ours)
     assert words("place", "max_time: 7d")[-1] == "bf_window=10080"
     # what the site has set stays, what Sluice sets is there once
     theirs = words("place", SchedulerParameters="defer,bf_interval=5,bf_continue,nohold_on_prolog_fail")

@@ -21,7 +21,8 @@ from policy.service_jobs import ServicePolicy, ServicesPolicy, compile_services
 from policy.service_use import service_documents
 from sluice.base.errors import SluiceError
 from sluice.client import models
-from sluice.controllerd.snapshot import job_row, node_row
+from sluice.controllerd.published_nodes import node_row
+from sluice.controllerd.snapshot import job_row
 from sluice.exchange import fleet
 from sluice.exchange.acts import ActError, Request, parse_request, render_answer, render_error
 from sluice.exchange.recent_use import CallerUse

@@ -192,7 +192,7 @@ def test_each_answer_that_is_described_can_be_had(served: Served, one: tuple[str
         elif status in (404, 409, 422) and (method != "GET" or by_proof):
             served.refusal = status
         elif status == 404:
-            place = path.format(job=4_000_000_000, tenant="nobody", node="nowhere", report="nothing")
+            place = path.format_map({**dict.fromkeys(KNOWN, "nothing"), "job": 4_000_000_000})
         sent["headers"] = {**headers, **sent.get("headers", {})}
         return client.request(method, place, **sent).status_code
 

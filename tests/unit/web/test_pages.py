@@ -20,7 +20,8 @@ import httpx
 import pytest
 from jinja2 import nodes
 
-from sluice.controllerd.snapshot import gpu_rows, job_row
+from sluice.controllerd.published_nodes import NodeRows, nodes_now
+from sluice.controllerd.snapshot import job_row
 from sluice.exchange.acts import ActError
 from sluice.web.pages import FORMS, NAVIGATION, VIEWS, heat, jobs, reports, services, show, static, submit, why, words
 from sluice.web.pages.routes import POLICY, local, templates
@@ -304,9 +305,7 @@ def test_a_refresh_is_small_also_when_everything_has_changed(large: DemoSite, pa
         check_inert(tree_of(same))
     live, large.demo.live.gpus = large.demo.live.gpus, busy
     try:
-        on: dict[tuple[str, int], list[int]] = {}
-        rows = [row for node in large.demo.nodes.values() for row in gpu_rows(node, large.demo.live, on, {})]
-        large.snapshot.put("gpus", {f"{row['node']}/{row['index']}": row for row in rows})
+        NodeRows(large.snapshot).publish(nodes_now(large.demo.nodes.values(), large.demo.live, {}))
         for number in list(large.demo.jobs)[-60:]:
             large.snapshot.put_one(
                 "jobs", str(number), {**job_row(large.demo.jobs[number]), "state": "RUNNING", "nodes": "gpu0001"}

@@ -162,6 +162,9 @@ def test_filters_and_bounds(tmp_path: Path) -> None:
         assert web.get(f"/reports/users?{bad}", "root").status_code == 400, bad
     assert web.get("/reports/jobs?since=2026-01-01&until=2026-01-05", "root").status_code == 400, "a day of all users"
     assert web.get("/reports/jobs?since=2026-01-01&until=2026-01-05&user=bob", "root").status_code == 200
+    month = web.get("/reports/gpus/each?since=2026-01-01", "root").json()
+    assert month["end"] - month["start"] == 31 * 86400, "as many days as it may"
+    assert web.get("/reports/gpus/each?since=2026-01-01&until=2026-02-01", "root").status_code == 400
     assert web.get("/reports/nothing", "root").status_code == 404
 
 

@@ -120,6 +120,10 @@ def test_that_there_is_a_job_of_another_is_not_said(tmp_path: Path) -> None:
         (422, b'{"script": "#!/bin/sh", "environment": {"A=B": "x"}}', {}),
         (422, b'{"script": "#!/bin/sh", "environment": {"A": "x\\u0000y"}}', {}),
         (422, json.dumps({"script": "x" * (MOST_SCRIPT + 1)}).encode(), {}),
+        (422, b'{"script": "#!/bin/sh", "gpus_per_node": true}', {}),
+        (422, b'{"script": "#!/bin/sh", "ntasks": "2"}', {}),
+        (422, b'{"script": "#!/bin/sh", "ntasks": 2.5}', {}),
+        (422, b'{"script": "#!/bin/sh", "gpu_spread": "yes"}', {}),
         (413, b" " * (MOST_BODY + 1), {}),
         (400, b'{"script": "#!/bin/sh"}', {"idempotency-key": ""}),
         (400, b'{"script": "#!/bin/sh"}', {"idempotency-key": "x" * 129}),
@@ -132,6 +136,15 @@ def test_bad_requests_do_not_reach_the_helper(
     said = send(web, "/jobs", content=body, **headers)
     assert said.status_code == status, said.text
     assert models.Problem.model_validate(said.json()).remedy and not web.acted
+
+
+def test_a_number_is_a_number_and_one_point_zero_is_one(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    for watts in (b"false", b'"0"', b"0.5"):
+        said = send(web, "/power/budget", user="root", content=b'{"name": "hall", "watts": %s}' % watts)
+        assert said.status_code == 422 and not web.acted, "a budget of no watts"
+    assert send(web, "/power/budget", user="root", content=b'{"name": "hall", "watts": 5.0e3}').status_code == 200
+    assert web.acted[-1].words["watts"] == 5000
 
 
 def test_large_bodies_are_for_scripts_alone(tmp_path: Path) -> None:
