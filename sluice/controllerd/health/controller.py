@@ -178,8 +178,9 @@ class Controller:
         with self.lock:
             self._load_saves()
             policy = self._policy_of().checkpoint
-            heard = self._checkpoints.hear(jobs, running_of(site).saved())
-            due = self._checkpoints.due(jobs, policy, time.time())
+            now = time.time()
+            heard = self._checkpoints.hear(jobs, running_of(site).saved(), now)
+            due = self._checkpoints.due(jobs, policy, now)
         try:  # first, so that a daemon that is killed in between does not send them again
             if heard or due or time.monotonic() - self._saves_written >= _SAVES_S:
                 self._save_saves()
