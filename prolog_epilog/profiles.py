@@ -2,7 +2,8 @@
 
 Root makes and removes them, and reads nothing in them: the injected library and the collector, both programs of the
 job's user, meet there. Of one file in it, which the job touches when it has saved its state, root reads the time. What
-the user left is removed by a process of that user, with a bound on its time.
+the user left is removed by a process of that user, with a bound on its time. What the user has mounted there (FUSE)
+is not asked.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from prolog_epilog.cgroups import Place
+from sluice.base.files import open_unmounted
 from sluice.base.log import log
 from sluice.exchange.record import JobRecord
 
@@ -71,7 +73,7 @@ class Profiles:
 
         `asked`: the step has --gpu-profile, by its own environment.
         """
-        if not place.step or not self._of(record).is_dir():
+        if not place.step or not self._is_made(record):
             return {}
         own = self._link / str(record.job)
         found = {"SLUICE_PROFILE_FOLDER": str(own / place.step), "SLUICE_CHECKPOINT_FILE": str(own / _SAVED)}
@@ -84,9 +86,17 @@ class Profiles:
         """When the job last touched the file that says that it has saved its state: by the kernel's time of the last
         change, which no user can set. None: not in this run."""
         try:
-            return os.lstat(self._of(record) / _SAVED).st_ctime
+            with open_unmounted(self.folder, str(record.job), _SAVED) as file:
+                return os.fstat(file).st_ctime
         except OSError:
             return None
+
+    def _is_made(self, record: JobRecord) -> bool:
+        try:
+            with open_unmounted(self.folder, str(record.job)):
+                return True
+        except OSError:
+            return False
 
     def retire(self, record: JobRecord) -> None:
         """A job has ended: nobody finds its folder any more, and `sweep` removes it."""
@@ -124,13 +134,16 @@ class Profiles:
 def _empty(folder: Path) -> None:
     """Remove what is in it, as its owner; folders that the owner closed are opened. Raises OSError."""
     words = (_REMOVE, _OPEN, _REMOVE)
-    owner = folder.lstat().st_uid
-    folder.chmod(0o700)  # find does not even begin in a closed one; only root can put another in its place
-    for one in words:
-        with suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(
-                one, cwd=folder, user=owner, group=_NOGROUP, extra_groups=[], env={}, timeout=_REMOVE_S / len(words),
-                check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            if done.returncode == 0 and one is _REMOVE:
-                return
+    with open_unmounted(folder.parent, folder.name) as opened:
+        itself = Path(f"/proc/self/fd/{opened}")  # also when something is mounted over its name meanwhile
+        owner = os.fstat(opened).st_uid
+        itself.chmod(0o700)  # find does not even begin in a closed one
+        for one in words:
+            with suppress(subprocess.TimeoutExpired):
+                done = subprocess.run(
+                    one, cwd=itself, user=owner, group=_NOGROUP, extra_groups=[], env={}, check=False,
+                    timeout=_REMOVE_S / len(words), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+                if done.returncode == 0 and one is _REMOVE:
+                    return

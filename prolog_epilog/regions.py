@@ -14,7 +14,7 @@ from prolog_epilog.contexts import VENDORS, Contexts
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError, State
 from sluice.base.errors import SluiceError
-from sluice.base.files import write_atomic, write_if_changed
+from sluice.base.files import mount_of, write_atomic, write_if_changed
 from sluice.base.log import log
 from sluice.base.text import one_line
 from sluice.core import limit
@@ -57,11 +57,7 @@ def check_mounts(folder: Path) -> None:
             return
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        [mount] = [
-            line.split()[1]
-            for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
-            if line.startswith("mnt_id:")
-        ]
+        mount = mount_of(descriptor)
     finally:
         os.close(descriptor)
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

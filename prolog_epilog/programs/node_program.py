@@ -230,6 +230,9 @@ def opens(path: str) -> bool:
 def task_prolog() -> None:
     """Check what the task can open, and tell slurmstepd what to put into its environment."""
     if not numbers("SLURM_STEP_GPUS") and not numbers("SLURM_JOB_GPUS"):
+        own = "/{}/".format(os.environ.get("SLURM_JOB_ID"))
+        if own not in os.environ.get(CHECKPOINT_FILE, own):  # of the job that submitted this one
+            print("unset", CHECKPOINT_FILE)
         return
     devices = ask(do="devices")
     said: dict[str, object] = {"open": [path for path in devices["files"] if opens(path)]}

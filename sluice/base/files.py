@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -54,6 +56,29 @@ def write_if_changed(
             return False
     write_atomic(path, data, mode=mode, like=like)
     return True
+
+
+def mount_of(descriptor: int) -> str:
+    """The number, in mountinfo, of the mount that an open file is on. Raises OSError."""
+    lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    return next(line.split()[1] for line in lines if line.startswith("mnt_id:"))
+
+
+@contextlib.contextmanager
+def open_unmounted(folder: Path, *names: str) -> Iterator[int]:
+    """A descriptor, to look at and not to read, of what `names` lead to below a folder of root's: no link is followed,
+    and a file system that a user mounted on the way is asked nothing, as it need not answer. Raises OSError."""
+    found = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+    try:
+        mount = mount_of(found)
+        for name in names:
+            above, found = found, os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=found)
+            os.close(above)
+            if mount_of(found) != mount:
+                raise OSError(errno.EXDEV, "a file system is mounted there", name)
+        yield found
+    finally:
+        os.close(found)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -7,7 +7,7 @@ it. Times are seconds since 1970.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ class Saves:
         """Raises OSError."""
         document = {
             "schema_version": SCHEMA_VERSION,
-            "jobs": {str(job): asdict(one) for job, one in self.jobs.items()},
-            "classes": {name: asdict(one) for name, one in self.classes.items()},
+            "jobs": {str(job): vars(one) for job, one in self.jobs.items()},
+            "classes": {name: vars(one) for name, one in self.classes.items()},
         }
         write_atomic(path, json.dumps(document, separators=(",", ":")) + "\n", mode=0o600)
 

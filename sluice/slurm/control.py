@@ -65,7 +65,14 @@ class Control:
 
     def cancel(self, jobs: Iterable[Job], *, only_waiting: bool = False) -> None:
         """Cancel jobs; those that have ended already are not an error."""
-        words = ["--quiet", *(["--state=PENDING"] if only_waiting else [])]
+        self._scancel(jobs, "--quiet", *(["--state=PENDING"] if only_waiting else []))
+
+    def signal(self, jobs: Iterable[Job], name: str) -> None:
+        """Signal the batch scripts and all steps of jobs; those that have ended already are not an error."""
+        self._scancel(jobs, f"--signal={name}", "--full")
+
+    def _scancel(self, jobs: Iterable[Job], *words: str) -> None:
+        """Many at once: for most words scancel first asks slurmctld for all jobs that there are."""
         names = [job.own_name for job in jobs]
         for at in range(0, len(names), 500):
             self.commands.run("scancel", *words, *names[at : at + 500], check=False)

@@ -99,12 +99,13 @@ class Checkpoints:
             last = max(last, one.saved)  # between saves, whoever began them
         return close or bool(one.interval_s and now - last >= one.interval_s)
 
-    def hear(self, jobs: Iterable[Job], said: Mapping[int, list[float | None]]) -> bool:
-        """What each node reported of running jobs; whether one of them has saved again."""
+    def hear(self, jobs: Iterable[Job], said: Mapping[int, list[float | None]], now: float) -> bool:
+        """What each node reported of running jobs; whether one of them has saved again. Times of nodes whose clocks are
+        ahead count when they have come."""
         heard = False
         for job in jobs:
             one, times = self.saves.jobs.get(job.id), said.get(job.id, [])
-            ended = [at for at in times if at is not None]
+            ended = [at for at in times if at is not None and at <= now]
             if one is None or not ended or len(ended) < max(job.node_count, len(times)):
                 continue
             first = min(ended)

@@ -32,6 +32,7 @@ from sluice.controllerd.readings import running_of
 from sluice.exchange.health_report import parse_report
 from sluice.exchange.saves import SAVES_FILE, Saves, read_saves
 from sluice.slurm.answers import Job, Node
+from sluice.slurm.control import Control
 
 STATE_FILE = "sluice.health.json"
 PERIOD_S = 5.0
@@ -177,12 +178,15 @@ class Controller:
         with self.lock:
             self._load_saves()
             policy = self._policy_of().checkpoint
-            heard = self._checkpoints.hear(jobs, running_of(site).saved())
-            due = self._checkpoints.due(jobs, policy, time.time())
+            now = time.time()
+            heard = self._checkpoints.hear(jobs, running_of(site).saved(), now)
+            due = self._checkpoints.due(jobs, policy, now)
+        try:  # first, so that a daemon that is killed in between does not send them again
             if heard or due or time.monotonic() - self._saves_written >= _SAVES_S:
                 self._save_saves()
+        finally:  # a full disk keeps no signal back
+            Control(site.commands).signal(due, policy.signal)
         for job in due:
-            site.commands.run("scancel", f"--signal={policy.signal}", "--full", job.own_name, check=False)
             log.info("job %d: signalled to save its state", job.id)
 
     def _policy_of(self) -> NodePolicy:
@@ -284,11 +288,12 @@ class Controller:
 
     def _save_saves(self) -> None:
         path = self.site.state_save / SAVES_FILE
-        if self._checkpoints.saves == Saves():
-            return
-        self._checkpoints.saves.write(path)
-        self._saves_written = time.monotonic()
-        self._saves_stamp = _stamp(path)
+        with self.lock:
+            if self._checkpoints.saves == Saves():
+                return
+            self._checkpoints.saves.write(path)
+            self._saves_written = time.monotonic()
+            self._saves_stamp = _stamp(path)
 
     def _path(self) -> Path:
         return self.site.state_save / STATE_FILE

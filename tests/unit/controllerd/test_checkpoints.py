@@ -16,6 +16,7 @@ from sluice.exchange.saves import ClassFailures, JobSaves, Saves, read_saves
 from sluice.slurm.answers import Job, Node
 
 DAY = 86400.0
+NOW = 20_000.0
 POLICY = NodeCheckpoint(interval_s="daly", node_mtbf_s=10 * 86400)
 
 
@@ -58,8 +59,8 @@ def test_the_interval_follows_measured_saves_and_failures() -> None:
     checkpoints.watch([node("n1", "gpu:h100:8(S:0-1)")], ["n1"], 9000.0)
     assert checkpoints.due([job], POLICY, 9000.0 + FIRST_S - 1) == []
     assert checkpoints.due([job], POLICY, 9600.0) == [job]
-    assert checkpoints.hear([job], {1: [9630.0]})
-    assert not checkpoints.hear([job], {1: [9630.0]})
+    assert checkpoints.hear([job], {1: [9630.0]}, NOW)
+    assert not checkpoints.hear([job], {1: [9630.0]}, NOW)
     assert checkpoints.due([job], POLICY, 9660.0) == []
     one = checkpoints.saves.jobs[1]
     assert (one.signals, one.answers, one.save_s, one.saved) == (1, 1, 30.0, 9630.0)
@@ -77,30 +78,38 @@ def test_a_job_of_several_nodes_has_saved_when_all_have() -> None:
     assert checkpoints.due([job], POLICY, 9600.0) == [job]
     one = checkpoints.saves.jobs[1]
     for said in ([9610.0], [9610.0, None], [9610.0, None, 9611.0]):
-        checkpoints.hear([job], {1: said})
+        checkpoints.hear([job], {1: said}, NOW)
         assert (one.saved, one.answers) == (None, 0)
-    checkpoints.hear([job], {1: [9610.0, 9640.0]})
+    checkpoints.hear([job], {1: [9610.0, 9640.0]}, NOW)
     assert (one.saved, one.answers, one.save_s) == (9610.0, 1, 40.0)
     assert checkpoints.due([job], POLICY, 10200.0) == [job]
-    checkpoints.hear([job], {1: [10205.0, 9640.0]})
+    checkpoints.hear([job], {1: [10205.0, 9640.0]}, NOW)
     assert (one.saved, one.answers) == (9640.0, 1)  # of the second save one part is there
 
 
 def test_a_job_that_saves_by_itself_answers_nothing_and_loses_less() -> None:
     checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint=10m", 9000)
     checkpoints.due([job], POLICY, 9100.0)
-    checkpoints.hear([job], {1: [9090.0]})
+    checkpoints.hear([job], {1: [9090.0]}, NOW)
     checkpoints.due([job], POLICY, 9600.0)
-    checkpoints.hear([job], {1: [9090.0]})
+    checkpoints.hear([job], {1: [9090.0]}, NOW)
     one = checkpoints.saves.jobs[1]
     assert (one.signals, one.answers, one.saved, one.save_s) == (1, 0, 9090.0, None)
+
+
+def test_a_clock_that_was_ahead_silences_no_job() -> None:
+    checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint=daly", 9000)
+    assert checkpoints.due([job], POLICY, 9600.0) == [job]
+    assert not checkpoints.hear([job], {1: [9e9]}, 9605.0)
+    assert checkpoints.hear([job], {1: [9610.0]}, 9620.0)
+    assert checkpoints.saves.jobs[1].saved == 9610.0
 
 
 def test_a_job_that_starts_again_goes_on_with_what_is_known_of_it() -> None:
     checkpoints = Checkpoints()
     first = running(1, "sluice:checkpoint", 9000)
     checkpoints.due([first], POLICY, 9600.0)
-    checkpoints.hear([first], {1: [9620.0]})
+    checkpoints.hear([first], {1: [9620.0]}, NOW)
     checkpoints.due([], POLICY, 9700.0)
     again = replace(first, start_time=9800)
     assert checkpoints.due([again], POLICY, 9815.0) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +15,7 @@ from sluice.base.errors import SluiceError
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.health import running as module
 from sluice.controllerd.health.controller import Controller
-from sluice.exchange.saves import SAVES_FILE, read_saves
+from sluice.exchange.saves import SAVES_FILE, Saves, read_saves
 from tests.unit.controllerd.slurm_objects import a_job, a_node
 
 LISTING_S = 2.0  # of very many jobs: it is made every 30 s
@@ -34,6 +36,7 @@ class Slurm:
         self.nodes_now = {"n1": a_node("n1"), "n2": a_node("n2")}
         self.jobs_now = {1: a_job(1, nodes="n1")}
         self.events = folder / "events"
+        self.ran: list[tuple[str, ...]] = []
         site = FakeSite(
             client=self, commands=self, conf_folder=folder, state_save=folder, events=self.events, host="ctl1"
         )
@@ -56,7 +59,9 @@ class Slurm:
     def output(self, *words: str) -> str:
         raise SluiceError(f"{words[0]}: not now", remedy="try again")
 
-    run = output
+    def run(self, *words: str, check: bool) -> None:
+        assert not check, "a job that ended meanwhile is no error"
+        self.ran.append(words)
 
     def step(self, state: str = "mixed", flags: frozenset[str] = frozenset()) -> None:
         """Five seconds later, with n1 in this state."""
@@ -123,3 +128,19 @@ def test_failures_under_jobs_are_counted_and_outlive_the_daemon(
     slurm.step()
     slurm.controller.signal(site)
     assert caplog.text.count(str(path)) == 1 and [one.failures for one in read_saves(path).classes.values()] == [0]
+
+
+def test_many_jobs_are_signalled_at_once_and_a_full_disk_keeps_no_signal_back(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    slurm.jobs_now = {number: a_job(number, comment="sluice:checkpoint=20m", start_time=9) for number in range(1, 1002)}
+    monkeypatch.setattr(Saves, "write", write)
+    with pytest.raises(OSError, match="No space"):
+        slurm.controller.signal(slurm.controller.site)
+    assert [words[:4] for words in slurm.ran] == [
+        ("scancel", "--signal=USR1", "--full", str(first)) for first in (1, 501, 1001)
+    ]
+    assert sum(len(words) - 3 for words in slurm.ran) == 1001

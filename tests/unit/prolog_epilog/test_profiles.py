@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,51 @@ def test_a_job_says_when_it_has_saved_and_cannot_say_another_time(made: Profiles
     assert again is not None and again >= first
     made.make(record)  # it runs again
     assert made.saved(record) is None
+
+
+@pytest.fixture
+def mount() -> Iterator[Callable[[Path, Path], None]]:
+    """A user may do so with FUSE, on what is the user's own; who asks such a file system may wait without an end."""
+    made: list[Path] = []
+
+    def bind(source: Path, over: Path) -> None:
+        if subprocess.run(["mount", "--bind", source, over], check=False, capture_output=True).returncode:
+            pytest.skip("mounting is not permitted here")
+        made.append(over)
+
+    yield bind
+    for over in made:
+        subprocess.run(["umount", "--lazy", over], check=True)
+
+
+@needs_root
+@pytest.mark.parametrize("over", ["7", "7/checkpoint.saved"])
+def test_what_a_user_mounted_is_not_asked(
+    made: Profiles, tmp_path: Path, mount: Callable[[Path, Path], None], over: str
+) -> None:
+    record, foreign = a_record(), tmp_path / "foreign"
+    made.make(record)
+    (tmp_path / "profiles/7/checkpoint.saved").touch()
+    assert made.saved(record) is not None
+    foreign.mkdir()
+    (foreign / "checkpoint.saved").touch()
+    mount(foreign if over == "7" else foreign / "checkpoint.saved", tmp_path / "profiles" / over)
+    assert made.saved(record) is None
+    assert bool(made.exports(record, BATCH)) == (over != "7")
+
+
+@needs_root
+def test_what_a_user_mounted_over_an_ended_folder_is_neither_opened_nor_emptied(
+    made: Profiles, tmp_path: Path, mount: Callable[[Path, Path], None]
+) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir(mode=0o755)
+    ended = tmp_path / "profiles/.ended-7-1"
+    ended.mkdir()
+    mount(foreign, ended)
+    with pytest.raises(OSError, match="mounted"):
+        made.sweep()
+    assert foreign.stat().st_mode & 0o777 == 0o755
 
 
 @needs_root

@@ -155,6 +155,9 @@ def test_a_task_says_that_it_saved_for_its_own_job(answering: Answering, tmp_pat
     inherited = "/run/sluice/profile/7/checkpoint.saved"
     done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", SLUICE_CHECKPOINT_FILE=inherited)
     assert done.stdout == "export SLUICE_CHECKPOINT_FILE=/run/sluice/profile/8/checkpoint.saved\n"
+    for job, said in (("8", "unset SLUICE_CHECKPOINT_FILE\n"), ("7", "")):  # without GPUs; a step of job 7 may touch it
+        found = program("sluice-task-prolog", path, tmp_path, SLURM_JOB_ID=job, SLUICE_CHECKPOINT_FILE=inherited)
+        assert found.stdout == said
 
 
 def answers(folder: Path, library: str = "/lib/profile.so") -> list[bytes]:
