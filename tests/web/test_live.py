@@ -155,6 +155,19 @@ def test_what_was_chosen_stays_with_its_row_when_others_change(site: DemoSite, a
     assert alerts.errors() == []
 
 
+def test_a_row_that_is_gone_does_not_hold_up_the_others(site: DemoSite, alerts: Browser) -> None:
+    alerts.fill("seconds", str(7 * 86400), within=FIRST)
+    alerts.driver.execute_script("document.activeElement.blur()")
+    subject = in_form(alerts, "row.querySelector('[name=subject]').value")
+    now = site.snapshot.get("alerts", "alerts")
+    left = [one for one in now["alerts"] if one["subject"] != subject]
+    site.snapshot.put_one("alerts", "alerts", {**now, "alerts": left})
+    fire(site, alerts, "gpu01/4")
+    shows_alert(alerts, "gpu01/4")
+    assert in_form(alerts, "row") is None
+    assert alerts.errors() == []
+
+
 def test_who_goes_by_keyboard_stays_where_they_are(site: DemoSite, alerts: Browser) -> None:
     in_form(alerts, "row.querySelector('summary').focus()")
     fire(site, alerts, "gpu01/3")

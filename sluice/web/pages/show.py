@@ -21,6 +21,7 @@ from sluice.web.pages.words import Say, translate_problem
 NOTHING = "\u2013"
 """Where a value is not known."""
 _MOST_HAVE = 2000
+_PLAIN, _NOT_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[^A-Za-z0-9_-]")  # ids of pieces
 _MOST_SPREAD = 20 << 10
 """Characters of what a refresh sends; compressed they are less than 5 KB."""
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
@@ -244,7 +245,7 @@ class Ui:
         return Markup("").join(made[at] for at in range(len(things)))
 
     def _stub_or_all(self, tag: str, name: str, inside: str, attributes: Mapping[str, str]) -> Markup:
-        known = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
+        known = _id_of(name)
         more = Markup("").join(
             Markup(' {}="{}"').format(one.rstrip("_").replace("_", "-"), value) for one, value in attributes.items()
         )
@@ -254,6 +255,13 @@ class Ui:
         return Markup('<{} id="{}" data-v="{}"{}>{}</{}>').format(
             tag, known, digest, more, Markup(inside), tag
         )  # fmt: skip
+
+
+def _id_of(name: str) -> str:
+    """An element's id: with another's, a stub would bring the other's row to its place."""
+    if _PLAIN.fullmatch(name):
+        return name
+    return f"{_NOT_PLAIN.sub('_', name)[:47]}-{hashlib.blake2s(name.encode(), digest_size=8).hexdigest()}"
 
 
 def _stub(tag: str, name: str) -> Markup:

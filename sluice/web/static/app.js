@@ -36,12 +36,12 @@ function at(place) {
   return place.number < 0 ? room : room?.getElementsByTagName(place.tag)[place.number];
 }
 
-// The rows that stay as they are get their places in what came. False: not all of them have one any more.
+// The rows that stay as they are get their places in what came. One that is gone there goes with what was typed: there is
+// nothing left to send it to, and a part that waited for it would never change again. False: a field is in no row.
 function keepRows(target, fragment) {
   const rows = new Set([...target.querySelectorAll("input, select, textarea")].filter(edited).map(one => one.closest("[data-v]")));
-  const places = [...rows].map(row => row && fragment.querySelector(`#${CSS.escape(row.id)}`));
-  if (places.includes(null)) return false;
-  [...rows].forEach((row, number) => places[number].replaceWith(row));
+  if (rows.has(null)) return false;
+  for (const row of rows) fragment.querySelector(`#${CSS.escape(row.id)}`)?.replaceWith(row);
   for (const stub of fragment.querySelectorAll("[data-keep]")) {
     const mine = document.getElementById(stub.id);
     if (mine) stub.replaceWith(mine);

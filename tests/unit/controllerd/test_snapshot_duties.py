@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,6 +26,7 @@ from sluice.base.errors import SluiceError
 from sluice.controllerd import published_nodes
 from sluice.controllerd import snapshot as module
 from sluice.controllerd.daemon import Site
+from sluice.controllerd.readings import readings_of
 from sluice.controllerd.snapshot import Publisher, Settings
 from sluice.exchange.serve_status import ServiceStatus, Status, replica_status
 from sluice.exchange.serving import Abilities, Heartbeat, Load, State
@@ -295,6 +297,40 @@ def test_rows_are_made_only_of_nodes_that_have_changed(
     slurm.nodes_now.append(a_node("n1"))
     assert read() == ["n1", *(f"n1/{index}" for index in range(4))]
     assert set(rows(publisher, "nodes")) == {"n1", "n2"} and len(rows(publisher, "gpus")) == 6
+
+
+def test_rows_follow_what_is_not_in_slurms_record(
+    publisher: Publisher, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out: list[dict[str, str]] = []
+    monkeypatch.setattr(module, "controller_of", lambda site: SimpleNamespace(listing=lambda: {"rows": out}))
+
+    def report(percent: float, *jobs: int) -> None:
+        gpu = {"index": 1, "utilisation_percent": percent, "jobs": dict.fromkeys(map(str, jobs), percent)}
+        readings_of(publisher.site).take({"node": "n1", "gpus": [gpu]})
+
+    def seen() -> tuple[Any, ...]:
+        read_again(publisher, "nodes")
+        row = rows(publisher, "gpus")["n1/1"]
+        return row["utilisation_percent"], row["jobs"], row["health"], row["available"], row["reason"]
+
+    slurm.nodes_now = [a_node("n1")]
+    request(publisher, do="changes")
+    assert seen() == (None, [], "ok", True, "")
+    report(50.0, 7)
+    assert seen() == (50.0, [7], "ok", True, "")
+    report(50.0, 8, 7)
+    assert seen() == (50.0, [7, 8], "ok", True, "")
+    report(60.0, 8, 7)
+    assert seen() == (60.0, [7, 8], "ok", True, "")
+    report(60.0)
+    assert seen() == (60.0, [], "ok", True, "")
+    out.append({"node": "n1", "gpu": "1", "state": "out", "reason": "XID 79"})
+    assert seen() == (60.0, [], "out", False, "XID 79")
+    out[0]["reason"] = "XID 48"
+    assert seen() == (60.0, [], "out", False, "XID 48")
+    out.clear()
+    assert seen() == (60.0, [], "ok", True, "")
 
 
 def token(claims: dict[str, Any], key: bytes = KEY, alg: str = "HS256") -> str:

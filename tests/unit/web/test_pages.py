@@ -467,6 +467,14 @@ def test_static_files_are_kept_by_browsers_and_pinned(tmp_path: Path) -> None:
     assert fetch(web, "/static/000000000000/../../templates/base.html", "alice").status_code == 404
 
 
+def test_pieces_of_different_names_have_different_ids() -> None:
+    ui = Ui(say_in("en"), "/")
+    names = ["a-gpu01_1", "a-gpu01/1", "a-gpu01:1", "n" * 64, "n" * 65, "n" * 66, "\u00e9", "\u00e8", 7]
+    ids = re.findall(r'id="([A-Za-z0-9_-]{1,64})" data-v', "".join(ui.piece("tr", name, lambda: "") for name in names))
+    assert len(set(ids)) == len(names)
+    assert ids[0] == "a-gpu01_1" and ids[1].startswith("a-gpu01_1-")
+
+
 def test_numbers_and_times_have_units() -> None:
     ui = Ui(say_in("en"), "/")
     assert [ui.mib(one) for one in (None, 512, 81559, 2_063_000)] == [
