@@ -87,7 +87,7 @@ def test_reserved_gpus_stay_those_of_the_reservation(cluster: DevCluster, jobs: 
     cluster.run(["scontrol", "create", *made.split()])
     try:
         jobs.cancel_all()
-        inside = jobs.submit("--gpus=4", "-N1", "--reservation=some", user="bob")
+        inside = jobs.submit("--gpus-per-node=4", "-N1", "--reservation=some", user="bob")
         jobs.wait(inside, "RUNNING")
         (own,) = re.findall(r" GRES=(\S+)", cluster.run(["scontrol", "show", "job", "-d", inside]).stdout)
         assert gpu_indices(own) == set(range(8)) - gpu_indices(held)
