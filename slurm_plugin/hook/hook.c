@@ -58,6 +58,8 @@ static int decide(struct decision *decision)
     if (!reason && decision->request.fit == SLUICE_JOB_STOCK)
         reason = decision->request.reason;
     bool place_level = decision->level == SLUICE_LEVEL_PLACE;
+    if (call->mode == SELECT_MODE_RUN_NOW)
+        sluice_hook.kept_job = SLUICE_REST_RESERVED(call->rest) ? call->job->job_id : 0;
     if (reason) {
         count(sluice_hook.stock_alone);
         count(sluice_hook.by_reason[reason]);
@@ -123,7 +125,8 @@ int sluice_hook_test(const struct sluice_hook_call *call)
 
 void sluice_hook_begin(job_record_t *job)
 {
-    if (sluice_settings_level() != SLUICE_LEVEL_PLACE || !sluice_hook.following || !job->job_resrcs)
+    if (sluice_settings_level() != SLUICE_LEVEL_PLACE || !sluice_hook.following || !job->job_resrcs ||
+        sluice_hook.kept_job == job->job_id)
         return;
     if (sluice_hook.chosen_job != job->job_id ||
         !sluice_gpus_same_nodes(job, sluice_hook.chosen, sluice_hook.chosen_count)) {

@@ -58,6 +58,8 @@ struct sluice_hook_state {
     uint32_t chosen_count;
     struct sluice_part *chosen;
 
+    uint32_t kept_job; /* starts next to reserved cores or GRES: it keeps stock's GPUs and NICs */
+
     /* what the job draws that is about to start */
     uint32_t powered_job;
     struct sluice_job_watts power;

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from sluice.base.slurm_version import parse_slurm_version
 from tests.integration.settled import until
 from tests.integration.slurm_features import (
     POLICY,
@@ -72,6 +74,26 @@ def test_reservation_keeps_others_out_and_lets_its_own_in(cluster: DevCluster, j
     finally:
         jobs.cancel_all()
         cluster.run(["scontrol", "delete", "ReservationName=mine"])
+
+
+def test_reserved_gpus_stay_those_of_the_reservation(cluster: DevCluster, jobs: Jobs) -> None:
+    """Which GPUs of a node are reserved only stock Slurm knows: its choice of them is kept."""
+    if parse_slurm_version(cluster.run(["sinfo", "--version"]).stdout) < (24, 11, 0):
+        pytest.skip("GPUs are reserved since 24.11")
+    first = jobs.submit("--gpus=4", "-N1", "-w", "n2")
+    jobs.wait(first, "RUNNING")
+    (held,) = re.findall(r" GRES=(\S+)", cluster.run(["scontrol", "show", "job", "-d", first]).stdout)
+    made = "ReservationName=some StartTime=now Duration=30 Nodes=n2 Users=bob TRES=cpu=8,gres/gpu=4"
+    cluster.run(["scontrol", "create", *made.split()])
+    try:
+        jobs.cancel_all()
+        inside = jobs.submit("--gpus-per-node=4", "-N1", "--reservation=some", user="bob")
+        jobs.wait(inside, "RUNNING")
+        (own,) = re.findall(r" GRES=(\S+)", cluster.run(["scontrol", "show", "job", "-d", inside]).stdout)
+        assert gpu_indices(own) == set(range(8)) - gpu_indices(held)
+    finally:
+        jobs.cancel_all()
+        cluster.run(["scontrol", "delete", "ReservationName=some"])
 
 
 def test_reservation_to_come_is_not_delayed(cluster: DevCluster, jobs: Jobs) -> None:
