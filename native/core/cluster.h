@@ -235,6 +235,9 @@ struct offer {
     uint8_t units;     /* where need->total: the most GPUs it can give; else 1 if it can take one node's share, or 0 */
     uint8_t preferred; /* how many preferences hold */
 };
+/* What a node of this shape offers that has so much free, and these GPUs to choose from. */
+struct offer sluice_offer_of(const struct shape *shape, const struct need *need, int32_t cpus, int32_t host_memory,
+                             uint16_t fit);
 /* What the node offers now. */
 struct offer sluice_offer_now(const struct sluice_cluster *cluster, uint32_t node, const struct need *need);
 /* What it would offer, were it up, healthy and idle. */

@@ -158,7 +158,7 @@ static bool enough_besides_gpus(const struct node_search *search)
 static bool fits(const struct node_search *search)
 {
     const struct need *need = search->need;
-    if (!enough_besides_gpus(search) || (need->exclusive && search->left.parts))
+    if (need->exclusive && search->left.parts)
         return false;
     uint16_t fit = search->usable;
     if (need->share) {
@@ -171,7 +171,7 @@ static bool fits(const struct node_search *search)
                 fit ^= (uint16_t)(1u << gpu);
         }
     }
-    return sluice_count(fit) >= need->gpus;
+    return sluice_offer_of(search->shape, need, search->left.cpus, search->left.host_memory, fit).units;
 }
 
 /* With `sign` 1 the part goes, with -1 it comes back. */
@@ -468,7 +468,8 @@ enum sluice_error sluice_compaction_plan(struct sluice_compaction *compaction, e
         return error;
     compaction->policy = policy;
     compaction->most_moves = limits->moves;
-    compaction->most_cost = (limits->gain * 1000 + limits->factor_permille - 1) / limits->factor_permille;
+    int64_t gain_permille = limits->gain * 1000;
+    compaction->most_cost = gain_permille / limits->factor_permille + (gain_permille % limits->factor_permille ? 1 : 0);
     compaction->state++;
     if (clear_a_node(compaction, asked) || exchange_until_it_fits(compaction, asked))
         error = SLUICE_OK;

@@ -50,9 +50,13 @@ static struct slot_kind *kind_of(struct slot_kinds *kinds, int32_t share, int32_
     return &kinds->kinds[kinds->count - 1];
 }
 
+/* Only where jobs may start. */
 static void add_slot(struct sluice_compaction *compaction, struct slot_kinds *kinds, struct slot slot)
 {
-    slot.free = compaction->cluster->gpu_free[slot.node].mib[slot.gpu];
+    const struct sluice_cluster *cluster = compaction->cluster;
+    if (!sluice_node_open(cluster, slot.node) || !(cluster->nodes[slot.node].healthy >> slot.gpu & 1))
+        return;
+    slot.free = cluster->gpu_free[slot.node].mib[slot.gpu];
     struct slot_kind *kind = kind_of(kinds, slot.share, slot.free);
     if (!kind)
         return;
@@ -113,23 +117,33 @@ static uint32_t list_pairs(const struct slot_kinds *all, struct pair *pairs)
 
 static const struct need *need_of(const struct sluice_compaction *compaction, const struct slot *slot)
 {
-    return &compaction->needs[compaction->movables[slot->movable].request];
+    static const struct need nothing;
+    return slot->movable == NONE ? &nothing : &compaction->needs[compaction->movables[slot->movable].request];
+}
+
+static const struct part *held_at(const struct sluice_compaction *compaction, const struct slot *slot)
+{
+    static const struct part nothing;
+    return slot->movable == NONE ? &nothing : &compaction->now[slot->movable];
 }
 
 /* May the job of one slot, if it has one, be on the GPU of another, once the job that is there has left? */
 static bool may_go_to(const struct sluice_compaction *compaction, const struct slot *from, const struct slot *to)
 {
-    static const struct part nothing;
     if (from->movable == NONE)
         return true;
     const struct sluice_cluster *cluster = compaction->cluster;
-    const struct need *need = need_of(compaction, from);
-    const struct part *leaving = to->movable == NONE ? &nothing : &compaction->now[to->movable];
+    const struct need *need = need_of(compaction, from), *other = need_of(compaction, to);
+    const struct part *held = held_at(compaction, from), *leaving = held_at(compaction, to);
     const struct node *row = &cluster->nodes[to->node];
-    return sluice_node_open(cluster, to->node) && sluice_node_allowed(need, to->node) &&
-           (sluice_eligible(sluice_shape_of(cluster, to->node), need) & row->healthy) >> to->gpu & 1 &&
-           need->share <= to->free + leaving->share && need->cpus <= row->cpus_free + leaving->cpus &&
-           need->host_memory <= row->host_memory_free + leaving->host_memory &&
+    int32_t cpus = row->cpus_free + leaving->cpus, host_memory = row->host_memory_free + leaving->host_memory;
+    if (from->node == to->node) { /* then it leaves as well, and the other comes back */
+        cpus += held->cpus - other->cpus;
+        host_memory += held->host_memory - other->host_memory;
+    }
+    return sluice_node_allowed(need, to->node) &&
+           sluice_eligible(sluice_shape_of(cluster, to->node), need) >> to->gpu & 1 &&
+           need->share <= to->free + leaving->share && need->cpus <= cpus && need->host_memory <= host_memory &&
            need->compute <= cluster->compute_free[to->node].percent[to->gpu] + leaving->compute;
 }
 

@@ -74,8 +74,8 @@ static int at_most(int64_t have, int64_t first, int64_t each, int units)
     return each && (have - first) / each < units ? (int)((have - first) / each) : units;
 }
 
-static struct offer offer(const struct shape *shape, const struct need *need, int32_t cpus, int32_t host_memory,
-                          uint16_t fit)
+struct offer sluice_offer_of(const struct shape *shape, const struct need *need, int32_t cpus, int32_t host_memory,
+                             uint16_t fit)
 {
     struct offer offer = {.fit = fit};
     if (cpus < need->cpus || host_memory < need->host_memory)
@@ -99,16 +99,17 @@ struct offer sluice_offer_now(const struct sluice_cluster *cluster, uint32_t nod
     const struct node *row = &cluster->nodes[node];
     if (need->exclusive && row->parts)
         return (struct offer){0};
-    return offer(sluice_shape_of(cluster, node), need, row->cpus_free, row->host_memory_free,
-                 need->gpus ? sluice_fitting_gpus(cluster, node, need) : 0);
+    return sluice_offer_of(sluice_shape_of(cluster, node), need, row->cpus_free, row->host_memory_free,
+                           need->gpus ? sluice_fitting_gpus(cluster, node, need) : 0);
 }
 
 struct offer sluice_offer_idle(const struct sluice_cluster *cluster, const struct node_class *class,
                                const struct need *need)
 {
     const struct shape *shape = &cluster->shapes[class->shape];
-    return offer(shape, need, class->cpus, class->host_memory,
-                 need->gpus ? sluice_with_free(&shape->memory, sluice_eligible(shape, need), need->share) : 0);
+    return sluice_offer_of(shape, need, class->cpus, class->host_memory,
+                           need->gpus ? sluice_with_free(&shape->memory, sluice_eligible(shape, need), need->share)
+                                      : 0);
 }
 
 /* ---- candidates ---- */

@@ -690,8 +690,9 @@ void sluice_compaction_free(struct sluice_compaction *compaction);
  * GPUs are exchanged, each time so that the sum of the squares of what GPUs have free grows most for each moved job,
  * until the request fits. A plan is not always found where there is one.
  *
- * Only requests for one node are planned for. `moves` has room for limits->moves. O((nodes + jobs) * log of it) for each
- * node that is tried in vain and each exchange. Errors: those of sluice_place (NO_PLACE: no plan was found within the
+ * Only requests for one node are planned for. `moves` has room for limits->moves. O(nodes + jobs + requests * a decision)
+ * for each of the 16 nodes that may be tried, and O(nodes + jobs + kinds^2) for each exchange, of which there are at most
+ * 510; kinds, of equal share and free memory, are at most 1024, and jobs of further ones are not exchanged. Errors: those of sluice_place (NO_PLACE: no plan was found within the
  * limits); RANGE (limits); CAPACITY (count, request_count); UNKNOWN, DUPLICATE (allocation); INVALID (a request for
  * several nodes, a job on several, its request or cost).
  */
