@@ -108,12 +108,12 @@ class PowerControl:
             decision = keeper.step(now, self._gpus, jobs, limits)
             if not site.leads():
                 return
-            met.write(site.state_save / met.FILE_NAME, keeper.met)
             self._uses = decision.uses
             for node in latest:
                 self.powers.order(node, decision.caps.get(node, {}))
-            power_plan.write(plan, self._plan(policy, decision))
             self._to_stop.extend((job, self._words(decision.uses)) for job in decision.stop)
+            met.write(site.state_save / met.FILE_NAME, keeper.met)  # and the plan: budgets are kept on a full disk, too
+            power_plan.write(plan, self._plan(policy, decision))
             if now - self._saved >= _SAVE_S:
                 self._saved = now
                 self._known_estimates().save(site.state_save / ESTIMATES)
