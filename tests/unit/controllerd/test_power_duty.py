@@ -124,6 +124,13 @@ def test_what_nodes_and_tenants_draw_and_may_draw(daemon: Daemon) -> None:
         "nodes": {"n1": {"name": "n1", **{key: 2 * value for key, value in half.items()}}},
         "tenants": {name: {"name": name, **half} for name in ("guests", "physics")},
     }
+    daemon.control.powers.take(PowerReport("n1", 0, (replace(gpu, jobs=(1, 2, 3)),)).to_dict())
+    daemon.now += 1
+    daemon.control.step(cast(Site, daemon.site))
+    assert sum(row["gpus"] for row in daemon.control.drawn()["tenants"].values()) == pytest.approx(1)
+    daemon.now += 11  # another controller leads
+    assert daemon.control.drawn() == {"nodes": {}, "tenants": {}}
+    assert daemon.control.show()["budgets"][0]["measured_w"] is None
 
 
 def test_a_controller_that_does_not_lead_orders_nothing(daemon: Daemon) -> None:
