@@ -36,7 +36,7 @@ from sluice.slurm.answers import Job, Node
 
 PERIOD_S = 1.0
 LOOK_S = FRESH_S + 1.0
-_GAP_S = 10.0  # without a step this daemon did not lead meanwhile
+_GAP_S = 10.0  # without a step
 _NODES_S = 30.0
 _SAVE_S = 60.0
 _STOP_S = 0.5
@@ -95,7 +95,7 @@ class PowerControl:
             self._look_at_nodes(now)
             latest = self.powers.latest()
             self._look(latest)
-            if now - self._stepped > _GAP_S:
+            if self._ceased(now):
                 self._begin(now)
             elapsed, self._stepped = now - self._stepped, now
             self._gpus = self._read(policy, latest)
@@ -108,15 +108,19 @@ class PowerControl:
             decision = keeper.step(now, self._gpus, jobs, limits)
             if not site.leads():
                 return
-            met.write(site.state_save / met.FILE_NAME, keeper.met)
             self._uses = decision.uses
             for node in latest:
                 self.powers.order(node, decision.caps.get(node, {}))
-            power_plan.write(plan, self._plan(policy, decision))
             self._to_stop.extend((job, self._words(decision.uses)) for job in decision.stop)
+            met.write(site.state_save / met.FILE_NAME, keeper.met)  # and the plan: budgets are kept on a full disk, too
+            power_plan.write(plan, self._plan(policy, decision))
             if now - self._saved >= _SAVE_S:
                 self._saved = now
                 self._known_estimates().save(site.state_save / ESTIMATES)
+
+    def _ceased(self, now: float) -> bool:
+        """Whether this daemon does not lead, or did not meanwhile: what it knows is of then."""
+        return now - self._stepped > _GAP_S
 
     def _begin(self, now: float) -> None:
         """This daemon begins to lead."""
@@ -354,7 +358,7 @@ class PowerControl:
         """The budgets, for viewers; nothing of single jobs."""
         with self._lock:
             now = time.time()
-            uses = {one.name: one for one in self._uses}
+            uses = {} if self._ceased(time.monotonic()) else {one.name: one for one in self._uses}
             try:
                 low = self._lowered(now)
             except SluiceError as error:
@@ -388,11 +392,12 @@ class PowerControl:
         }
 
     def drawn(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What `nodes` and `tenants` draw, by name; of a GPU that is shared each job's tenant has an equal part."""
+        """What `nodes` and `tenants` draw, by name; of a shared GPU each job's tenant has an equal part. Nothing where
+        this daemon does not lead."""
         nodes: dict[str, dict[str, Any]] = {}
         tenants: dict[str, dict[str, Any]] = {}
         with self._lock:
-            for gpu in self._gpus:
+            for gpu in () if self._ceased(time.monotonic()) else self._gpus:
                 _add(nodes, gpu.node, gpu, 1.0)
                 for number in gpu.jobs:
                     if number in self._jobs:
@@ -448,7 +453,7 @@ def _add(rows: dict[str, dict[str, Any]], name: str, gpu: Gpu, part: float) -> N
         ("capped_gpus", part * capped),
         ("silent_gpus", part * gpu.silent),
     ):
-        row[key] = round(row.get(key, 0.0) + value, 2)
+        row[key] = row.get(key, 0.0) + value
 
 
 power_of = of_site(PowerControl)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,10 +21,13 @@ def read(path: Path) -> dict[str, float]:
     """By budget. Nothing of a damaged file: then budgets count as constant."""
     try:
         with path.open("rb") as file:
-            return {str(name): float(watts) for name, watts in json.loads(file.read(_MAX_BYTES))["met"].items()}
+            found = {str(name): float(watts) for name, watts in json.loads(file.read(_MAX_BYTES))["met"].items()}
+        if not all(map(math.isfinite, found.values())):
+            raise ValueError("no amount of watts")
+        return found
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         log.error("%s: damaged: %s; it is written again", path, error)
     return {}
 

@@ -124,6 +124,13 @@ def test_what_nodes_and_tenants_draw_and_may_draw(daemon: Daemon) -> None:
         "nodes": {"n1": {"name": "n1", **{key: 2 * value for key, value in half.items()}}},
         "tenants": {name: {"name": name, **half} for name in ("guests", "physics")},
     }
+    daemon.control.powers.take(PowerReport("n1", 0, (replace(gpu, jobs=(1, 2, 3)),)).to_dict())
+    daemon.now += 1
+    daemon.control.step(cast(Site, daemon.site))
+    assert sum(row["gpus"] for row in daemon.control.drawn()["tenants"].values()) == pytest.approx(1)
+    daemon.now += 11  # another controller leads
+    assert daemon.control.drawn() == {"nodes": {}, "tenants": {}}
+    assert daemon.control.show()["budgets"][0]["measured_w"] is None
 
 
 def test_a_controller_that_does_not_lead_orders_nothing(daemon: Daemon) -> None:
@@ -156,14 +163,31 @@ def test_a_daemon_that_dies_after_a_lowering_leaves_it_to_the_next(daemon: Daemo
     daemon.step(int(LOOK_S) + 2)
     daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
     file = daemon.site.state_save / met.FILE_NAME
-    for text, ran in (("{}", []), (file.read_text(), ["scontrol requeue 2"])):
+    damaged = ("{}", '{"met": {"hall": NaN}}', '{"met": {"hall": Infinity}}', "[" * 100_000)
+    for text, ran in (*((text, []) for text in damaged), (file.read_text(), ["scontrol requeue 2"])):
         file.write_text(text)
         daemon.control = PowerControl(cast(Site, daemon.site))
         daemon.control.powers._clock = lambda: daemon.now
         daemon.step(int(LOOK_S) + 4, cap=300, why="order")
         daemon.control.stop(cast(Site, daemon.site))
         assert daemon.site.ran == ran
-    assert "damaged" in caplog.text
+    assert caplog.text.count("damaged") == len(damaged)
+
+
+def test_without_a_file_that_can_be_written_a_budget_is_kept(daemon: Daemon) -> None:
+    """As on a full disk."""
+    daemon.step(int(LOOK_S) + 2)
+    file = daemon.site.state_save / met.FILE_NAME
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(IsADirectoryError):
+        daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
+    assert daemon.report("n1", (1, 2))["order"]["caps"]["n1-2"] < 700
+    for _ in range(3):
+        with pytest.raises(IsADirectoryError):
+            daemon.step(cap=300, why="order")
+    daemon.control.stop(cast(Site, daemon.site))
+    assert daemon.site.ran == ["scontrol requeue 2"]
 
 
 def test_a_new_leader_takes_over_the_caps_in_force(daemon: Daemon) -> None:
