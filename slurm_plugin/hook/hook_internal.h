@@ -86,7 +86,7 @@ struct decision {
     struct sluice_plan *plan;
     struct sluice_plan_question question;
     bool budgets;                  /* the policy has power budgets ... */
-    struct sluice_request drawing; /* ... and what it draws follows from this: where stock decides, an estimate */
+    struct sluice_request drawing; /* ... and what it draws follows from the GPUs of this */
     struct sluice_job_watts power;
     bool by_plan; /* the plan kept some nodes for others */
     bool planned; /* the answer is the plan's, not the core's to `used` */

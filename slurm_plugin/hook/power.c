@@ -29,9 +29,6 @@ static uint32_t parts_of(const struct decision *decision, const struct sluice_pa
     return count;
 }
 
-/* What no node has more of. */
-static const struct sluice_node_size any_node = {.cpus = 1 << 20, .gpus = SLUICE_MAX_GPUS};
-
 void sluice_hook_read_power(struct decision *decision)
 {
     if (decision->level != SLUICE_LEVEL_PLACE || decision->call->mode == SELECT_MODE_TEST_ONLY)
@@ -40,7 +37,7 @@ void sluice_hook_read_power(struct decision *decision)
     if (settings->rules->budget_count) {
         decision->drawing = decision->request.wanted;
         if (decision->request.fit == SLUICE_JOB_STOCK)
-            sluice_job_request_estimate(sluice_hook.mirror, decision->call->job, any_node, &decision->drawing);
+            sluice_job_request_gpus(sluice_hook.mirror, decision->call->job, &decision->drawing);
         const struct sluice_draws *draws = sluice_draws_acquire();
         struct sluice_watts_basis basis;
         sluice_watts_begin(&basis, settings->rules, draws, sluice_hook.mirror);

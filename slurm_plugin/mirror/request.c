@@ -525,3 +525,19 @@ bool sluice_job_request_estimate(struct sluice_mirror *mirror, job_record_t *job
     *out = made.has_wider && made.wanted.gpus > largest.gpus ? made.wider : made.wanted;
     return true;
 }
+
+bool sluice_job_request_gpus(struct sluice_mirror *mirror, job_record_t *job, struct sluice_request *out)
+{
+    const sluice_job_details *details = job->details;
+    struct sluice_job_request made = {0};
+    if (!details)
+        return false;
+    const uint32_t required = details->req_node_bitmap ? (uint32_t)bit_set_count(details->req_node_bitmap) : 0;
+    const uint32_t min_nodes = most(details->min_nodes, required);
+    const uint32_t max_nodes = details->max_nodes ? most(details->max_nodes, min_nodes) : UINT32_MAX;
+    make(mirror, job, min_nodes, max_nodes, min_nodes, true, &made, NULL);
+    if (made.fit == SLUICE_JOB_STOCK)
+        return false;
+    *out = made.has_wider ? made.wider : made.wanted;
+    return true;
+}

@@ -94,6 +94,10 @@ struct sluice_node_size {
 bool sluice_job_request_estimate(struct sluice_mirror *mirror, job_record_t *job, struct sluice_node_size largest,
                                  struct sluice_request *out);
 
+/* The GPUs that a job takes on the nodes that stock chooses: of all of them together, where it does not say how many on
+ * each. False: they cannot be said. Cost and locks: as above. */
+bool sluice_job_request_gpus(struct sluice_mirror *mirror, job_record_t *job, struct sluice_request *out);
+
 /* The percentage of each of its GPUs' compute that a job claims (--gpu-share), from the options that its record keeps;
  * 0 where it claims none, or its options do not parse. Locks: job read. */
 uint32_t sluice_job_gpu_share(const job_record_t *job);
