@@ -208,6 +208,8 @@ def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
     site.apply(POLICY[: POLICY.index("  budgets:")])
     site.in_force("place", "ctl2")
     site.run("scontrol", "requeue", job)
+    # The last word of the first run's step would end the second.
+    site.until(lambda: not site.run("pgrep", "-x", "slurmstepd", check=False).stdout)
 
     def runs_again() -> bool:
         site.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
