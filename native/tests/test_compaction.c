@@ -134,11 +134,11 @@ static void test_clearing(void)
     const struct sluice_request whole = {.gpus = 1}, two = {.gpus = 2}, half = {.gpus = 1, .gpu_memory_mib = 500};
     expect_moves(&scene, whole, any_cost, "1");
     expect_moves(&scene, half, any_cost, "");  /* fits as it is */
-    expect_moves(&scene, two, any_cost, "10"); /* 600 goes beside 400, 300 beside another 600 */
+    expect_moves(&scene, two, any_cost, "10"); /* 600 goes next to 400, 300 next to another 600 */
     expect_moves(&scene, (struct sluice_request){.gpus = 3}, any_cost, "no place even when idle");
     scene.jobs[0].cost = scene.jobs[2].cost = scene.jobs[3].cost = scene.jobs[4].cost = 9;
     scene.jobs[1].cost = 5;
-    expect_moves(&scene, whole, any_cost, "5"); /* 400 goes beside 600 */
+    expect_moves(&scene, whole, any_cost, "5"); /* 400 goes next to 600 */
 
     /* The gain over the cost exceeds the factor, or nothing moves. */
     struct sluice_compaction_limits limits = {.moves = MAX_JOBS, .gain = 10, .factor_permille = 10000};
@@ -154,7 +154,7 @@ static void test_clearing(void)
     /* Only those that are listed may move, and only to where their own requests allow. */
     scene.count = 5;
     expect_moves(&scene, whole, any_cost, "1");
-    scene.requests[1].models = 2; /* model b: only beside job 5, where it has room */
+    scene.requests[1].models = 2; /* model b: only next to job 5, where it has room */
     expect_moves(&scene, whole, any_cost, "1");
     scene.requests[1].gpu_memory_mib = 700;
     expect_moves(&scene, whole, any_cost, "0");

@@ -254,6 +254,8 @@ def _checkpoint(document: dict[str, Any]) -> list[str]:
         )
     elif found["signals"]:
         lines.append(f"  It has not answered {found['signals']} signals: it is not known whether it can be saved.")
+    elif "problem" in found:
+        lines.append(f"  What came of its signals cannot be read: {found['problem']}")
     else:
         lines.append("  It has had no signal yet: it is not known whether it can be saved.")
     return lines

@@ -8,6 +8,8 @@ from typing import Any
 
 from policy.checkpoint import NodeCheckpoint
 from policy.node import FILE_NAME, NodePolicyFile
+from sluice.base.errors import SluiceError
+from sluice.base.text import one_line
 from sluice.exchange.saves import SAVES_FILE, JobSaves, Saves, read_saves
 from sluice.slurm.answers import Job
 
@@ -20,21 +22,25 @@ class SiteCheckpoints:
         self._path = Path(config["StateSaveLocation"]) / SAVES_FILE
         self._stamp: tuple[int, int] | None = None
         self._saves = Saves()
+        self._problem = ""
 
     def of(self, job: Job) -> dict[str, Any]:
-        """Of one job. Raises SluiceError."""
+        """Of one job; with `problem` where what was measured cannot be read, which hides nothing else of the job."""
         self._read()
-        return describe(job, self._policy.current().checkpoint, self._saves.jobs.get(job.id, JobSaves()))
+        found = describe(job, self._policy.current().checkpoint, self._saves.jobs.get(job.id, JobSaves()))
+        return found | {"problem": self._problem} if self._problem else found
 
     def _read(self) -> None:
         try:
             state = self._path.stat()
+            stamp = state.st_mtime_ns, state.st_ino
+            if stamp != self._stamp:
+                self._stamp, self._saves, self._problem = stamp, Saves(), ""
+                self._saves = read_saves(self._path)
         except FileNotFoundError:
-            self._saves = Saves()
-            return
-        stamp = state.st_mtime_ns, state.st_ino
-        if stamp != self._stamp:
-            self._stamp, self._saves = stamp, read_saves(self._path)
+            self._stamp, self._saves, self._problem = None, Saves(), ""
+        except (OSError, SluiceError) as error:
+            self._problem = one_line(str(error))
 
 
 def describe(job: Job, policy: NodeCheckpoint, saves: JobSaves) -> dict[str, Any]:

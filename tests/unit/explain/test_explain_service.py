@@ -391,6 +391,17 @@ def test_whether_a_job_can_be_saved_is_known(tmp_path: Path, comment: str, saves
     assert [words for words in told if words not in shown] == []
 
 
+def test_a_damaged_record_of_saves_hides_nothing_else_of_a_job(tmp_path: Path) -> None:
+    checkpoints = SiteCheckpoints({"StateSaveLocation": str(tmp_path)})
+    known, file = job(7, comment="sluice:checkpoint=20m", state="RUNNING"), tmp_path / SAVES_FILE
+    file.write_text("{")
+    for _ in range(2):  # the second time it has not changed
+        shown = "\n".join(render({"job": "7", "checkpoint": checkpoints.of(known)}))
+        assert "every 20 min" in shown and f"cannot be read: {file}: " in shown
+    Saves({7: JobSaves(signals=2)}).write(file)
+    assert "problem" not in checkpoints.of(known) and checkpoints.of(known)["signals"] == 2
+
+
 def test_a_slow_request_ends_in_time() -> None:
     here, there = socket.socketpair()
     with here, there:
