@@ -130,9 +130,13 @@ class Browser:
         found: list[dict[str, Any]] = self.driver.execute_async_script(_RUN_AXE, list(WCAG))
         return found
 
-    def overflows(self) -> int:
-        """By how many pixels the page is wider than the window."""
-        return int(self.driver.execute_script("const e = document.documentElement; return e.scrollWidth - innerWidth"))
+    def overflows(self, seconds: float = 3) -> int:
+        """By how many pixels the page is wider than the window, once plots have followed a change of its width."""
+        wider = "const e = document.documentElement; return e.scrollWidth - innerWidth"
+        end = time.monotonic() + seconds
+        while (found := int(self.driver.execute_script(wider))) > 0 and time.monotonic() < end:
+            time.sleep(0.05)
+        return found
 
     # ---- doing ----
 
