@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from policy.checkpoint import NodeCheckpoint
@@ -85,6 +85,7 @@ class State:
         self.by_node = {launch.node: launch for launch in self.memory.launches.values()}
         self.busy: dict[tuple[str, ...], float] = {}  # acts under way, since when
         self.wanted: dict[str, float] = {}  # nodes that Slurm waits for, since when
+        self.due: dict[str, float] = {}  # nodes that Slurm will power up, since when
         self.bare: dict[str, float] = {}  # nodes that are on without a machine, since when
         self.signalled: set[int] = set()  # jobs on machines that are taken back which have had their signal
         self.dirty = False
@@ -107,11 +108,21 @@ class State:
     def see(self, view: SlurmView) -> None:
         """What Slurm says; an older view than the last one is nothing."""
         if self.view is None or view.at >= self.view.at:
-            self.view = view
+            self.view = self._without_overdue(view)
             self.jobs = {}
             for job in view.jobs.values():
                 for node in job.nodes:
                     self.jobs.setdefault(node, []).append(job.id)
+
+    def _without_overdue(self, view: SlurmView) -> SlurmView:
+        """A node that Slurm has not powered up for as long as one may boot counts as off: no machine waits longer."""
+        self.due = {node: self.due.get(node, view.at) for node, one in view.nodes.items() if one.want == "due"}
+        overdue = {
+            node: replace(view.nodes[node], want="off")
+            for node, since in self.due.items()
+            if node in self.pool_of and view.at - since > self.policy.pools[self.pool_of[node]].boot_s
+        }
+        return replace(view, nodes={**view.nodes, **overdue}) if overdue else view
 
     def flush(self) -> list[Act]:
         """What is to be asked for, once the journal has it. Raises OSError, and then nothing is."""

@@ -36,6 +36,7 @@ IDLE_S = 60.0
 RESUME_TIMEOUT_S = 4000.0
 SLURMD_TIMEOUT_S = 300.0
 HOSTILE_S = 900.0
+ENDED_S = 400.0  # until a machine that is not wanted is gone, once nothing is hostile any more
 LATEST_S = 45.0  # until a request takes effect, or never does
 MOST_S = 40_000.0
 
@@ -136,6 +137,7 @@ class World:
                 number + 1, self.chance.randint(1, most), pools, self.chance.choice((5.0, 60.0, 400.0)),
                 self.now + self.chance.uniform(0, 600),
             )  # fmt: skip
+        self.takeover = self.now + self.chance.uniform(0, HOSTILE_S) if self.chance.random() < 0.15 else None
         self.keeper = self._new_keeper()
 
     @property
@@ -367,6 +369,9 @@ class World:
         for box in self.boxes:
             if box.ended is None and box.dies is not None and box.dies <= self.now:
                 box.ended = box.dies
+        if self.takeover is not None and self.takeover <= self.now:
+            self.takeover = None
+            self._forget_boots()
         for name, node in self.nodes.items():
             alive = next((one for one in self.boxes if one.node == name and one.ended is None), None)
             self._register(node, alive)
@@ -383,6 +388,13 @@ class World:
                 self._leave(job, "done")
             elif job.state == "pending" and max(job.at, job.begins) <= self.now:
                 self._start(job)
+
+    def _forget_boots(self) -> None:
+        """A controller that takes over knows the jobs and not that their nodes boot; it may take long to notice."""
+        for node in self.nodes.values():
+            if node.want == "up" and node.job is not None:
+                node.want, node.since = "due", self.now
+                self.after(self.chance.uniform(0, 3000), partial(self._power_up, node))
 
     def _register(self, node: Node, box: Box | None) -> None:
         booted = box is not None and box.boots is not None and node.since <= box.made and box.boots <= self.now
@@ -455,6 +467,11 @@ class World:
                 alive[box.node] = alive.get(box.node, 0) + 1
         self.problems += [f"{node}: {count} machines at once" for node, count in alive.items() if count > 1]
         self.problems += [f"{token}: launched {count} times" for token, count in tokens.items() if count > 1]
+        for box in self.boxes:
+            node = self.nodes[box.node]
+            least = POLICY.pools[box.pool].boot_s + ENDED_S
+            if box.ended is None and node.want == "due" and self.now - max(node.since, 1000.0 + HOSTILE_S) > least:
+                self.problems.append(f"{box.id}: its node {box.node} has been due since {node.since:.0f}")
         for one in self.keeper.status().nodes:
             if one.slurm in ("up", "down", "invalid") and one.difference == "none":
                 self.problems.append(f"{one.node}: is {one.slurm} in Slurm, and no reason is named: {one}")

@@ -98,6 +98,27 @@ def places(acts: list[LaunchAct]) -> list[str]:
     return [f"{one.order.shape}/{one.order.zone}" for one in acts]
 
 
+@pytest.mark.parametrize("stage", ["asked", "launched", "registered"])
+def test_a_machine_waits_no_longer_than_a_boot_for_a_node_that_slurm_does_not_power_up(stage: str) -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    (act,) = one.launches()
+    machine = Machine("m1", act.order.token, "n1")
+    if stage != "asked":
+        one.keeper.take(Launched(act.order.token, machine), one.now)
+    if stage == "registered":
+        one.wants["n1"] = "on"
+        one.step(1)
+    one.wants["n1"], one.jobs = "due", {7: SlurmJob(7, True, frozenset({"n1"}))}
+    for seconds in (1.0, 20.0, POLICY.pools["p"].boot_s - 21):
+        one.step(seconds)
+        assert one.node().stage == stage
+    acts = one.step(21)
+    assert one.node().stage == "terminating"
+    one.keeper.take(Launched(act.order.token, machine), one.now)
+    assert TerminateAct("p", "m1", act.order.token) in [*acts, *one.step(5)]
+
+
 def test_a_launch_is_on_disk_before_it_is_asked_for() -> None:
     one = Fleet()
     one.wants["n1"] = "up"
