@@ -46,7 +46,7 @@ class Checkpoint(BaseModel):
     before_requeue: Seconds = 30
     """Time from the signal until a job is taken off a faulty GPU. Example: `30s`."""
     before_time_limit: Seconds | None = None
-    """Time from the signal to the time limit. Example: `5m`."""
+    """Time from the signal to the time limit; not in a job's first minute. Example: `5m`."""
     requeue: bool = True
     """Jobs that a fault has hit start again."""
     max_retries: Annotated[int, Field(ge=0, le=1000)] = 3

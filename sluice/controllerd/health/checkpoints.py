@@ -90,6 +90,8 @@ class Checkpoints:
             policy.before_time_limit_s is not None
             and job.end_time is not None
             and job.end_time - now <= policy.before_time_limit_s
+            # A program that does not catch the signal yet is ended by it.
+            and now - one.started >= min(_LEAST_S, (job.end_time - one.started) / 2)
             and not one.ending
         )
         if close:

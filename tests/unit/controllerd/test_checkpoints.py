@@ -40,10 +40,12 @@ def test_signals_come_round() -> None:
         running(3, "", 9000),
         running(4, "sluice:checkpoint=10h", 9000, 11000),
         running(5, "sluice:checkpoint,sluice:checkpoint=no", 9000),
+        running(6, "sluice:checkpoint=10h", 9000, 9300),  # its limit is not longer than the time before it
+        running(7, "sluice:checkpoint=10h", 9000, 9060),
     ]
     seen = {at: checkpoints.due(jobs, policy, 9000.0 + at) for at in range(15, 2000, 15)}
-    when = {number: [at for at, due in seen.items() if number in [job.id for job in due]] for number in range(1, 6)}
-    assert when == {1: [600, 1200, 1800], 2: [1200], 3: [], 4: [1710], 5: []}
+    when = {number: [at for at, due in seen.items() if number in [job.id for job in due]] for number in range(1, 8)}
+    assert when == {1: [600, 1200, 1800], 2: [1200], 3: [], 4: [1710], 5: [], 6: [60], 7: [30]}
 
 
 def test_the_interval_that_loses_least() -> None:
