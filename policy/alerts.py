@@ -38,7 +38,7 @@ DEFAULTS: dict[str, tuple[float, int, str]] = {
     "pool-capacity": (900, 0, "time for which a pool has had no capacity for what Slurm wants, or more"),
     "pool-cost": (100, 300, "price of an hour of a pool's machines, or more"),
     "power-budget": (100, 5, "percent of a budget of watts that are drawn, or more"),
-    "power-plan": (60, 0, "time for which budgets of watts had no plan in slurmctld, or more"),
+    "power-plan": (60, 10, "time for which budgets of watts had no plan in slurmctld, or more"),
 }
 """By kind: the default threshold, the default duration in seconds, and what the threshold means."""
 DURATIONS = ("queue-wait", "journal-lag", "service-wait", "pool-capacity", "power-plan")

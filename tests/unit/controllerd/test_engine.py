@@ -75,6 +75,18 @@ def test_fires_after_its_duration_once_and_is_resolved(world: World) -> None:
     assert world.step(1300) == []
 
 
+def test_a_planner_whose_level_was_set_just_now_has_time_for_its_first_plan(tmp_path: Path) -> None:
+    policy = compile_alerts(Alerts.model_validate({"rules": {"plan": {"kind": "power-plan"}}}))
+    world = World(tmp_path / "alerts", *policy.rules)
+    world.found = {"planner": Seen(3600, "no plan for 3600 s")}
+    assert world.step(1000) == world.step(1002) == []
+    world.found = {}
+    assert world.step(1003) == []
+    world.found = {"planner": Seen(60, "no plan for 60 s")}
+    world.step(2000)
+    assert world.step(2010) == [("firing", "planner")]
+
+
 def test_a_break_restarts_the_duration(world: World) -> None:
     world.found = {"n1 GPU 0": Seen(90, "")}
     world.step(1000)
