@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,15 @@ class SiteCheckpoints:
         self._stamp: tuple[int, int] | None = None
         self._saves = Saves()
         self._problem = ""
+        self._lock = threading.Lock()
 
     def of(self, job: Job) -> dict[str, Any]:
         """Of one job; with `problem` where what was measured cannot be read, which hides nothing else of the job."""
-        self._read()
-        found = describe(job, self._policy.current().checkpoint, self._saves.jobs.get(job.id, JobSaves()))
-        return found | {"problem": self._problem} if self._problem else found
+        with self._lock:  # of many who ask after it has changed one reads it, and nobody sees half of it
+            self._read()
+            saves, problem = self._saves, self._problem
+        found = describe(job, self._policy.current().checkpoint, saves.jobs.get(job.id, JobSaves()))
+        return found | {"problem": problem} if problem else found
 
     def _read(self) -> None:
         try:

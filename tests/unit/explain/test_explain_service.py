@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from policy.node import FILE_NAME, NodePolicy
 from sluice.base.errors import SluiceError
 from sluice.cli.explain import render
 from sluice.exchange.saves import SAVES_FILE, JobSaves, Saves
+from sluice.explain import checkpoints as checkpoints_module
 from sluice.explain import explain_service
 from sluice.explain.checkpoints import SiteCheckpoints, describe
 from sluice.explain.decisions import Decision, Start, read_entries
@@ -400,6 +402,30 @@ def test_a_damaged_record_of_saves_hides_nothing_else_of_a_job(tmp_path: Path) -
         assert "every 20 min" in shown and f"cannot be read: {file}: " in shown
     Saves({7: JobSaves(signals=2)}).write(file)
     assert "problem" not in checkpoints.of(known) and checkpoints.of(known)["signals"] == 2
+
+
+def test_nobody_sees_half_of_a_record_of_saves_that_another_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    read_saves = checkpoints_module.read_saves
+
+    def slowly(path: Path) -> Saves:
+        begun.set()
+        assert go_on.wait(10)
+        return read_saves(path)
+
+    monkeypatch.setattr(checkpoints_module, "read_saves", slowly)
+    Saves({7: JobSaves(signals=2)}).write(tmp_path / SAVES_FILE)
+    checkpoints = SiteCheckpoints({"StateSaveLocation": str(tmp_path)})
+    known = job(7, comment="sluice:checkpoint", state="RUNNING")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(checkpoints.of, known)
+        assert begun.wait(10)
+        second = pool.submit(checkpoints.of, known)
+        wait([second], timeout=0.2)
+        go_on.set()
+        assert first.result()["signals"] == second.result()["signals"] == 2
 
 
 def test_a_slow_request_ends_in_time() -> None:
