@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/nics.h"
 
-#include "rules/policy.h"
-
 #include "check.h"
+#include "with_checksum.h"
 
 static enum sluice_error parse(const char *body, struct sluice_nics **nics, struct sluice_error_text *text)
 {
-    char whole[1024];
-    int length =
-        snprintf(whole, sizeof(whole), "%schecksum = crc32:%08" PRIx32 "\n", body, sluice_crc32(body, strlen(body)));
-    return sluice_nics_parse(whole, (size_t)length, nics, text);
+    size_t length;
+    char *whole = with_checksum(body, &length);
+    enum sluice_error error = sluice_nics_parse(whole, length, nics, text);
+    free(whole);
+    return error;
 }
 
 static void test_good(void)
