@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Small files that the controllers' daemon and `sluice gres write` write for the plugins: a first line KIND 1, lines, and a checksum as the
- * last one. They are replaced as a whole; what follows one looks at it every half second.
+ * Small files that the controllers' daemon and `sluice gres write` write for the plugins: a first line KIND 1, lines, and
+ * a checksum as the last one. They are replaced as a whole; those of the daemon are looked at every half second.
  */
 #ifndef SLUICE_RUNTIME_LISTING_H
 #define SLUICE_RUNTIME_LISTING_H
