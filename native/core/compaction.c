@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which running jobs to move so that a waiting one can start. First a node is sought that the cheapest set of jobs (branch
- * and bound) can leave for places that are free; where there is none, jobs are exchanged until one large hole is made of
- * several small ones (exchange.c). Whether a set can really go, all of it together, is tried on the cluster itself, and
- * taken back: what-if, as in preemption.c.
+ * Which running jobs to move so that a waiting one can start. First a node is sought that the cheapest set of jobs
+ * (branch and bound) can leave for places that are free; where there is none, jobs are exchanged until one large hole is
+ * made of several small ones (exchange.c). Whether a set can really go, all of it together, is tried on the cluster
+ * itself, and taken back: what-if, as in preemption.c.
  */
 #include "compaction.h"
 

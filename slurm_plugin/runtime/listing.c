@@ -20,7 +20,7 @@ void sluice_listing_follow(struct sluice_listing_file *file, const char *folder,
 
 static bool as_seen(const struct sluice_listing_file *file, const struct stat *facts, bool there)
 {
-    return there == file->there &&
+    return there == file->there && !file->failed &&
            (!there || (facts->st_mtim.tv_sec == file->seen.st_mtim.tv_sec &&
                        facts->st_mtim.tv_nsec == file->seen.st_mtim.tv_nsec && facts->st_ino == file->seen.st_ino &&
                        facts->st_size == file->seen.st_size && facts->st_dev == file->seen.st_dev));
@@ -68,11 +68,14 @@ enum sluice_listing sluice_listing_look(struct sluice_listing_file *file, char *
     *data = NULL;
     if ((!there && errno != ENOENT) || as_seen(file, &facts, there))
         return SLUICE_LISTING_SAME;
-    if (there && !(*data = read_whole(file->path, length, &facts)))
-        snprintf(text->text, sizeof(text->text), "%s", strerror(errno));
+    const int failed = there && !(*data = read_whole(file->path, length, &facts)) ? errno : 0;
+    const bool said = failed && failed == file->failed;
+    if (failed)
+        snprintf(text->text, sizeof(text->text), "%s", strerror(failed));
     file->seen = facts;
     file->there = there;
-    return there ? SLUICE_LISTING_NEW : SLUICE_LISTING_GONE;
+    file->failed = failed;
+    return said ? SLUICE_LISTING_SAME : there ? SLUICE_LISTING_NEW : SLUICE_LISTING_GONE;
 }
 
 __attribute__((format(printf, 3, 4))) static enum sluice_error refuse(struct sluice_error_text *text,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Small files that the controllers' daemon and `sluice gres write` write for the plugins: a first line KIND 1, lines, and a checksum as the
- * last one. They are replaced as a whole; what follows one looks at it every half second.
+ * Small files that the controllers' daemon and `sluice gres write` write for the plugins: a first line KIND 1, lines, and
+ * a checksum as the last one. They are replaced as a whole; those of the daemon are looked at every half second.
  */
 #ifndef SLUICE_RUNTIME_LISTING_H
 #define SLUICE_RUNTIME_LISTING_H
@@ -18,6 +18,7 @@ struct sluice_listing_file {
     char path[4096];
     struct stat seen;
     bool there; /* when it was looked at last */
+    int failed; /* errno of then, if it could not be read; 0: it could */
 };
 
 void sluice_listing_follow(struct sluice_listing_file *file, const char *folder, const char *name);
@@ -25,7 +26,7 @@ void sluice_listing_follow(struct sluice_listing_file *file, const char *folder,
 enum sluice_listing { SLUICE_LISTING_SAME, SLUICE_LISTING_GONE, SLUICE_LISTING_NEW };
 
 /* What happened to the file since the last look. NEW: *data is its content, to be freed, or NULL, and `text` says why it
- * cannot be read. */
+ * cannot be read; that is tried again with each look, and said once. */
 enum sluice_listing sluice_listing_look(struct sluice_listing_file *file, char **data, size_t *length,
                                         struct sluice_error_text *text);
 

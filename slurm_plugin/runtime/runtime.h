@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What all plugins share inside slurmctld: start and stop (controller.h), level and policy in force (settings.h), the
- * GPUs that are out of service (withdrawn.h), what jobs draw (draws.h), which NICs are near which GPUs (nics.h), files that are replaced as a whole (listing.h), the
- * background thread (ticker.h), the status file (status.h), log, clocks, arrays and errors. No Slurm headers.
+ * GPUs that are out of service (withdrawn.h), what jobs draw (draws.h), which NICs are near which GPUs (nics.h), files
+ * that are replaced as a whole (listing.h), the background thread (ticker.h), the status file (status.h), log, clocks,
+ * arrays and errors. No Slurm headers.
  */
 #ifndef SLUICE_RUNTIME_RUNTIME_H
 #define SLUICE_RUNTIME_RUNTIME_H

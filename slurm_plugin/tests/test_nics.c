@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "runtime/listing.h"
 #include "runtime/nics.h"
 
-#include "rules/policy.h"
-
 #include "check.h"
+#include "with_checksum.h"
+
+#include <stdbool.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 static enum sluice_error parse(const char *body, struct sluice_nics **nics, struct sluice_error_text *text)
 {
-    char whole[1024];
-    int length =
-        snprintf(whole, sizeof(whole), "%schecksum = crc32:%08" PRIx32 "\n", body, sluice_crc32(body, strlen(body)));
-    return sluice_nics_parse(whole, (size_t)length, nics, text);
+    size_t length;
+    char *whole = with_checksum(body, &length);
+    enum sluice_error error = sluice_nics_parse(whole, length, nics, text);
+    free(whole);
+    return error;
 }
 
 static void test_good(void)
@@ -70,9 +75,45 @@ static void test_bad(void)
     CHECK_INT(sluice_nics_parse("sluice-nics 1\n", 14, &nics, NULL), SLUICE_ERROR_CORRUPT);
 }
 
+static enum sluice_listing look(struct sluice_listing_file *file, bool readable)
+{
+    char *data;
+    size_t length;
+    struct sluice_error_text text = {.text = ""};
+    enum sluice_listing found = sluice_listing_look(file, &data, &length, &text);
+    CHECK((data != NULL) == (readable && found == SLUICE_LISTING_NEW));
+    CHECK(found != SLUICE_LISTING_NEW || (text.text[0] == 0) == readable);
+    free(data);
+    return found;
+}
+
+/* A file that cannot be read for a while, here as there are too many open ones, is read later, although it is the same. */
+static void test_unreadable(void)
+{
+    char folder[] = "/tmp/sluice-nics-XXXXXX";
+    struct sluice_listing_file file;
+    struct rlimit files, none;
+    CHECK(mkdtemp(folder) && getrlimit(RLIMIT_NOFILE, &files) == 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = files.rlim_max};
+    sluice_listing_follow(&file, folder, SLUICE_NICS_FILE);
+    CHECK_INT(look(&file, true), SLUICE_LISTING_SAME);
+    FILE *to = fopen(file.path, "w");
+    CHECK(to && fputs("sluice-nics 1\n", to) >= 0 && fclose(to) == 0);
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    CHECK_INT(look(&file, false), SLUICE_LISTING_NEW);
+    CHECK_INT(look(&file, false), SLUICE_LISTING_SAME);
+    CHECK(setrlimit(RLIMIT_NOFILE, &files) == 0);
+    CHECK_INT(look(&file, true), SLUICE_LISTING_NEW);
+    CHECK_INT(look(&file, true), SLUICE_LISTING_SAME);
+    CHECK(unlink(file.path) == 0 && rmdir(folder) == 0);
+    CHECK_INT(look(&file, true), SLUICE_LISTING_GONE);
+    CHECK_INT(look(&file, true), SLUICE_LISTING_SAME);
+}
+
 int main(void)
 {
     test_good();
     test_bad();
+    test_unreadable();
     return 0;
 }

@@ -2,15 +2,13 @@
 #include "rules/policy.h"
 
 #include "check.h"
+#include "with_checksum.h"
 
 /* Parse `body` with its checksum below. */
 static enum sluice_error parse(const char *body, struct sluice_rules **rules, struct sluice_error_text *text)
 {
-    size_t length = strlen(body);
-    char *whole = malloc(length + 64);
-    CHECK(whole != NULL);
-    memcpy(whole, body, length);
-    length += (size_t)sprintf(whole + length, "checksum = crc32:%08" PRIx32 "\n", sluice_crc32(body, length));
+    size_t length;
+    char *whole = with_checksum(body, &length);
     enum sluice_error error = sluice_rules_parse(whole, length, rules, text);
     free(whole);
     return error;
@@ -206,9 +204,8 @@ static void test_refused(void)
 
 static void test_damage(void)
 {
-    char whole[sizeof(whole_policy) + 64];
-    size_t length = (size_t)sprintf(whole, "%schecksum = crc32:%08" PRIx32 "\n", whole_policy,
-                                    sluice_crc32(whole_policy, sizeof(whole_policy) - 1));
+    size_t length;
+    char *whole = with_checksum(whole_policy, &length);
     struct sluice_rules *rules;
     struct sluice_error_text text;
     for (size_t cut = 0; cut < length; cut++) /* cut off anywhere */
@@ -220,6 +217,7 @@ static void test_damage(void)
     }
     CHECK_INT(sluice_rules_parse(whole, length, &rules, &text), SLUICE_OK);
     sluice_rules_free(rules);
+    free(whole);
     char *zeros = calloc(1, SLUICE_RULES_MAX_BYTES + 1);
     CHECK(zeros);
     CHECK_INT(sluice_rules_parse(zeros, SLUICE_RULES_MAX_BYTES + 1, &rules, &text), SLUICE_ERROR_CAPACITY);

@@ -5,6 +5,7 @@
 #include "runtime/status.h"
 
 #include "check.h"
+#include "with_checksum.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -27,9 +28,10 @@ static void put(const char *name, const char *text)
 
 static void put_policy(const char *body)
 {
-    char text[4096];
-    snprintf(text, sizeof(text), "%schecksum = crc32:%08" PRIx32 "\n", body, sluice_crc32(body, strlen(body)));
+    size_t length;
+    char *text = with_checksum(body, &length);
     put(SLUICE_POLICY_FILE, text);
+    free(text);
 }
 
 static void take_away(const char *name)

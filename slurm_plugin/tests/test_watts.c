@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What jobs draw (sluice.power, caps, defaults), and what a plan leaves of power budgets for starts that it does not have. */
 #include "check.h"
+#include "with_checksum.h"
 
 #include "planner/plan.h"
 #include "planner/watts.h"
@@ -12,22 +13,22 @@
 
 static struct sluice_error_text text;
 
-/* With the checksum under it. */
 static enum sluice_error parse_draws(const char *body, struct sluice_draws **draws)
 {
-    char whole[4096];
-    int length =
-        snprintf(whole, sizeof whole, "%schecksum = crc32:%08" PRIx32 "\n", body, sluice_crc32(body, strlen(body)));
-    return sluice_draws_parse(whole, (size_t)length, draws, &text);
+    size_t length;
+    char *whole = with_checksum(body, &length);
+    enum sluice_error error = sluice_draws_parse(whole, length, draws, &text);
+    free(whole);
+    return error;
 }
 
 static struct sluice_rules *new_rules(const char *body)
 {
-    char whole[4096];
+    size_t length;
+    char *whole = with_checksum(body, &length);
     struct sluice_rules *rules;
-    int length =
-        snprintf(whole, sizeof whole, "%schecksum = crc32:%08" PRIx32 "\n", body, sluice_crc32(body, strlen(body)));
-    CHECK_INT(sluice_rules_parse(whole, (size_t)length, &rules, &text), SLUICE_OK);
+    CHECK_INT(sluice_rules_parse(whole, length, &rules, &text), SLUICE_OK);
+    free(whole);
     return rules;
 }
 

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/withdrawn.h"
 
-#include "rules/policy.h"
-
 #include "check.h"
+#include "with_checksum.h"
 
 /* Parse `body` with its checksum below. */
 static enum sluice_error parse(const char *body, struct sluice_withdrawn **list, struct sluice_error_text *text)
 {
-    size_t length = strlen(body);
-    char *whole = malloc(length + 64);
-    CHECK(whole != NULL);
-    memcpy(whole, body, length);
-    length += (size_t)sprintf(whole + length, "checksum = crc32:%08" PRIx32 "\n", sluice_crc32(body, length));
+    size_t length;
+    char *whole = with_checksum(body, &length);
     enum sluice_error error = sluice_withdrawn_parse(whole, length, list, text);
     free(whole);
     return error;
@@ -69,24 +65,23 @@ static void test_bad(void)
 
 static void test_damaged(void)
 {
-    static const char good[] = "sluice-withdrawn 1\nn1 1\n";
-    char whole[128];
-    int length = snprintf(whole, sizeof(whole), "%schecksum = crc32:%08" PRIx32 "\n", good,
-                          sluice_crc32(good, sizeof(good) - 1));
+    size_t length;
+    char *whole = with_checksum("sluice-withdrawn 1\nn1 1\n", &length);
     struct sluice_withdrawn *list;
     struct sluice_error_text text;
-    CHECK_INT(sluice_withdrawn_parse(whole, (size_t)length, &list, &text), SLUICE_OK);
+    CHECK_INT(sluice_withdrawn_parse(whole, length, &list, &text), SLUICE_OK);
     sluice_withdrawn_free(list);
-    for (int cut = 0; cut < length; cut++) {
-        CHECK_INT(sluice_withdrawn_parse(whole, (size_t)cut, &list, &text), SLUICE_ERROR_CORRUPT);
+    for (size_t cut = 0; cut < length; cut++) {
+        CHECK_INT(sluice_withdrawn_parse(whole, cut, &list, &text), SLUICE_ERROR_CORRUPT);
         CHECK(list == NULL);
     }
-    for (int at = 0; at < length; at++) {
+    for (size_t at = 0; at < length; at++) {
         whole[at] ^= 1;
-        CHECK(sluice_withdrawn_parse(whole, (size_t)length, &list, &text) != SLUICE_OK);
+        CHECK(sluice_withdrawn_parse(whole, length, &list, &text) != SLUICE_OK);
         CHECK(list == NULL);
         whole[at] ^= 1;
     }
+    free(whole);
 }
 
 int main(void)

@@ -691,10 +691,11 @@ void sluice_compaction_free(struct sluice_compaction *compaction);
  * until the request fits. A plan is not always found where there is one.
  *
  * Only requests for one node are planned for. `moves` has room for limits->moves. O(nodes + jobs + requests * a decision)
- * for each of the 16 nodes that may be tried, and O(nodes + jobs + kinds^2) for each exchange, of which there are at most
- * 510; kinds, of equal share and free memory, are at most 1024, and jobs of further ones are not exchanged. Errors: those of sluice_place (NO_PLACE: no plan was found within the
- * limits); RANGE (limits); CAPACITY (count, request_count); UNKNOWN, DUPLICATE (allocation); INVALID (a request for
- * several nodes, a job on several, its request or cost).
+ * for each of the 16 nodes that may be tried, and O(nodes + jobs + kinds^2) for each exchange, of which there are at
+ * most 510; kinds, of equal share and free memory, are at most 1024, and jobs of further ones are not exchanged.
+ * Errors: those of sluice_place (NO_PLACE: no plan was found within the limits); RANGE (limits); CAPACITY (count,
+ * request_count); UNKNOWN, DUPLICATE (allocation); INVALID (a request for several nodes, a job on several, its request
+ * or cost).
  */
 enum sluice_error sluice_compaction_plan(struct sluice_compaction *compaction, enum sluice_policy policy,
                                          const struct sluice_request *requests, uint32_t request_count, uint32_t asked,
@@ -711,9 +712,9 @@ enum sluice_error sluice_compaction_plan(struct sluice_compaction *compaction, e
  *
  * A budget has `watts`, or in some hours others; less what plans may not give away (`base_watts`): what is drawn there
  * whatever runs, e.g. by idle GPUs, and what is kept for guaranteed jobs, whose own `watts` are what they draw above
- * that. Until `lowered_until_s` it is no more than `lowered_watts`. A plan looks at the hours of a week from its now on; what lasts longer, or starts
- * later, has to do with the least of the week. Where a job's watts begin or end, that counts as up to a 64th of the time
- * until then earlier or later, so that a plan's cost does not depend on how many jobs run.
+ * that. Until `lowered_until_s` it is no more than `lowered_watts`. A plan looks at the hours of a week from its now on;
+ * what lasts longer, or starts later, has to do with the least of the week. Where a job's watts begin or end, that counts
+ * as up to a 64th of the time until then earlier or later, so that a plan's cost does not depend on how many jobs run.
  */
 struct sluice_power;
 
