@@ -547,6 +547,25 @@ def test_what_the_daemon_finds_out_slowly_does_not_hold_the_page_up(tmp_path: Pa
     assert "the daemon is away" in fetch(web, "/jobs/1", "alice").text
 
 
+def test_the_page_of_a_job_says_when_it_last_saved(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    answer = web.daemon.answer
+    used: dict[str, Any] = {
+        "gpus": [], "utilisation_percent": None, "gpu_memory_asked_mib": None, "gpu_memory_peak_mib": None,
+        "idle_gpu_s": None, "gpu_energy_j": None, "throttled_s": None, "refused": 0, "rung": "", "reported_at": None,
+        "saved_at": 1_780_000_000.0,
+    }  # fmt: skip
+
+    async def with_use(do: str, **words: Any) -> dict[str, Any]:
+        found = answer(do, **words)
+        return found | {"document": found["document"] | {"used": used}} if do == "job-page" else found
+
+    web.site.feed.ask = with_use  # type: ignore[method-assign]
+    assert "<dt>Last saved its state</dt><dd><time" in fetch(web, "/jobs/1", "alice").text
+    used["saved_at"] = None
+    assert "Last saved" not in fetch(web, "/jobs/1", "alice").text
+
+
 # ---- a form that was left open, and errors of the outermost layer ----
 
 
