@@ -79,7 +79,8 @@ def make_app(site: Site, *, follow: bool = True) -> Guard:
                 return await write(endpoint, request, viewer)
             began = time.thread_time()
             try:
-                found = endpoint.answer(site, viewer, parse_query(endpoint.query, request), request.path_params)
+                answer = endpoint.text or endpoint.answer
+                found = answer(site, viewer, parse_query(endpoint.query, request), request.path_params)
                 if isinstance(found, Awaitable):
                     found = await found
                     began = time.thread_time()

@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -28,7 +29,8 @@ FIELDS = (
     "time_limit_s", "priority", "features", "dependency", "reservation", "comment", "work_dir", "refused",
 )  # fmt: skip
 _CURSOR_VERSION = 1
-_SMALL = 4000  # of so many jobs, sorting is cheaper than walking the sorted list
+_SMALL = 4000  # of so many jobs names are looked at, and not kept
+_STEPS = 4  # places of the order of all jobs that are looked at in less time than one job is sorted in
 _SEARCHES = 16  # parts of names whose jobs are kept
 _PIECE = 50  # rows that are taken before others are served
 _RENEWED = 50_000  # jobs that are replaced before what stays is frozen again
@@ -61,6 +63,12 @@ class Job:
     def document(self) -> dict[str, Any]:
         """For JSON."""
         return {name: getattr(self, name) for name in FIELDS}
+
+
+@lru_cache(maxsize=4096)
+def text_of(job: Job) -> str:
+    """A job as it is now in JSON, which is the same for all who see it: made once for all answers and streams."""
+    return json.dumps(job.document(), separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +223,7 @@ class Jobs:
         if query.name:
             found = self._search(query.name, found)
         total = len(self.by_id) if found is None else len(found)
-        marks = list(islice(self._walk(query, found, after), query.limit + 1))
+        marks = self._first(query, found, after, query.limit + 1)
         more = len(marks) > query.limit
         marks = marks[: query.limit]
         return Page(
@@ -236,21 +244,18 @@ class Jobs:
             del self._named[next(iter(self._named))]
         return mine if among is None else among & mine
 
-    def _walk(self, query: Query, found: set[int] | None, after: Mark | None) -> Iterator[Mark]:
-        if found is not None and len(found) <= _SMALL:
-            order = self._sorted(found, query.sort)
-            found = None
-        else:
-            order = self._orders[query.sort]
-        if query.descending:
-            places = range((len(order) if after is None else bisect_left(order, after)) - 1, -1, -1)
-        else:
-            begin = 0 if after is None else bisect_left(order, after)
-            begin += 1 if after is not None and begin < len(order) and order[begin] == after else 0
-            places = range(begin, len(order))
-        for place in places:
-            if found is None or order[place][1] in found:
-                yield order[place]
+    def _first(self, query: Query, found: set[int] | None, after: Mark | None, most: int) -> list[Mark]:
+        """The first marks after one; from the order of all jobs where so many are soon met in it, or sorted."""
+        order = self._orders[query.sort]
+        if found is None:
+            return list(islice(_walk(query, order, after), most))
+        steps = _STEPS * len(found)
+        if most * len(order) <= steps * len(found):  # they are met by then, if they are spread evenly
+            walked = islice(_walk(query, order, after), steps)
+            marks = list(islice((mark for mark in walked if mark[1] in found), most))
+            if len(marks) == most:
+                return marks
+        return list(islice(_walk(query, self._sorted(found, query.sort), after), most))
 
     def _sorted(self, numbers: Iterable[int], name: str) -> list[Mark]:
         """The marks of these jobs in their order; what the most requests take."""
@@ -258,6 +263,17 @@ class Jobs:
             return [(number, number) for number in sorted(numbers)]
         by_id, value_of = self.by_id, attrgetter(name)
         return sorted((-1 if (value := value_of(by_id[one])) is None else value, one) for one in numbers)
+
+
+def _walk(query: Query, order: list[Mark], after: Mark | None) -> Iterator[Mark]:
+    """The marks of an ascending order that come after one, in the order of the query."""
+    if query.descending:
+        places = range((len(order) if after is None else bisect_left(order, after)) - 1, -1, -1)
+    else:
+        begin = 0 if after is None else bisect_left(order, after)
+        begin += 1 if after is not None and begin < len(order) and order[begin] == after else 0
+        places = range(begin, len(order))
+    return map(order.__getitem__, places)
 
 
 def _words(job: Job, name: str) -> tuple[str, ...]:

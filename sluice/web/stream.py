@@ -10,12 +10,11 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from functools import lru_cache
 from typing import Any
 
 from sluice.web.access import Viewer
 from sluice.web.problems import ProblemError
-from sluice.web.store import Change, Job, Store
+from sluice.web.store import Change, Job, Store, text_of
 
 TOPICS = ("jobs", "nodes", "gpus", "events", "tenants", "services", "parts")
 MOST = 1000
@@ -71,15 +70,9 @@ def sees(viewer: Viewer, section: str, row: Any) -> bool:
 def _text(viewer: Viewer, section: str, row: Any) -> str | None:
     """A row as the viewer sees it, in JSON, or None."""
     if section == "jobs":
-        return _text_of(row) if viewer.sees_job(row) else None
+        return text_of(row) if viewer.sees_job(row) else None
     now = shown(viewer, section, row)
     return None if now is None else json.dumps(now, separators=(",", ":"))
-
-
-@lru_cache(maxsize=1024)
-def _text_of(job: Job) -> str:
-    """A job as it is now, which is the same for all who see it: made once for all streams."""
-    return json.dumps(job.document(), separators=(",", ":"))
 
 
 class Streams:

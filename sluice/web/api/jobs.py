@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -9,9 +10,9 @@ from pydantic import BaseModel, Field
 
 from sluice.client import models
 from sluice.web.access import Viewer
-from sluice.web.endpoint import MOST_TEXT, Endpoint, Site, words_of
+from sluice.web.endpoint import MOST_TEXT, Endpoint, Plain, Site, words_of
 from sluice.web.problems import ProblemError, not_found
-from sluice.web.store import MOST_CURSOR, SORTS, Query
+from sluice.web.store import MOST_CURSOR, SORTS, Job, Query, text_of
 
 
 class JobsQuery(BaseModel, extra="forbid"):
@@ -38,11 +39,21 @@ def query_of(query: JobsQuery) -> Query:
     )  # fmt: skip
 
 
-def _jobs(site: Site, viewer: Viewer, query: JobsQuery, path: Mapping[str, str]) -> dict[str, Any]:
-    del path
+def _page(site: Site, viewer: Viewer, query: JobsQuery) -> tuple[list[Job], dict[str, Any]]:
+    """The jobs, and the rest of the answer."""
     page = site.store.jobs.page(query_of(query), viewer.seen_jobs())
-    jobs = [job.document() for job in page.jobs]
-    return {**site.viewed("jobs"), "jobs": jobs, "total": page.total, "next": page.next}
+    return page.jobs, {**site.viewed("jobs"), "total": page.total, "next": page.next}
+
+
+def _jobs(site: Site, viewer: Viewer, query: JobsQuery, path: Mapping[str, str]) -> dict[str, Any]:
+    jobs, rest = _page(site, viewer, query)
+    return {**rest, "jobs": [job.document() for job in jobs]}
+
+
+def _jobs_text(site: Site, viewer: Viewer, query: JobsQuery, path: Mapping[str, str]) -> Plain:
+    jobs, rest = _page(site, viewer, query)
+    head = json.dumps(rest, separators=(",", ":")).removesuffix("}")
+    return Plain(f'{head},"jobs":[{",".join(map(text_of, jobs))}]}}', "application/json")
 
 
 def job_number(text: str) -> int:
@@ -93,7 +104,7 @@ async def _explanation(site: Site, viewer: Viewer, query: Any, path: Mapping[str
 
 
 ENDPOINTS = (
-    Endpoint("/jobs", _jobs, models.JobList, "Jobs", JobsQuery),
+    Endpoint("/jobs", _jobs, models.JobList, "Jobs", JobsQuery, text=_jobs_text),
     Endpoint("/jobs/{job}", _job, models.JobPage, "One job"),
     Endpoint("/jobs/{job}/series", _series, models.JobSeries, "The use of a running job's GPUs over time"),
     Endpoint("/jobs/{job}/explanation", _explanation, models.Explanation, "Why a job waits, or has its place"),

@@ -35,6 +35,7 @@ from sluice.web.api import ENDPOINTS
 from sluice.web.app import description, make_app
 from sluice.web.endpoint import PREFIX, Site
 from sluice.web.login import Proxy
+from sluice.web.pages.view import ask
 from sluice.web.problems import ProblemError
 from sluice.web.serve import make_site
 from sluice.web.stream import TOPICS
@@ -521,6 +522,17 @@ def test_log_in_and_refusals(tmp_path: Path) -> None:
     web.site.login.tokens.revoke([text.split("_")[1]])
     assert web.get("/whoami", "alice").status_code == 401, "at once"
     assert text.split("_", 2)[2] not in (tmp_path / "tokens.json").read_text(), "no secret is kept"
+
+
+def test_a_list_of_jobs_is_the_same_to_programs_and_to_pages(tmp_path: Path) -> None:
+    """Programs get it of texts that are kept; what changes is in the next answer."""
+    web = Web(tmp_path, [])
+    for reason in ("Priority", 'Prolog: "no"'):
+        row = next(iter(web.site.store.jobs.by_id.values())).document() | {"reason": reason}
+        web.site.store.jobs.put(row)
+        viewer = Viewer("alice", web.site.store)
+        assert web.get("/jobs", "alice").json() == ask(web.site, viewer, "/jobs")
+        assert reason in [job["reason"] for job in web.get("/jobs", "root").json()["jobs"]]
 
 
 def test_bounds_and_headers(tmp_path: Path) -> None:

@@ -24,10 +24,11 @@ def a_row(choose: random.Random, number: int) -> dict[str, Any]:
     return job_row(job)
 
 
-@pytest.mark.parametrize("small", [0, 4000])
+@pytest.mark.parametrize("steps", [0, 1, 4, 1000])
 @pytest.mark.parametrize("seed", range(4))
-def test_pages_are_what_a_plain_filter_and_sort_give(monkeypatch: pytest.MonkeyPatch, seed: int, small: int) -> None:
-    monkeypatch.setattr(module, "_SMALL", small)
+def test_pages_are_what_a_plain_filter_and_sort_give(monkeypatch: pytest.MonkeyPatch, seed: int, steps: int) -> None:
+    """However far the order of all jobs is walked before those that were found are sorted."""
+    monkeypatch.setattr(module, "_STEPS", steps)
     choose, jobs = random.Random(seed), Jobs()
     truth: dict[int, dict[str, Any]] = {}
     jobs.index()
