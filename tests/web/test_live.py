@@ -137,8 +137,10 @@ def test_an_update_waits_while_somebody_types(site: DemoSite, alerts: Browser) -
     alerts.driver.switch_to.active_element.send_keys("replaced")
     assert in_form(alerts, "document.activeElement.value") == "fan is replaced"
     assert "gpu01/1" not in alerts.text("#alerts-now tbody")
+    assert alerts.text("#live").endswith("live; your form waits")
     alerts.driver.execute_script("document.activeElement.blur()")
     shows_alert(alerts, "gpu01/1")
+    until(lambda: alerts.text("#live"), lambda said: said.endswith("live"), timeout=5)
     assert in_form(alerts, "row.querySelector('[name=comment]').value") == "fan is replaced"
     assert alerts.errors() == []
 

@@ -17,7 +17,17 @@ function localTimes(root) {
 }
 
 // ---- live parts: what the browser has already is not sent again, and what somebody types is not taken from them ----
+const live = document.getElementById("live");
 const held = new Set(); // parts that are being filled in, and not as they are now
+let connected = false;
+
+// What the page says of itself: while a part waits for who fills it in, not all of it is live.
+function tell() {
+  if (!connected) return;
+  const waits = [...held].some(part => part.isConnected), said = document.body.dataset[waits ? "saidHeld" : "saidLive"];
+  live.className = waits ? "live held" : "live on";
+  if (live.textContent !== said) live.textContent = said;
+}
 
 function edited(field) {
   if (field.localName === "select")
@@ -66,8 +76,11 @@ htmx.defineExtension("pieces", {
     // A form that has the focus is not even moved: that closes lists, ends input methods, and loses clicks.
     if (active?.closest("form") || !keepRows(target, fragment)) {
       held.add(target);
+      tell();
       return [target];
     }
+    held.delete(target);
+    tell();
     for (const one of [...target.attributes]) if (!made.hasAttribute(one.name)) target.removeAttribute(one.name);
     for (const one of made.attributes) target.setAttribute(one.name, one.value);
     target.replaceChildren(...made.childNodes); // the element stays, and with it who listens and where the reader is
@@ -78,7 +91,6 @@ htmx.defineExtension("pieces", {
 });
 
 const LOOK_MS = 3000, QUIET_MS = 45000; // the server says something every 15 s
-const live = document.getElementById("live");
 let stream = null, heard = 0;
 const due = new Map(), last = new WeakMap();
 
@@ -105,10 +117,7 @@ document.addEventListener("htmx:afterRequest", event => {
   if (!event.detail.successful && part.matches("[data-topics]")) refresh(part, pace(part));
 });
 
-document.addEventListener("focusout", () => {
-  held.forEach(part => refresh(part, 300));
-  held.clear();
-});
+document.addEventListener("focusout", () => held.forEach(part => refresh(part, 300)));
 
 function topicsOfPage() {
   return new Set([...document.querySelectorAll("[data-topics]")].flatMap(one => one.dataset.topics.split(" ")));
@@ -121,12 +130,13 @@ function follow() {
   heard = Date.now();
   let lost = false;
   stream.onopen = () => {
-    live.textContent = document.body.dataset.saidLive;
-    live.className = "live on";
+    connected = true;
+    tell();
     lost = false;
     topics.forEach(wake); // it does not tell what changed between the making of the page, or the loss, and now
   };
   stream.onerror = () => {
+    connected = false;
     if (!lost) live.textContent = `${document.body.dataset.saidLost} ${CLOCK.format(new Date())}`;
     live.className = "live lost";
     lost = true;
