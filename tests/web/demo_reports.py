@@ -97,7 +97,8 @@ def report(demo: Demo, words: dict[str, Any]) -> dict[str, Any]:
     use: dict[tuple[str, ...], float] = {}
     for job in demo.jobs.values():
         name = {"users": (job.account, job.user), "tenants": (job.account,)}.get(kind, (job.account,))
-        wanted = not words["accounts"] or job.account in words["accounts"]
+        accounts = words.get("accounts")
+        wanted = not accounts or job.account in accounts
         if wanted:
             use[name] = use.get(name, 0) + job.tres["gres/gpu"] * choose.randrange(2, 9) * _HOUR
     rows = []

@@ -518,7 +518,10 @@ class Demo:
             )
             for number in range(8)
         ]  # fmt: skip
-        return Inventory(name, gpus, links, [], nics, 2, 32, 2, [], 2_063_000, "2026-11-24T08:00:00Z")
+        return Inventory(
+            name, gpus, links, nics=nics, sockets=2, cores_per_socket=32, threads_per_core=2, memory_mib=2_063_000,
+            probed_at="2026-11-24T08:00:00Z",
+        )  # fmt: skip
 
     def explain(self, number: int) -> dict[str, Any]:
         """Why a job waits, as controllerd answers."""
