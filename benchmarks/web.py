@@ -78,9 +78,11 @@ def run(
         with site.changing(changes, jobs):
             alone = site.take(seconds)
             figures["first_snapshot_s"] = site.start_web()
+            looks: list[float] = []
             with site.http(OPERATOR) as http:
 
                 def age() -> float:
+                    looks.append(site.look_cpu_ms())
                     found = http.get("/overview")
                     return time.time() - float(found.raise_for_status().json()["parts"]["jobs"]["at"])
 
@@ -89,6 +91,7 @@ def run(
                 with _viewers(site, viewers):
                     many = site.take(seconds, age)
             _add_times(figures, alone, one, many)
+            figures["look_cpu_p50_ms"] = statistics.median(looks)
             result.spread["rpcs_a_minute"] = [60 * total(taken.rpcs) / taken.seconds for taken in (alone, one, many)]
             _add_answers(result, site, requests, nodes)
             pages = _add_pages(figures, site)
@@ -157,7 +160,10 @@ def _add_answers(result: Result, site: WebSite, requests: int, nodes: int) -> No
     clients = [site.http(user) for user in (OPERATOR, *(f"u{number}" for number in range(20)))]
     for client in clients:
         client.get("/whoami")
+    pids = {"web": site.pid(PROGRAMS["web"])}
+    before = site.cpu(pids)["web"]
     lists = _timed(clients, [f"/jobs?limit=100&{filters[number % len(filters)]}" for number in range(requests)])
+    result.figures["jobs_100_web_cpu_ms"] = 1000 * (site.cpu(pids)["web"] - before) / requests
     running = [job["id"] for job in clients[0].get("/jobs?state=RUNNING&limit=1000").json()["jobs"]]
     asked = [f"/jobs/{choose.choice(running or site.jobs)}/explanation" for _ in range(requests // 2)]
     asked += [f"/jobs/{choose.choice(site.jobs)}/explanation" for _ in range(requests // 2)]

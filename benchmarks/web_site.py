@@ -161,16 +161,22 @@ class WebSite:
         """What so many seconds take; `look` gives the age of the snapshot, a few times a second."""
         pids = {name: self.pid(words) for name, words in PROGRAMS.items() if name != "web" or self.port}
         self.cluster.run(["sdiag", "--reset"])
-        before, began, ages = self._cpu(pids), time.monotonic(), []
+        before, began, ages = self.cpu(pids), time.monotonic(), []
         while time.monotonic() < began + seconds:
             if look is not None:
                 ages.append(look())
             time.sleep(0.25)
-        took, after = time.monotonic() - began, self._cpu(pids)
+        took, after = time.monotonic() - began, self.cpu(pids)
         percents = {name: 100 * (after[name] - before[name]) / took for name in pids}
         return Taken(took, percents, reads(self.cluster.run(["sdiag"]).stdout), ages)
 
-    def _cpu(self, pids: Mapping[str, int]) -> dict[str, float]:
+    def look_cpu_ms(self) -> float:
+        """What the last look of the plugins at all jobs took of a processor; 0 where none look."""
+        path = self.cluster.layout.state / "sluice.status.ctl1"
+        counters = json.loads(path.read_text())["counters"] if path.exists() else {}
+        return float(counters.get("changes.look_cpu_us_last", 0)) / 1000
+
+    def cpu(self, pids: Mapping[str, int]) -> dict[str, float]:
         """Seconds of processors that they have had."""
         paths = [f"/proc/{pid}/stat" for pid in pids.values()]
         lines = self.cluster.run(["cat", *paths], node="ctl1", cwd="/").stdout.splitlines()
