@@ -12,6 +12,7 @@ import pytest
 from policy.compiled import CompiledPolicy, Tenant
 from prolog_epilog.agent import Agent
 from prolog_epilog.cgroups import Place
+from prolog_epilog.hints import OF_LIBRARIES
 from prolog_epilog.server import Peer
 from prolog_epilog.state import RefusalError
 from prolog_epilog.watching import Watch
@@ -75,7 +76,8 @@ def test_a_split_over_gpus_is_in_force_from_the_prolog_on(agent: Agent, monkeypa
 def test_only_root_may_speak_for_jobs(agent: Agent) -> None:
     for name in ("prolog", "limit", "epilog", "status"):
         assert "for root only" in str(ask(agent, peer_uid=1000, do=name)["error"])
-    assert ask(agent, peer_uid=1000, do="devices") == {"ok": {"files": ["/dev/nvidia0", "/dev/nvidia1"], "nics": {}}}
+    found = {"files": ["/dev/nvidia0", "/dev/nvidia1"], "nics": {}, "variables": OF_LIBRARIES}
+    assert ask(agent, peer_uid=1000, do="devices") == {"ok": found}
 
 
 def test_limits_are_refused_that_cannot_hold(agent: Agent) -> None:
