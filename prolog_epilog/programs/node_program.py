@@ -260,8 +260,8 @@ def task_prolog() -> None:
         if name not in export:
             print("unset", name, flush=True)
     for name, value in export.items():
-        # Those of a job that submitted this one, or of the batch script on another node, are another's.
-        if name not in os.environ or name in stale or name in (CHECKPOINT_FILE, SET):
+        # Sluice's own of a job that submitted this one, or of the batch script on another node, are another's.
+        if name not in os.environ or name in stale or name.startswith("SLUICE_"):
             say_export(name, value)
     if folder is not None:
         own = os.environ.get("CUDA_INJECTION64_PATH", "")

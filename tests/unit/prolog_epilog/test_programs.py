@@ -161,20 +161,26 @@ def test_what_sluice_set_for_another_task_is_not_its_users(answering: Answering,
     (tmp_path / ".nccl.conf").write_text("# NCCL_IB_HCA=mlx5_9\nNCCL_TOPO_FILE = /of/the/user.xml\n")
     names = ["CUDA_DEVICE_ORDER", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_TOPO_FILE"]
     devices = json.dumps({"ok": {"files": [], "nics": {}, "variables": names}}).encode() + b"\n"
-    export = {"GLOO_SOCKET_IFNAME": "eth1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "SLUICE_SET": "new"}
+    gpus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "SLUICE_GPU_NUMA": "1"}
+    export = {"GLOO_SOCKET_IFNAME": "eth1", **gpus, "SLUICE_SET": "new"}
     path, asked = answering([devices, json.dumps({"ok": {"export": export}}).encode() + b"\n"] * 2)
     inherited = {
         "SLUICE_SET": "GLOO_SOCKET_IFNAME=eth0 NCCL_IB_HCA==mlx5_0 CUDA_DEVICE_ORDER=PCI_BUS_ID",
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_IB_HCA": "=mlx5_0",
+        "SLUICE_GPU_NUMA": "0",
         "CUDA_DEVICE_ORDER": "FASTEST_FIRST",  # changed by the user's script since
         "HOME": str(tmp_path),
     }
     done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", SLURM_JOB_NUM_NODES="2", **inherited)
     assert asked[1]["own"] == ["CUDA_DEVICE_ORDER", "NCCL_TOPO_FILE"]
-    assert done.stdout.splitlines() == ["unset NCCL_IB_HCA", "export GLOO_SOCKET_IFNAME=eth1", "export SLUICE_SET=new"]
+    assert done.stdout.splitlines() == [
+        "unset NCCL_IB_HCA", "export GLOO_SOCKET_IFNAME=eth1", "export SLUICE_GPU_NUMA=1", "export SLUICE_SET=new",
+    ]  # fmt: skip
     alone = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", SLURM_JOB_NUM_NODES="1")
-    assert alone.stdout.splitlines() == ["export CUDA_DEVICE_ORDER=PCI_BUS_ID", "export SLUICE_SET=new"]
+    assert alone.stdout.splitlines() == [
+        "export CUDA_DEVICE_ORDER=PCI_BUS_ID", "export SLUICE_GPU_NUMA=1", "export SLUICE_SET=new",
+    ]  # fmt: skip
 
 
 def test_a_task_says_that_it_saved_for_its_own_job(answering: Answering, tmp_path: Path) -> None:
