@@ -60,11 +60,11 @@ def topology_xml(inventory: Inventory, devices: Sequence[NodeDevice], nics: Cont
     capability = {gpu.pci_address: gpu.capability for gpu in inventory.gpus}
     ends: dict[str, _Element] = {}
     for number, device in enumerate(devices):
-        if device.vendor not in _READERS or not device.pci:
+        sm = capability.get(device.pci, "").replace(".", "")
+        if device.vendor not in _READERS or not sm:
             return None
         # RCCL numbers all GPUs of the node, whatever a task may open: it does so itself where no number is given.
-        nvidia = {"dev": number, "sm": capability[device.pci].replace(".", "")}
-        ends[device.pci] = _Element("gpu", nvidia if device.vendor == Vendor.NVIDIA else {})
+        ends[device.pci] = _Element("gpu", {"dev": number, "sm": sm} if device.vendor == Vendor.NVIDIA else {})
     for nic in inventory.nics:
         if nic.name in nics and nic.pci_address:
             ends[nic.pci_address] = _Element("nic", {}, [_Element("net", {"name": nic.name})])

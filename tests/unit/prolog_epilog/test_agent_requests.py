@@ -112,6 +112,20 @@ def test_what_a_task_makes_up_is_refused_and_not_kept(agent: Agent, monkeypatch:
     assert len(json.dumps(answer)) < 8 << 10
 
 
+def test_what_a_user_has_set_is_kept_and_recorded(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent.state.records[7] = granted(GIB)
+    agent.jobs.interface = lambda: "eth0"
+    monkeypatch.setattr("prolog_epilog.cgroups.place_of", lambda *_: Place(7, "0"))
+    monkeypatch.setattr("prolog_epilog.cgroups.take_steps", lambda *_: None)
+    request = {"do": "task", "open": ["/dev/nvidia0"], "nics": ["mlx5_0"], "own": ["NCCL_IB_HCA", "made up"]}
+    for _ in range(100):
+        answer = agent.server.answer(json.dumps(request).encode(), Peer(1, 1000))
+    assert answer["ok"]["export"]["SLUICE_SET"] == "CUDA_DEVICE_ORDER=PCI_BUS_ID GLOO_SOCKET_IFNAME=eth0"
+    assert "NCCL_IB_HCA" not in answer["ok"]["export"]
+    [event] = agent.state.records[7].events
+    assert (event.action, event.detail, event.times) == ("own", {"set": ["NCCL_IB_HCA"]}, 100)
+
+
 def test_the_drivers_are_let_go_for_a_change_of_layout(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, asked = Watch(Worker("nvidia")), []
     agent.watcher.watches["nvidia"] = watch

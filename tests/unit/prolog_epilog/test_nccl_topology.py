@@ -207,7 +207,9 @@ def test_what_is_not_known_is_not_written(tmp_path: Path) -> None:
     assert topology_xml(inventory, [], ["mlx5_0"]) is None
     assert topology_xml(inventory, [replace(devices[0], pci="")], ()) is None  # an instance of MIG
     assert topology_xml(inventory, [replace(devices[0], vendor="intel")], ()) is None
-    for changes in ({"pci": inventory.pci[:3]}, {"processors": replace(inventory.processors, family=None)}):
+    mute = [replace(gpu, capability="") for gpu in inventory.gpus]
+    unknown = replace(inventory.processors, family=None)
+    for changes in ({"pci": inventory.pci[:3]}, {"processors": unknown}, {"gpus": []}, {"gpus": mute}):
         assert topology_xml(replace(inventory, **changes), devices, ()) is None
     arm = replace(inventory, processors=replace(inventory.processors, arch="aarch64"))
     assert 'arch="arm64"/' not in str(topology_xml(arm, devices, ())) and "arm64" in str(topology_xml(arm, devices, ()))
