@@ -162,6 +162,33 @@ class Nic:
 
 
 @dataclass(slots=True)
+class PciDevice:
+    """A GPU, an RDMA interface, or the upstream port of a PCIe switch above them, in the kernel's words."""
+
+    address: str
+    above: str  # the next switch on the way to the processor, which is earlier in the list; empty: there is none
+    numa_node: int | None = None
+    pci_class: str = ""  # e.g. "0x060400"
+    vendor: str = ""  # e.g. "0x10de", as the next three
+    device: str = ""
+    subsystem_vendor: str = ""
+    subsystem_device: str = ""
+    link_speed: str = ""  # of device and slot the slower one, e.g. "32.0 GT/s PCIe"
+    link_width: int = 0  # lanes; 0: unknown
+
+
+@dataclass(slots=True)
+class Processors:
+    """The processors of a node: their kind, and the CPUs of each NUMA node, e.g. "0-55,112-167"."""
+
+    arch: str = ""  # as uname says
+    vendor: str = ""  # e.g. "GenuineIntel"; empty: unknown, or not of x86
+    family: int | None = None
+    model: int | None = None
+    numa: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class OpenClDevice:
     """A GPU as OpenCL describes it, where no vendor's library does: it can be known, but not be given to jobs."""
 
@@ -194,6 +221,8 @@ class Inventory:
     problems: list[Problem] = field(default_factory=list)
     nics: list[Nic] = field(default_factory=list)
     opencl: list[OpenClDevice] = field(default_factory=list)
+    pci: list[PciDevice] = field(default_factory=list)
+    processors: Processors = field(default_factory=Processors)
     sockets: int | None = None
     cores_per_socket: int | None = None
     threads_per_core: int | None = None
@@ -260,6 +289,9 @@ class Inventory:
                 raise checker.invalid(f"nics.{position}.links: not one link for each GPU and NIC")
         for position, device in enumerate(self.opencl):
             checker.opencl(f"opencl.{position}", device)
+        for position, one in enumerate(self.pci):
+            checker.pci(f"pci.{position}", one, {other.address for other in self.pci[:position]})
+        checker.processors("processors", self.processors)
         for row in (*self.links, *(nic.links for nic in self.nics)):
             if any(not 0 <= link.width <= _MAX_WIDTH for link in row):
                 raise checker.invalid(f"links: a width that is not between 0 and {_MAX_WIDTH}")
@@ -314,6 +346,26 @@ class _Checker:
             if port.rate_gbps is not None and not 0 <= port.rate_gbps <= _MOST_GBPS:
                 raise self.invalid(f"{inside}.rate_gbps: {_shown(port.rate_gbps)} is no rate")
 
+    def pci(self, place: str, device: PciDevice, before: set[str]) -> None:
+        self.word(f"{place}.address", device.address, PCI_ADDRESS)
+        if device.address in before or device.above not in {"", *before}:
+            raise self.invalid(f"{place}: {device.address} below {_shown(device.above)}: twice, or before its switch")
+        self.word(f"{place}.pci_class", device.pci_class, PCI_CLASS, empty=True)
+        for name in ("vendor", "device", "subsystem_vendor", "subsystem_device"):
+            self.word(f"{place}.{name}", getattr(device, name), PCI_ID, empty=True)
+        self.word(f"{place}.link_speed", device.link_speed, PCI_SPEED, empty=True)
+        self.number(f"{place}.link_width", device.link_width, 0, MOST_LANES)
+        self.number(f"{place}.numa_node", device.numa_node, 0, 1 << 16)
+
+    def processors(self, place: str, processors: Processors) -> None:
+        self.word(f"{place}.arch", processors.arch, _NIC_NAME, empty=True)
+        self.word(f"{place}.vendor", processors.vendor, _NIC_NAME, empty=True)
+        self.number(f"{place}.family", processors.family, 0, 1 << 16)
+        self.number(f"{place}.model", processors.model, 0, 1 << 16)
+        for number, cpus in processors.numa.items():
+            self.number(f"{place}.numa", number, 0, 1 << 16)
+            self.word(f"{place}.numa.{number}", cpus, _CPU_LIST, empty=True)
+
     def opencl(self, place: str, device: OpenClDevice) -> None:
         for name in ("name", "vendor", "platform", "driver_version"):
             self.word(f"{place}.{name}", getattr(device, name), _TEXT, empty=name == "driver_version")
@@ -363,6 +415,10 @@ NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 DEVICE_FILE = re.compile(r"/dev(/[A-Za-z0-9_-][A-Za-z0-9._:-]{0,63}){1,4}")
 GUID = re.compile(r"[0-9a-f]{16}")
+PCI_CLASS = re.compile(r"0x[0-9a-f]{6}")
+PCI_ID = re.compile(r"0x[0-9a-f]{4}")
+MOST_LANES = 64
+PCI_SPEED = re.compile(r"\d{1,3}(\.\d)? GT/s( PCIe)?")
 _IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 _NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CPU_LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?){0,1023}")

@@ -6,6 +6,7 @@ file that is missing or unreadable is "unknown", never an error: kernels and vir
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from contextlib import suppress
@@ -14,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gres_probe.cores import expand_ranges, number_cores
+from gres_probe.inventory import MOST_LANES, PCI_CLASS, PCI_ID, PCI_SPEED, PciDevice, Processors
 from sluice.base.errors import SluiceError
 
 # PCI base and sub-class of what can be a GPU: VGA, 3D and other display controllers, and processing accelerators.
@@ -183,6 +185,40 @@ class Machine:
         threads_per_core = max(Counter(cpus.values()).values())
         return CpuLayout(sockets, max(cores.values()), threads_per_core, number_cores(cpus))
 
+    def processors(self) -> Processors:
+        """The kind of the first processor, and the CPUs of each NUMA node."""
+        lines = (line.partition(":") for line in _text(self.proc_root / "cpuinfo").partition("\n\n")[0].splitlines())
+        first = {key.strip(): value.strip() for key, _, value in lines}
+        family, model = (first.get(key, "") for key in ("cpu family", "model"))
+        return Processors(
+            arch=os.uname().machine,
+            vendor=_word(first.get("vendor_id", "")),
+            family=int(family) if _is_number(family) else None,
+            model=int(model) if _is_number(model) else None,
+            numa={
+                int(entry.name.removeprefix("node")): _text(entry / "cpulist")
+                for entry in _entries(self.sys_root / "devices/system/node")
+                if _is_number(entry.name.removeprefix("node"))
+            },
+        )
+
+    def pci_device(self, address: str, above: str) -> PciDevice:
+        """A PCI function below a switch, as it was built: the links of functions at rest are slower."""
+        folder = (self.sys_root / "bus/pci/devices" / address).resolve()
+        numa_node = _number(folder / "numa_node")
+        speeds = [speed for end in (folder, folder.parent) if (speed := _known(PCI_SPEED, end / "max_link_speed"))]
+        widths = [_number(end / "max_link_width") or 0 for end in (folder, folder.parent)]
+        identity = ("vendor", "device", "subsystem_vendor", "subsystem_device")
+        return PciDevice(
+            address,
+            above,
+            numa_node=None if numa_node is None or numa_node < 0 else numa_node,
+            pci_class=_known(PCI_CLASS, folder / "class"),
+            link_speed=min(speeds, key=lambda speed: float(speed.split()[0]), default=""),
+            link_width=min((width for width in widths if 0 < width <= MOST_LANES), default=0),
+            **{name: _known(PCI_ID, folder / name) for name in identity},
+        )
+
     def memory_mib(self) -> int | None:
         """Memory of the node as slurmd registers it; the sum over its NUMA nodes where /proc does not say.
 
@@ -264,9 +300,13 @@ def _rdma_port(folder: Path) -> RdmaPort:
     )
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 4
+
+
 def _is_port(name: str) -> bool:
     """Whether it is a port of InfiniBand's numbers: an adapter in switchdev mode has one for each function, too."""
-    return name.isascii() and name.isdecimal() and len(name) <= 3 and int(name) <= _MOST_PORT
+    return _is_number(name) and int(name) <= _MOST_PORT
 
 
 def _word(text: str) -> str:
@@ -297,6 +337,11 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def _known(pattern: re.Pattern[str], path: Path) -> str:
+    text = _text(path)
+    return text if pattern.fullmatch(text) else ""
 
 
 def _number(path: Path) -> int | None:

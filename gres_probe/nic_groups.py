@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 
 from gres_probe.inventory import Inventory, LinkType, Nic
+from sluice.base.errors import SluiceError
 
 NICS_FILE = "nics.sluice.conf"
 SWITCHED = frozenset({LinkType.PCI_SWITCH, LinkType.PCI_BRIDGES})
@@ -32,6 +33,15 @@ def nic_groups(inventory: Inventory, gpus: Sequence[int], nics: Sequence[Nic]) -
 
     of_gpus = ",".join(str(number(gpu)) for gpu in gpus)
     return f"{inventory.node} {of_gpus} {','.join(str(number(places[id(nic)])) for nic in nics)}"
+
+
+def read(text: str) -> dict[str, str]:
+    """The line of each node. Raises SluiceError for a file that `render` has not written."""
+    body, _, _ = text.rpartition("checksum = ")
+    lines = body.removeprefix(_HEAD).splitlines()
+    if text != render(lines):
+        raise SluiceError("not as it was written: head, number of nodes, or checksum", remedy="write it again")
+    return {line.partition(" ")[0]: line for line in lines}
 
 
 def render(lines: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from gres_probe import rdma
 from gres_probe.children import Output, read_all
 from gres_probe.inventory import Gpu, Inventory, Link, OpenClDevice, Problem, check_gpu
 from gres_probe.machine import Machine, PciFunction
-from gres_probe.topology import link_matrix, rdma_nics
+from gres_probe.topology import link_matrix, pci_devices, rdma_nics
 from gres_probe.vendor_names import vendor_names
 from gres_probe.vendors import Findings, VendorSpec, vendor
 from sluice.base.errors import SluiceError
@@ -87,6 +87,7 @@ def probe_node(
     inventory.links = link_matrix(inventory.gpus, links, machine)
     ports = _asked(rdma.SPEC, machine, deadline).ports if machine.has_rdma() else {}
     inventory.nics = rdma_nics(inventory.gpus, machine, ports)
+    inventory.pci = pci_devices(inventory.gpus, inventory.nics, machine)
     inventory.opencl = _by_opencl(inventory, machine, deadline)
     return inventory
 
@@ -129,6 +130,7 @@ def _describe(machine: Machine, node: str | None) -> Inventory:
         threads_per_core=layout.threads_per_core,
         cpu_cores=layout.cpu_cores,
         memory_mib=machine.memory_mib(),
+        processors=machine.processors(),
         probed_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
 

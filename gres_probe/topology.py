@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 
-from gres_probe.inventory import Gpu, Inventory, Link, LinkType, Nic, NicPort
+from gres_probe.inventory import Gpu, Inventory, Link, LinkType, Nic, NicPort, PciDevice
 from gres_probe.machine import Machine, PciFunction, RdmaInterface, RdmaPort, natural
 from sluice.base.text import one_line
 
@@ -92,6 +93,18 @@ def _nic(interface: RdmaInterface, ends: Sequence[PciFunction | None], ports: Se
         virtual_functions=interface.virtual_functions,
         ports=[NicPort(**asdict(port)) for port in ports],
     )
+
+
+def pci_devices(gpus: Sequence[Gpu], nics: Sequence[Nic], machine: Machine) -> list[PciDevice]:
+    """GPUs and interfaces with the PCIe switches above them, a switch before what is below it."""
+    found: dict[str, PciDevice] = {}
+    for address in (*(gpu.pci_address for gpu in gpus), *(nic.pci_address for nic in nics)):
+        function = machine.pci_function(address) if address else None
+        # Below a host bridge and a root port, two bridges are a switch: its upstream port, and that of a slot.
+        path = function.path if function is not None else ()
+        for above, end in pairwise(("", *path[2:-1:2], *path[-1:])):
+            found.setdefault(end, machine.pci_device(end, above))
+    return list(found.values())
 
 
 def link_domains(inventory: Inventory) -> list[list[int]]:

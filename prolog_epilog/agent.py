@@ -24,6 +24,8 @@ from prolog_epilog.holds import Holds
 from prolog_epilog.jobs import Jobs
 from prolog_epilog.live_reports import PERIOD_S as LIVE_REPORTS_S
 from prolog_epilog.live_reports import LiveReports
+from prolog_epilog.nccl_topology import Topologies
+from prolog_epilog.network import NETWORK_S, Network
 from prolog_epilog.outages import PERIOD_S as OUTAGES_S
 from prolog_epilog.outages import Outages
 from prolog_epilog.power.keeper import CHECK_S, PowerKeeper
@@ -74,9 +76,14 @@ class Agent:
             lambda: file.current().profiles == "all",
         )
         self.profiles.on_retired = self.duties.add("profiles", _IDLE_S, self.profiles.sweep, retry=60.0).wake
+        self.topologies = Topologies(self.state)
         self.jobs = Jobs(
-            self.state, self.watcher, self.contexts, self.regions, *self._limits(), self.power, self.profiles
-        )
+            self.state, self.watcher, self.contexts, self.regions, *self._limits(), self.power, self.profiles,
+            self.topologies,
+        )  # fmt: skip
+        network = Network()
+        self.jobs.interface = lambda: network.interface
+        self.duties.add("network", NETWORK_S, network.run)
         self.jobs.answer_to(self.server)
         self.server.add("restart", self.restart)
         self.server.add("pause", self.pause)
@@ -194,6 +201,7 @@ class Agent:
         self.holds.prepare()
         self.regions.prepare()
         self.profiles.prepare(self.state.records)
+        self.topologies.prepare()
 
     def forget_old(self) -> None:
         """A duty: remove records that were kept long enough, sent or not. Raises OSError."""

@@ -12,7 +12,8 @@ from prolog_epilog import cgroups
 from prolog_epilog.contexts import Contexts
 from prolog_epilog.devices import NodeDevice, select
 from prolog_epilog.gpu_reset import GpuReset
-from prolog_epilog.hints import hints
+from prolog_epilog.hints import OF_LIBRARIES, hints, without_own
+from prolog_epilog.nccl_topology import Topologies
 from prolog_epilog.power.keeper import Plan, PowerKeeper
 from prolog_epilog.profiles import Profiles
 from prolog_epilog.reclaim import Reclaim
@@ -69,6 +70,7 @@ class Jobs:
         gpu_reset: GpuReset,
         power: PowerKeeper,
         profiles: Profiles,
+        topologies: Topologies,
     ) -> None:
         self._state = state
         self._watcher = watcher
@@ -78,8 +80,10 @@ class Jobs:
         self._gpu_reset = gpu_reset
         self._power = power
         self._profiles = profiles
+        self._topologies = topologies
         self._reclaim = Reclaim(state, watcher)
         self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
+        self.interface: Callable[[], str] = lambda: ""  # by which other nodes reach this one; empty: not known
         self.on_end: list[Callable[[JobRecord], None]] = []  # gets a job's record before it is written, locked
         self.on_unwritten: Callable[[], None] = lambda: None  # called when a record has to be written later
         self.on_refused: Callable[[JobRecord, str], None] = lambda *_: None  # is to requeue it held; raises OSError
@@ -245,12 +249,22 @@ class Jobs:
                 self.limit_device(record, device, known[device.index] * MIB, True)
 
     def limit(
-        self, *, peer: Peer, job: int, uid: int, whole: bool, gpus: list[int], shards: int, open: list[str]
+        self,
+        *,
+        peer: Peer,
+        job: int,
+        uid: int,
+        whole: bool,
+        gpus: list[int],
+        shards: int,
+        open: list[str],
+        nics: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Set what the job may hold, as its step requests; `region` is where the preloaded library finds it, or None.
 
         `whole`: the step has all that the job was given. Steps that srun starts each name their own part of it; the
-        largest one is the job's limit, until a whole one comes. `open`: what root can open in the task's cgroup.
+        largest one is the job's limit, until a whole one comes. `open` and `nics`: what root can open in the task's
+        cgroup.
         """
         with self._state.lock:
             record = self._state.records.get(job)
@@ -280,6 +294,7 @@ class Jobs:
             for device in chosen:
                 self.limit_device(record, device, shards * MIB if shards and not record.split else None, whole)
             self._ladder.hold(record)
+            self._topologies.write(record, open, nics)
             self._watch_over(record, peer)
             self._state.jobs.save(record)
             region = self._regions.of(job)
@@ -346,15 +361,25 @@ class Jobs:
     def device_files(self, *, peer: Peer) -> dict[str, Any]:
         """The files that show which devices a process may open."""
         del peer
-        return {"files": [device.own_file for device in self._state.devices], "nics": self._state.nics}
+        return {
+            "files": [device.own_file for device in self._state.devices],
+            "nics": self._state.nics,
+            "variables": OF_LIBRARIES,
+        }
 
     def task(
-        self, *, peer: Peer, open: list[str], nics: list[str] | None = None, profile: bool = False
+        self,
+        *,
+        peer: Peer,
+        open: list[str],
+        nics: list[str] | None = None,
+        profile: bool = False,
+        own: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Check what a task can open against what its job was given; the additions to its environment.
 
         `nics` are the RDMA interfaces that it can open, which are only described to it; None: a program of an earlier
-        version does not say. `profile`: its user asks for a profile of it.
+        version does not say. `profile`: its user asks for a profile of it. `own`: variables that its user has set.
         """
         place = cgroups.place_of(peer.pid)
         record = None if place is None else self._state.records.get(place.job)
@@ -366,9 +391,22 @@ class Jobs:
         with self._state.lock:
             cgroups.take_steps(place)  # Slurm 22.05 makes a task's folder while the step sets its limit, or after that
             self._refuse_strange(record, place, open)
+            self._note_own(record, own)
         given = [self._state.devices[grant.index] for grant in record.grants]
         near = hints([device for device in given if device.own_file in open], nics)
+        if interface := self.interface():
+            near["GLOO_SOCKET_IFNAME"] = interface
+        near = without_own(near | self._topologies.exports(record, open, nics or ()), own)
         return {"export": near | self._ladder.exports(record) | self._profiles.exports(record, place, profile)}
+
+    def _note_own(self, record: JobRecord, own: Sequence[str]) -> None:
+        """A user's own settings hold, and may be why a job is slow."""
+        names = sorted(set(own) & set(OF_LIBRARIES))
+        before = len(record.events)
+        if names:
+            record.note("own", set=names)
+        if len(record.events) != before:
+            self._state.jobs.save(record)
 
     def _refuse_strange(self, record: JobRecord, place: cgroups.Place | None, open: list[str]) -> None:
         """Refuse a task that can open a GPU which its job was not given."""
@@ -412,6 +450,8 @@ class Jobs:
                 self._regions.collect(record)
             record.saved = self._profiles.saved(record)
             self._profiles.retire(record)
+            with suppress(*_LEFTOVERS):  # in /run: gone with the next boot at the latest
+                self._topologies.retire(record)
             record.end(time.time(), uptime())
             for grant in record.grants:
                 grant.clean = grant.uuid not in unclean

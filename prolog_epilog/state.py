@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gres_probe.inventory import Inventory
 from prolog_epilog import cgroups
 from prolog_epilog.caps import Caps
 from prolog_epilog.devices import NodeDevice
@@ -51,6 +52,7 @@ class State:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+        self.inventory = Inventory(self.node)
         self.devices: list[NodeDevice] = []
         self.nics: dict[str, str] = {}  # RDMA interfaces and their device files
         self.records: dict[int, JobRecord] = {}

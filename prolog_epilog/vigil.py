@@ -74,7 +74,7 @@ class Vigil:
         self._prepare()
         self._first, began = not self.contexts.path.exists(), time.monotonic()
         self.inventory = self._inventory()
-        self.state.node = self.inventory.node
+        self.state.inventory, self.state.node = self.inventory, self.inventory.node
         self.state.devices = devices_of(self.inventory)
         self.state.nics = {nic.name: nic.device_file for nic in self.inventory.nics if nic.device_file}
         self.state.find_jobs()

@@ -12,6 +12,7 @@ from pathlib import Path
 from gres_probe.doctor import ebpf
 from gres_probe.doctor.check import CannotCheckError, Outcome, SiteView, check, fail, ok, skip, warn
 from gres_probe.lint import Severity, Site, lint
+from gres_probe.nic_groups import NICS_FILE
 from sluice.base.hostlist import fold
 from sluice.slurm.slurm_conf import ConfigFile
 
@@ -49,7 +50,15 @@ def gres(site: SiteView) -> Iterator[Outcome]:
         from gres_probe.collect import load_inventories
 
         inventories = load_inventories(site.inventory_dir).inventories
-    findings = lint(Site(site.slurm, gres=site.config_file("gres.conf"), inventories=inventories, version=site.version))
+    findings = lint(
+        Site(
+            site.slurm,
+            gres=site.config_file("gres.conf"),
+            inventories=inventories,
+            version=site.version,
+            nics=site.folder / NICS_FILE,
+        )
+    )
     for finding in findings[:8]:
         concerned = f" ({fold(finding.nodes)})" if finding.nodes else ""
         say = warn if finding.rule.severity is Severity.WARNING else fail

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gres_probe.lint import files, gres_lines, hardware, registration, slurm, topology
+from gres_probe.lint import files, gres_lines, hardware, nics, registration, slurm, topology
 from gres_probe.lint.rules import RULES, Finding, Rule, Severity, Site, Source
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "Site", "Source", "lint"]
@@ -23,6 +23,7 @@ def lint(site: Site) -> list[Finding]:
     nodes = gres_lines.read_nodes(site, found)
     found += registration.check(site, nodes)
     found += hardware.check(site, nodes)
+    found += nics.check(site, nodes)
     return _joined(found)
 
 

@@ -64,6 +64,7 @@ class Site:
     version: SlurmVersion = OLDEST
     topology: Path | None = None  # topology.yaml
     topology_conf: ConfigFile | None = None
+    nics: Path | None = None  # nics.sluice.conf, also where it is missing
 
     def gres_of(self, node: str) -> ConfigFile | None:
         """The gres.conf that this node reads."""
@@ -208,4 +209,9 @@ RULES = _rules(
     Rule("SL067", "Type differs from the model", _WARNING, _SLUICE, "write again with: sluice gres write"),
     Rule("SL068", "another number of RDMA interfaces than the inventory", _ERROR, _SLUICE,
          "write again with: sluice gres write --nics"),
+    # ---- nics.sluice.conf
+    Rule("SL080", "nics.sluice.conf cannot be read", _ERROR, _SLUICE,
+         "write again with: sluice gres write --nics; then scontrol reconfigure"),
+    Rule("SL081", "nics.sluice.conf is not what the inventory says", _WARNING, _SLUICE,
+         "write again with: sluice gres write --nics; then scontrol reconfigure"),
 )  # fmt: skip

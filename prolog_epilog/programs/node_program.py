@@ -30,11 +30,14 @@ SHARES = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_share", "SPANK__SLURM_SPANK_OPTI
 POWERS = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_power", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-power")
 PLANNED_POWER = "SPANK_SLUICE_GPU_POWER"  # set by slurmctld, to start within a budget
 MOST_TEXT = 64
+SET = "SLUICE_SET"  # what the agent set for libraries in the task whose environment this is, NAME=VALUE
+VIRTUAL_TOPOLOGY = "/var/run/nvidia-topologyd/virtualTopology.xml"  # that NCCL reads without NCCL_TOPO_FILE
 CHECKPOINT_FILE = "SLUICE_CHECKPOINT_FILE"
 PROFILE_FOLDER = "SLUICE_PROFILE_FOLDER"
 PROFILE_ALL = 47  # SLUICE_PROFILE_WANT_ALL
 JOBS_OWN_FAULT = 3  # exit status of sluice-task-init, for the SPANK plugin
 MOST = 1 << 20
+MOST_CONF = 1 << 16
 SECONDS = 20.0
 EPILOG_SECONDS = 3700.0  # longer than a policy lets the clearing of memory take
 PATIENCE = 25.0  # the wait for an agent that is just restarted on a busy node
@@ -205,7 +208,8 @@ def task_init() -> None:
     The task's device cgroup holds root, too; unlike the task prolog, this runs nothing of the user's.
     """
     shards = number("SLUICE_SHARDS") if os.environ.get("SLUICE_SHARDS") else 0
-    files = ask(do="devices")["files"]
+    devices = ask(do="devices")
+    extra = {"nics": open_nics(devices)} if "variables" in devices else {}
     answer = ask(
         do="limit",
         job=number("SLUICE_JOB"),
@@ -213,7 +217,8 @@ def task_init() -> None:
         whole=os.environ.get("SLUICE_STEP") == "whole",
         gpus=numbers("SLUICE_GPUS"),
         shards=shards,
-        open=[path for path in files if opens(path)],
+        open=[path for path in devices["files"] if opens(path)],
+        **extra,
     )
     print(f"region {answer['region']}" if answer["region"] else "none")
 
@@ -237,13 +242,26 @@ def task_prolog() -> None:
     devices = ask(do="devices")
     said: dict[str, object] = {"open": [path for path in devices["files"] if opens(path)]}
     if "nics" in devices:
-        said["nics"] = [name for name, path in devices["nics"].items() if opens(path)]
+        said["nics"] = open_nics(devices)
+    inherited = os.environ.get(SET, "").split(" ")
+    known = devices.get("variables", [])
+    stale = [name for name in known if f"{name}={os.environ.get(name)}" in inherited]
+    configured = nccl_configured()
+    set_by_user = [name for name in known if (name in os.environ or name in configured) and name not in stale]
+    if set_by_user:
+        said["own"] = set_by_user
     if os.environ.get("SLUICE_GPU_PROFILE"):
         said["profile"] = True
     export = ask(do="task", **said)["export"]
     folder = export.pop(PROFILE_FOLDER, None)
+    if not several_nodes():
+        export.pop("GLOO_SOCKET_IFNAME", None)
+    for name in stale:
+        if name not in export:
+            print("unset", name, flush=True)
     for name, value in export.items():
-        if name not in os.environ or name == CHECKPOINT_FILE:  # that of a job that submitted this one is another's
+        # Sluice's own of a job that submitted this one, or of the batch script on another node, are another's.
+        if name not in os.environ or name in stale or name.startswith("SLUICE_"):
             say_export(name, value)
     if folder is not None:
         own = os.environ.get("CUDA_INJECTION64_PATH", "")
@@ -254,6 +272,30 @@ def task_prolog() -> None:
         if os.path.islink(folder):  # noqa: PTH114
             folder = os.readlink(folder)  # noqa: PTH115
         say_export(PROFILE_FOLDER, folder)  # a step inherits the batch script's
+
+
+def open_nics(devices: dict[str, Any]) -> list[str]:  # type: ignore[name-defined]  # noqa: F821 - as above
+    """The RDMA interfaces that this process may open."""
+    return [name for name, path in devices["nics"].items() if opens(path)]
+
+
+def several_nodes() -> bool:
+    """Whether the job has other nodes, which reach this one by its network."""
+    return os.environ.get("SLURM_JOB_NUM_NODES", "1") != "1" or "SLURM_HET_SIZE" in os.environ
+
+
+def nccl_configured() -> list[str]:
+    """What is set for NCCL in files of the site's or the user's, which an environment variable would override."""
+    found = ["NCCL_TOPO_FILE"] if os.access(VIRTUAL_TOPOLOGY, os.R_OK) else []
+    own = "{}/.nccl.conf".format(os.environ.get("HOME", ""))
+    for path in ("/etc/nccl.conf", os.environ.get("NCCL_CONF_FILE", own)):
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - pathlib takes longer to load than all of this
+                lines = file.read(MOST_CONF).decode(errors="replace").splitlines()
+        except OSError:
+            continue
+        found += [line.partition("=")[0].strip() for line in lines if "=" in line and not line.startswith("#")]
+    return found
 
 
 def say_export(name: str, value: str) -> None:

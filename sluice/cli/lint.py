@@ -59,6 +59,7 @@ def command(
         _explain(explain)
         return
     from gres_probe.lint import Severity, Site, lint
+    from gres_probe.nic_groups import NICS_FILE
     from sluice.base.errors import UsageError
     from sluice.base.hostlist import expand
     from sluice.slurm.slurm_conf import read_config, read_slurm_conf
@@ -80,6 +81,7 @@ def command(
         },
         version=find_version(slurm_version, slurm_prefix),
         topology=topology if (topology := site_file.parent / "topology.yaml").is_file() else None,
+        nics=site_file.parent / NICS_FILE,
         topology_conf=read_config(tree) if (tree := site_file.parent / "topology.conf").is_file() else None,
     )
     if inventory_dir is not None:

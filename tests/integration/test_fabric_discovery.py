@@ -18,6 +18,7 @@ from policy.compiled import CompiledPolicy, Global
 from tests.integration.conftest import MakeCluster
 from tests.integration.jobs import shown, submit
 from tests.integration.settled import fresh_status, until
+from tests.unit.prolog_epilog.nccl_rules import read
 
 simulates = pytest.mark.skipif(
     shutil.which("ibsim") is None or shutil.which("ibnetdiscover") is None,
@@ -109,6 +110,42 @@ def test_a_job_opens_its_own_interfaces(dgx: DevCluster) -> None:
 
 
 INTERFACES = [f"mlx5_{number}" for number in (0, 1, 3, 4, 5, 6, 7, 9, 10, 11)]
+
+# Shows the file, and what another user than root may write of it and of the folders above it.
+TOPOLOGY = """
+cat $NCCL_TOPO_FILE
+for path in $NCCL_TOPO_FILE $(dirname $NCCL_TOPO_FILE) /run/sluice/topology; do
+    setpriv --reuid=65534 --regid=65534 --clear-groups test -r $path && echo readable
+    setpriv --reuid=65534 --regid=65534 --clear-groups test -w $path && echo writable
+done
+true
+"""
+# How many GPUs the task's file has, and how many it cannot open.
+COUNT = """
+closed() { for file in /dev/nvidia[0-7]; do (: <>$file) 2>&1; done | grep -c permitted; }
+echo $(grep -c '<gpu' $NCCL_TOPO_FILE) $(closed)
+"""
+
+
+@pytest.mark.cluster
+def test_a_task_finds_its_part_of_the_node(dgx: DevCluster) -> None:
+    inherited = {"NCCL_TOPO_FILE": "/of/the/batch.xml", "SLUICE_SET": "NCCL_TOPO_FILE=/of/the/batch.xml"}
+    shown = dgx.run(["srun", "-n1", "-c2", "--gres=gpu:2,nic:2", "sh", "-c", TOPOLOGY], env=inherited).stdout
+    text, end, access = shown.rpartition("</system>\n")
+    assert access == "readable\n" * 3
+    system = read(text + end)
+    ends = {name: [one.attributes for one in system.all() if one.name == name] for name in ("gpu", "net")}
+    assert [gpu["dev"] for gpu in ends["gpu"]] == ["0", "1"]
+    assert {nic["name"] for nic in ends["net"]} <= set(INTERFACES) and len(ends["net"]) == 2
+    for job in (["-n1", "--gres=gpu:3"], ["-n2", "--gpus-per-task=1"]):
+        for line in dgx.run(["srun", *job, "sh", "-c", COUNT]).stdout.splitlines():
+            has, closed = line.split()
+            assert int(has) + int(closed) == 8
+    mine = dgx.run(["srun", "--gres=gpu:1", "printenv", "NCCL_TOPO_FILE"], env={"NCCL_TOPO_FILE": "mine"})
+    assert mine.stdout == "mine\n"
+    until(lambda: dgx.run(["srun", "ls", "/run/sluice/topology"]).stdout == "")
+
+
 NEAR = {0: 0, 2: 1, 3: 2, 4: 3, 5: 4, 7: 5, 8: 6, 9: 7}
 """The GPU next to each interface, by their numbers in Slurm; 1 and 6 are for storage."""
 

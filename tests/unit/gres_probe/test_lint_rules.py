@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from machines import dgx, l40s
 
-from gres_probe.inventory import Inventory, Problem
+from gres_probe.inventory import Inventory, Link, LinkType, Nic, Problem
 from gres_probe.lint import RULES, Finding, Severity, Site, Source, lint
+from gres_probe.nic_groups import NICS_FILE, render
 from gres_probe.writer import generate
 from sluice.slurm.slurm_conf import interpret_slurm_conf, parse_text
 
@@ -85,6 +86,34 @@ def test_file_on_some_nodes_only() -> None:
     slurm = "GresTypes=gpu,nic\nNodeName=n[1-2] Gres=nic:1\n"
     findings = check(slurm, "NodeName=n1 Name=nic File=/dev/a\nNodeName=n2 Name=nic Count=1\n")
     assert [(finding.rule.code, finding.nodes) for finding in findings] == [("SL053", ("n2",))]
+
+
+def test_groups_of_gpus_and_interfaces(tmp_path: Path) -> None:
+    file = tmp_path / NICS_FILE
+    sites = [dgx("n1"), dgx("n2")]
+    for machine in sites:
+        near = [Link(LinkType.PCI_SWITCH if gpu == 0 else LinkType.SYSTEM) for gpu in range(8)]
+        machine.nics = [
+            Nic("mlx5_0", "0000:18:00.0", links=[*near, Link(LinkType.SELF)], device_file="/dev/infiniband/uverbs0")
+        ]
+    written = generate(sites, nics=True)
+    file.write_text(written.nics_conf())
+    slurm = interpret_slurm_conf(parse_text(f"GresTypes=gpu,shard,nic\n{written.nodes_conf()}"))
+
+    def found() -> list[tuple[str, str]]:
+        site = Site(slurm, inventories={one.node: one for one in sites}, nics=file)
+        return [(one.rule.code, one.what) for one in lint(site) if one.rule.code >= "SL080"]
+
+    assert found() == []
+    file.write_text(render(["n1 0,1,2,3,4,5,6,7 1"]))
+    groups = "the inventory 0,1,2,3,4,5,6,7 0"
+    assert found() == [("SL081", f"it has 0,1,2,3,4,5,6,7 1, {groups}"), ("SL081", f"it has no line, {groups}")]
+    file.write_text(file.read_text().replace("7 1", "7 2"))
+    assert found() == [("SL080", "not as it was written: head, number of nodes, or checksum")]
+    file.unlink()
+    assert found() == [("SL080", "No such file or directory")]
+    slurm.nodes.clear()
+    assert found() == []
 
 
 def test_select_plugin() -> None:

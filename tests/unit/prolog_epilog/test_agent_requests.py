@@ -12,6 +12,7 @@ import pytest
 from policy.compiled import CompiledPolicy, Tenant
 from prolog_epilog.agent import Agent
 from prolog_epilog.cgroups import Place
+from prolog_epilog.hints import OF_LIBRARIES
 from prolog_epilog.server import Peer
 from prolog_epilog.state import RefusalError
 from prolog_epilog.watching import Watch
@@ -75,7 +76,8 @@ def test_a_split_over_gpus_is_in_force_from_the_prolog_on(agent: Agent, monkeypa
 def test_only_root_may_speak_for_jobs(agent: Agent) -> None:
     for name in ("prolog", "limit", "epilog", "status"):
         assert "for root only" in str(ask(agent, peer_uid=1000, do=name)["error"])
-    assert ask(agent, peer_uid=1000, do="devices") == {"ok": {"files": ["/dev/nvidia0", "/dev/nvidia1"], "nics": {}}}
+    found = {"files": ["/dev/nvidia0", "/dev/nvidia1"], "nics": {}, "variables": OF_LIBRARIES}
+    assert ask(agent, peer_uid=1000, do="devices") == {"ok": found}
 
 
 def test_limits_are_refused_that_cannot_hold(agent: Agent) -> None:
@@ -108,6 +110,20 @@ def test_what_a_task_makes_up_is_refused_and_not_kept(agent: Agent, monkeypatch:
     assert event.detail["open"] == [other] and event.times == 200 and len(saved) == 1
     answer = agent.server.answer(b'{"do": "status"}', Peer(1, 0))
     assert len(json.dumps(answer)) < 8 << 10
+
+
+def test_what_a_user_has_set_is_kept_and_recorded(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent.state.records[7] = granted(GIB)
+    agent.jobs.interface = lambda: "eth0"
+    monkeypatch.setattr("prolog_epilog.cgroups.place_of", lambda *_: Place(7, "0"))
+    monkeypatch.setattr("prolog_epilog.cgroups.take_steps", lambda *_: None)
+    request = {"do": "task", "open": ["/dev/nvidia0"], "nics": ["mlx5_0"], "own": ["NCCL_IB_HCA", "made up"]}
+    for _ in range(100):
+        answer = agent.server.answer(json.dumps(request).encode(), Peer(1, 1000))
+    assert answer["ok"]["export"]["SLUICE_SET"] == "CUDA_DEVICE_ORDER=PCI_BUS_ID GLOO_SOCKET_IFNAME=eth0"
+    assert "NCCL_IB_HCA" not in answer["ok"]["export"]
+    [event] = agent.state.records[7].events
+    assert (event.action, event.detail, event.times) == ("own", {"set": ["NCCL_IB_HCA"]}, 100)
 
 
 def test_the_drivers_are_let_go_for_a_change_of_layout(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

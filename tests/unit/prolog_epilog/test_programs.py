@@ -137,6 +137,14 @@ def test_the_helper_says_where_the_limits_lie(answering: Answering, tmp_path: Pa
     assert asked == [{"do": "devices"}, limit]
 
 
+def test_the_helper_says_which_interfaces_the_task_can_open(answering: Answering, tmp_path: Path) -> None:
+    found = {"files": [], "nics": {"mlx5_0": "/dev/null", "mlx5_1": "/nonexistent/device"}, "variables": []}
+    path, asked = answering([json.dumps({"ok": found}).encode() + b"\n", b'{"ok": {"region": null}}\n'])
+    task = {"SLUICE_JOB": "7", "SLUICE_UID": "1", "SLUICE_STEP": "whole", "SLUICE_GPUS": "0"}
+    assert program("sluice-task-init", path, tmp_path, **task).stdout == "none\n"
+    assert asked[1]["nics"] == ["mlx5_0"]
+
+
 def test_a_task_keeps_what_its_user_set(answering: Answering, tmp_path: Path) -> None:
     own = tmp_path / "device"
     own.touch()
@@ -146,6 +154,33 @@ def test_a_task_keeps_what_its_user_set(answering: Answering, tmp_path: Path) ->
     done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", NCCL_IB_HCA="mine")
     assert done.stdout == "export SLUICE_GPU_NUMA=0\n"
     assert asked[1] == {"do": "task", "open": [str(own)], "nics": ["mlx5_0"]}
+
+
+def test_what_sluice_set_for_another_task_is_not_its_users(answering: Answering, tmp_path: Path) -> None:
+    """A step has the environment of the batch script, which runs on another node or has other GPUs."""
+    (tmp_path / ".nccl.conf").write_text("# NCCL_IB_HCA=mlx5_9\nNCCL_TOPO_FILE = /of/the/user.xml\n")
+    names = ["CUDA_DEVICE_ORDER", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_TOPO_FILE"]
+    devices = json.dumps({"ok": {"files": [], "nics": {}, "variables": names}}).encode() + b"\n"
+    gpus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "SLUICE_GPU_NUMA": "1"}
+    export = {"GLOO_SOCKET_IFNAME": "eth1", **gpus, "SLUICE_SET": "new"}
+    path, asked = answering([devices, json.dumps({"ok": {"export": export}}).encode() + b"\n"] * 2)
+    inherited = {
+        "SLUICE_SET": "GLOO_SOCKET_IFNAME=eth0 NCCL_IB_HCA==mlx5_0 CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_IB_HCA": "=mlx5_0",
+        "SLUICE_GPU_NUMA": "0",
+        "CUDA_DEVICE_ORDER": "FASTEST_FIRST",  # changed by the user's script since
+        "HOME": str(tmp_path),
+    }
+    done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", SLURM_JOB_NUM_NODES="2", **inherited)
+    assert asked[1]["own"] == ["CUDA_DEVICE_ORDER", "NCCL_TOPO_FILE"]
+    assert done.stdout.splitlines() == [
+        "unset NCCL_IB_HCA", "export GLOO_SOCKET_IFNAME=eth1", "export SLUICE_GPU_NUMA=1", "export SLUICE_SET=new",
+    ]  # fmt: skip
+    alone = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", SLURM_JOB_NUM_NODES="1")
+    assert alone.stdout.splitlines() == [
+        "export CUDA_DEVICE_ORDER=PCI_BUS_ID", "export SLUICE_GPU_NUMA=1", "export SLUICE_SET=new",
+    ]  # fmt: skip
 
 
 def test_a_task_says_that_it_saved_for_its_own_job(answering: Answering, tmp_path: Path) -> None:
