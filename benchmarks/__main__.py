@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "backfill": ("benchmarks.backfill", "a full conservative pass over 10,000 pending jobs"),
     "limiter": ("benchmarks.limiter", "the preloaded GPU memory limiter, compared with the bare driver"),
     "profile": ("benchmarks.profile", "what kernel profiles cost a program that launches"),
+    "checkpoint": ("benchmarks.checkpoint", "work lost to failures and saves, compared with Daly's optimum"),
     "job-overhead": ("benchmarks.job_overhead", "a whole job under Sluice, compared with a bare process"),
     "ledger": ("benchmarks.ledger", "allocate and free in the shared GPU memory ledger"),
     "gate": ("benchmarks.gate", "one request through the gate of model services, alone and among processes"),

@@ -44,7 +44,8 @@ class Checkpoint(BaseModel):
     """Time of over-quota jobs between the signal and their end; at least `scheduling.preemption.grace`. The signal
     is `signal` for jobs with `--checkpoint=app`, unless they named one with `--signal`. Example: `60s`."""
     before_requeue: Seconds = 30
-    """Time from the signal until a job is taken off a faulty GPU. Example: `30s`."""
+    """Time from the signal until a job is taken off a faulty GPU, or gives way to a lowered power budget (then `60s` at
+    most, and no longer than until it has saved). Example: `30s`."""
     before_time_limit: Seconds | None = None
     """Time from the signal to the time limit; not in a job's first minute. Example: `5m`."""
     requeue: bool = True

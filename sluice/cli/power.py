@@ -138,7 +138,8 @@ def why(job: int, as_json: bool) -> None:
         return
     way = answer["gives_way"]
     click.echo(f"job {job} of {answer['user']} ({answer['account']}, QOS {answer['qos']}): ", nl=False)
-    click.echo("guaranteed, never stopped" if isinstance(way, str) else f"gives way as number {way}")
+    loses = f"gives way as number {way}, and would lose {answer['would_lose_s']} s of work now"
+    click.echo("guaranteed, never stopped" if isinstance(way, str) else loses)
     for gpu in answer["gpus"]:
         cap = f"{_watts(gpu['cap_w'])} of {_watts(gpu['default_w'])}"
         click.echo(

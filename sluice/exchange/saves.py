@@ -7,16 +7,20 @@ it. Times are seconds since 1970.
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sluice.base.errors import SluiceError
-from sluice.base.files import write_atomic
+from sluice.base.files import write_atomic, write_if_changed
 
 SAVES_FILE = "sluice.checkpoints.json"
 """Below StateSaveLocation."""
+PLUGINS_FILE = "sluice.saves"
+"""The same folder: what slurmctld's plugins read (`slurm_plugin/runtime/saves.h`)."""
 SCHEMA_VERSION = 1
+_MOST_PLUGINS_JOBS = 65_536
 _MOST_BYTES = 64 << 20
 
 
@@ -51,6 +55,7 @@ class Saves:
 
     jobs: dict[int, JobSaves] = field(default_factory=dict)
     classes: dict[str, ClassFailures] = field(default_factory=dict)
+    accounts: dict[str, float] = field(default_factory=dict)  # seconds that saves of an account's jobs take of late
 
     def write(self, path: Path) -> None:
         """Raises OSError."""
@@ -58,8 +63,19 @@ class Saves:
             "schema_version": SCHEMA_VERSION,
             "jobs": {str(job): vars(one) for job, one in self.jobs.items()},
             "classes": {name: vars(one) for name, one in self.classes.items()},
+            "accounts": self.accounts,
         }
         write_atomic(path, json.dumps(document, separators=(",", ":")) + "\n", mode=0o600)
+
+
+def write_for_plugins(path: Path, saves: Saves) -> bool:
+    """Jobs that have saved since they last started, the latest first where there are too many. Raises OSError."""
+    times = sorted(
+        ((one.saved, job) for job, one in saves.jobs.items() if one.saved is not None and one.saved > one.started),
+        reverse=True,
+    )
+    body = "sluice-saves 1\n" + "".join(f"{job} {int(saved)}\n" for saved, job in times[:_MOST_PLUGINS_JOBS])
+    return write_if_changed(path, f"{body}checksum = crc32:{zlib.crc32(body.encode()):08x}\n", mode=0o644)
 
 
 def read_saves(path: Path) -> Saves:
@@ -70,7 +86,9 @@ def read_saves(path: Path) -> Saves:
         if document["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema {document['schema_version']!r}, this Sluice reads {SCHEMA_VERSION}")
         jobs = {int(job): _read(JobSaves, one) for job, one in document["jobs"].items()}
-        return Saves(jobs, {str(name): _read(ClassFailures, one) for name, one in document["classes"].items()})
+        classes = {str(name): _read(ClassFailures, one) for name, one in document["classes"].items()}
+        accounts = {str(name): float(save_s) for name, save_s in document.get("accounts", {}).items()}
+        return Saves(jobs, classes, accounts)
     except FileNotFoundError:
         return Saves()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

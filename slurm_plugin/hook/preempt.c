@@ -4,28 +4,51 @@
 
 #include "src/common/list.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
+
+struct candidates {
+    const struct sluice_saves *saves;
+    int64_t now_s;
+    uint32_t count;
+};
 
 static int add_candidate(void *item, void *argument)
 {
     job_record_t *job = item;
-    uint32_t *candidates = argument;
+    struct candidates *candidates = argument;
     uint64_t allocations[SLUICE_MAX_GPUS + 1];
     uint32_t held = sluice_mirror_allocations(sluice_hook.mirror, job->job_id, allocations, SLUICE_MAX_GPUS + 1);
     uint16_t mode = slurm_job_preempt_mode(job);
     if ((mode != PREEMPT_MODE_REQUEUE && mode != PREEMPT_MODE_CANCEL) || job->het_job_id)
         return 0;
-    for (uint32_t i = 0; i < held && *candidates < sluice_hook.candidate_room; i++) {
-        sluice_hook.candidate_jobs[*candidates] = job;
-        sluice_hook.candidates[(*candidates)++] = (struct sluice_candidate){
+    int64_t saved_s = sluice_saves_of(candidates->saves, job->job_id);
+    for (uint32_t i = 0; i < held && candidates->count < sluice_hook.candidate_room; i++) {
+        sluice_hook.candidate_jobs[candidates->count] = job;
+        sluice_hook.candidates[candidates->count++] = (struct sluice_candidate){
             .allocation = allocations[i],
             .gang = held > 1 ? job->job_id : 0,
             .started_s = job->start_time,
+            .checkpoint_s = saved_s < candidates->now_s ? saved_s : candidates->now_s,
             /* Slurm has said that all of them may be preempted. */
             .tier = sluice_job_rank(job),
         };
     }
     return 0;
+}
+
+/* One line for each job that has to go, with what it loses. */
+static void say_victims(const job_record_t *job, uint32_t victims, int64_t now_s)
+{
+    for (uint32_t i = 0; i < victims; i++) {
+        const struct sluice_candidate *victim = &sluice_hook.candidates[sluice_hook.victims[i]];
+        const job_record_t *goes = sluice_hook.candidate_jobs[sluice_hook.victims[i]];
+        bool saved = victim->checkpoint_s > victim->started_s;
+        if (!i || goes != sluice_hook.candidate_jobs[sluice_hook.victims[i - 1]])
+            info("select/sluice: job %u makes room for job %u and loses %" PRId64 " s of work, since its %s",
+                 goes->job_id, job->job_id, now_s - (saved ? victim->checkpoint_s : victim->started_s),
+                 saved ? "last save" : "start");
+    }
 }
 
 static bool make_preemption(uint32_t candidates)
@@ -60,15 +83,17 @@ int sluice_hook_run_now_preempting(struct decision *decision)
         }
         restore_nodes(decision);
     } else if (make_preemption((uint32_t)list_count(call->preemptees) * 2)) {
-        uint32_t candidates = 0, victims = 0;
+        struct candidates candidates = {.saves = sluice_saves_acquire(), .now_s = decision->now};
+        uint32_t victims = 0;
         sluice_hook_set_allowed(decision, true); /* what is preempted for it, it may have */
         list_for_each_ro(call->preemptees, add_candidate, &candidates);
+        sluice_saves_release(candidates.saves);
         struct sluice_preemptor preemptor = {.tier = UINT32_MAX};
         struct sluice_request *wanted = &decision->request.wanted;
         wanted->allowed = sluice_hook.allowed;
         wanted->allowed_words = sluice_hook.words;
         if (!sluice_preemption_plan(sluice_hook.preemption, decision->policy, wanted, &preemptor,
-                                    sluice_hook.candidates, candidates, decision->now, &decision->placement,
+                                    sluice_hook.candidates, candidates.count, decision->now, &decision->placement,
                                     sluice_hook.victims, &victims, NULL) &&
             victims) {
             struct xlist *chosen = list_create(NULL);
@@ -84,6 +109,7 @@ int sluice_hook_run_now_preempting(struct decision *decision)
                 return sluice_hook_part_overlaps(decision);
             if (rc == SLURM_SUCCESS) {
                 count(sluice_hook.preempted);
+                say_victims(call->job, victims, decision->now);
                 return rc;
             }
             restore_nodes(decision);

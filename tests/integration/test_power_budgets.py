@@ -14,7 +14,7 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from gpu_sim.fields import get_values, set_values
-from tests.integration.jobs import shown, submit
+from tests.integration.jobs import LASTS, shown, submit
 from tests.integration.policy_site import PolicySite
 from tests.integration.settled import let_it_save, status, until
 
@@ -34,7 +34,19 @@ power:
   gpus: {hopper: {idle: 72W, least: 200W, default: 700W, most: 700W}}
   lower_first: [guests]
   budgets: [{name: hall, nodes: "*", watts: 20kW}]
+checkpoint: {before_requeue: 60s}
+monitoring: {running: 5s}
 """
+BORROWED = """
+level: place
+classes: {hopper: {types: [h100]}}
+tenants:
+  physics: {members: [alice], guarantee: {gpus: 4}}
+  guests: {members: [bob], borrow: true}
+scheduling: {backfill: {interval: 1s}, preemption: {grace: 2s}}
+monitoring: {running: 5s}
+"""
+SAVES = "trap 'touch $SLUICE_CHECKPOINT_FILE' USR1; touch $SLUICE_CHECKPOINT_FILE; while :; do sleep 0.2; done"
 
 
 class Site(PolicySite):
@@ -52,6 +64,19 @@ class Site(PolicySite):
 
     def gpus(self) -> list[dict[str, Any]]:
         return list(self.shown("show", "--gpus")["gpus"])
+
+    def saved(self, job: str) -> float:
+        """When the job last saved, as the controllers' daemon knows; 0: never."""
+        file = self.cluster.layout.state / "sluice.checkpoints.json"
+        jobs = json.loads(file.read_text())["jobs"] if file.exists() else {}
+        return float(jobs.get(job, {}).get("saved") or 0)
+
+    def save(self, job: str) -> None:
+        """Ask a job that saves to do so, until it has; its first save says that it catches the signal."""
+        self.until(lambda: self.saved(job))
+        began = time.time()
+        self.run("scancel", "--signal=USR1", "--full", job)
+        self.until(lambda: self.saved(job) > began)
 
     def all_draw(self, node: str, watts: int) -> None:
         """What its GPUs draw where no cap is lower."""
@@ -92,6 +117,7 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
             "users": [{"name": name} for name in ("alice", "bob", "oper")],
             "slurm_conf": "AccountingStorageTRES=gres/gpu,gres/shard,gres/gpu:h100\nJobRequeue=1\n"
             "AccountingStorageEnforce=associations,limits,qos,safe\nKillWait=2\n"
+            "PreemptType=preempt/qos\nPreemptMode=REQUEUE\nSlurmctldParameters=preempt_send_user_signal\n"
             "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0\n",
         }
     )
@@ -99,6 +125,29 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
     found.apply(POLICY)
     found.in_force("place")
     yield found
+
+
+def test_of_equal_jobs_the_one_that_has_saved_is_preempted(site: Site) -> None:
+    cluster = site.cluster
+    site.apply(BORROWED)
+    site.in_force("place")
+    jobs: list[str] = []
+    for node, gpus, mode, script in (("p1", 4, "app", SAVES), ("p1", 4, "no", LASTS), ("p2", 8, "no", LASTS)):
+        words = ("-A", "guests", f"--gres=gpu:{gpus}", "-w", node, f"--checkpoint={mode}")
+        jobs.append(submit(cluster, *words, wrap=script, user="bob"))
+        site.until(lambda: shown(cluster, jobs[-1])["JobState"] == "RUNNING")
+    site.save(jobs[0])
+    saves = cluster.layout.state / "sluice.saves"
+    site.until(lambda: f"{jobs[0]} {int(site.saved(jobs[0]))}\n" in saves.read_text())
+    time.sleep(1)  # slurmctld looks twice a second
+    own = submit(cluster, "-A", "physics", "--gres=gpu:4", user="alice")
+    site.until(lambda: shown(cluster, own)["JobState"] == "RUNNING")
+    assert [shown(cluster, job)["Restarts"] for job in jobs] == ["1", "0", "0"]
+    assert f"job {jobs[0]} makes room for job {own} and loses" in cluster.log_tail("slurmctld@ctl1", 2000)
+    site.run("scancel", own, *jobs)
+    site.until(lambda: not site.run("squeue", "-h").stdout.strip())
+    site.apply(POLICY)
+    site.in_force("place")
 
 
 def test_watts_are_kept_for_whom_gpus_are_guaranteed(site: Site) -> None:
@@ -125,7 +174,10 @@ def test_watts_are_kept_for_whom_gpus_are_guaranteed(site: Site) -> None:
 def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one(site: Site) -> None:
     cluster = site.cluster
     own = submit(cluster, "-A", "physics", "--gres=gpu:4", "-w", "p1", wrap="exec sleep 600", user="alice")
-    guests = [submit(cluster, "-A", "guests", "--gres=gpu:4", wrap="exec sleep 600", user="bob") for _ in range(3)]
+    words = ("-A", "guests", "--gres=gpu:4")
+    guests = [submit(cluster, *words, "--checkpoint=app", wrap=SAVES, user="bob")]
+    site.until(lambda: shown(cluster, guests[0])["JobState"] == "RUNNING")
+    guests += [submit(cluster, *words, wrap="exec sleep 600", user="bob") for _ in range(2)]
     site.until(lambda: all(shown(cluster, job)["JobState"] == "RUNNING" for job in (own, *guests)))
     for node in NODES:
         site.all_draw(node, MOST_W)
@@ -138,12 +190,15 @@ def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one
     assert all(shown(cluster, job)["JobState"] == "RUNNING" for job in (own, *guests))
     why = site.shown("why", guests[0], user="bob")
     assert why["gives_way"] == 1 and {gpu["why"] for gpu in why["gpus"]} == {"order"}
+    site.save(guests[0])  # after the others began
     assert site.shown("why", own)["gives_way"] == "never stopped"
     assert "no running job of yours" in site.power("why", own, user="bob", check=False).stderr
 
+    lowered = time.time()
     site.power("budget", "hall", "--now", "3500W", "--for", "1h")
     site.until(lambda: site.drawn() <= 3500)
-    site.until(lambda: shown(cluster, guests[-1])["Restarts"] == "1")
+    site.until(lambda: shown(cluster, guests[0])["Restarts"] == "1")  # the oldest one, which loses least
+    assert site.saved(guests[0]) > lowered  # it was asked to save before it gave way
     assert (shown(cluster, own)["JobState"], shown(cluster, own)["Restarts"]) == ("RUNNING", "0")
 
     site.power("budget", "hall", "--end")

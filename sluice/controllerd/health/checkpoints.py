@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from policy.checkpoint import NodeCheckpoint, Rhythm
@@ -16,7 +17,8 @@ from sluice.exchange.saves import ClassFailures, JobSaves, Saves
 from sluice.slurm.answers import Job, Node
 
 FIRST_S = 600
-"""The interval of `daly` until a save of the job has been measured."""
+"""The interval of `daly` until a save has been measured, of the job or of another one of its account."""
+_LATELY = 8  # saves of an account that count, about
 _LEAST_S = 60
 _CLOCKS_S = 1.0  # by which a node's clock may be behind
 _KEPT_S = 86400.0  # of a job that does not run: one that is requeued goes on with what is known of it
@@ -48,6 +50,7 @@ class Checkpoints:
     def __init__(self, saves: Saves | None = None) -> None:
         self.saves = saves or Saves()
         self._classes: dict[str, str] = {}
+        self._counted: dict[str, Counter[str]] = {}  # by a job's nodes: how many of each class
         self._watched: float | None = None
 
     def due(self, jobs: Iterable[Job], policy: NodeCheckpoint, now: float) -> list[Job]:
@@ -70,6 +73,15 @@ class Checkpoints:
         self._forget(now)
         return found
 
+    def ask(self, job: Job, policy: NodeCheckpoint, now: float) -> bool:
+        """Whether a job that is to be ended saves when it is signalled; then it counts as signalled now."""
+        if policy.rhythm(job.account, job.comment) is None:
+            return False
+        one = self.saves.jobs.setdefault(job.id, JobSaves(started=float(job.start_time or now), seen=now))
+        one.signalled = now
+        one.signals += 1
+        return True
+
     def _forget(self, now: float) -> None:
         """Of jobs that do not run any more the latest are kept."""
         away = sorted((one.seen, job) for job, one in self.saves.jobs.items() if one.seen != now)
@@ -82,8 +94,9 @@ class Checkpoints:
         if rhythm.interval_s != "daly":
             one.interval_s, one.mttf_s = rhythm.interval_s, None
             return
-        one.mttf_s = self._mttf(expand(job.nodes) if job.nodes else [], policy.node_mtbf_s)
-        one.interval_s = FIRST_S if one.save_s is None else max(_LEAST_S, round(daly(one.save_s, one.mttf_s)))
+        one.mttf_s = self._mttf(job.nodes, policy.node_mtbf_s)
+        save_s = self.saves.accounts.get(job.account) if one.save_s is None else one.save_s
+        one.interval_s = FIRST_S if save_s is None else max(_LEAST_S, round(daly(save_s, one.mttf_s)))
 
     def _is_due(self, one: JobSaves, job: Job, policy: NodeCheckpoint, now: float) -> bool:
         close = (
@@ -118,13 +131,17 @@ class Checkpoints:
             if answers:
                 one.answers += 1
                 one.save_s = round(max(max(ended) - one.signalled, 0.1), 1)
+                before = self.saves.accounts.get(job.account, one.save_s)
+                self.saves.accounts[job.account] = round(before + (one.save_s - before) / _LATELY, 1)
         return heard
 
     # ---- failures of nodes ----
 
     def watch(self, nodes: Iterable[Node], busy: Iterable[str], now: float) -> None:
         """Count the time of nodes on which jobs run."""
-        self._classes = {node.name: class_of(node) for node in nodes}
+        classes = {node.name: class_of(node) for node in nodes}
+        if classes != self._classes or len(self._counted) > _MOST_KEPT:
+            self._classes, self._counted = classes, {}
         passed = 0.0 if self._watched is None else min(max(now - self._watched, 0.0), _MOST_PASSED_S)
         self._watched = now
         for name in busy:
@@ -135,11 +152,17 @@ class Checkpoints:
         self._of(node).failures += 1
 
     def _of(self, node: str) -> ClassFailures:
-        return self.saves.classes.setdefault(self._classes.get(node, "none"), ClassFailures())
+        return self._class(self._classes.get(node, "none"))
 
-    def _mttf(self, nodes: list[str], assumed_s: float) -> float:
+    def _class(self, name: str) -> ClassFailures:
+        return self.saves.classes.setdefault(name, ClassFailures())
+
+    def _mttf(self, nodes: str, assumed_s: float) -> float:
         """Of a job: of the first of its nodes that fails."""
-        return 1 / sum(rate(self._of(node), assumed_s) for node in nodes or [""])
+        if nodes not in self._counted:
+            self._counted[nodes] = Counter(self._classes.get(node, "none") for node in expand(nodes) or [""])
+        counted = self._counted[nodes]
+        return 1 / sum(count * rate(self._class(name), assumed_s) for name, count in counted.items())
 
 
 def rate(measured: ClassFailures, assumed_s: float) -> float:

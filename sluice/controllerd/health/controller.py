@@ -30,7 +30,7 @@ from sluice.controllerd.health.requeue import Requeue, Requeues
 from sluice.controllerd.health.running import Running
 from sluice.controllerd.readings import running_of
 from sluice.exchange.health_report import parse_report
-from sluice.exchange.saves import SAVES_FILE, Saves, read_saves
+from sluice.exchange.saves import PLUGINS_FILE, SAVES_FILE, Saves, read_saves, write_for_plugins
 from sluice.slurm.answers import Job, Node
 from sluice.slurm.control import Control
 
@@ -189,6 +189,19 @@ class Controller:
         for job in due:
             log.info("job %d: signalled to save its state", job.id)
 
+    def ask_to_save(self, jobs: Iterable[Job]) -> set[int]:
+        """Signal those that save their state, as others will end them; which these are."""
+        with self.lock:
+            policy = self._policy_of().checkpoint
+            asked = [job for job in jobs if self._checkpoints.ask(job, policy, time.time())]
+        Control(self.site.commands).signal(asked, policy.signal)
+        return {job.id for job in asked}
+
+    def saved(self, job: int) -> float | None:
+        """When a job last saved its state; asks for no lock, as budgets do not wait for Slurm's commands."""
+        one = self._checkpoints.saves.jobs.get(job)
+        return one.saved if one else None
+
     def _policy_of(self) -> NodePolicy:
         if self._policy is None:
             self._policy = NodePolicyFile(self.site.conf_folder / FILE_NAME)
@@ -292,6 +305,7 @@ class Controller:
             if self._checkpoints.saves == Saves():
                 return
             self._checkpoints.saves.write(path)
+            write_for_plugins(path.with_name(PLUGINS_FILE), self._checkpoints.saves)
             self._saves_written = time.monotonic()
             self._saves_stamp = _stamp(path)
 

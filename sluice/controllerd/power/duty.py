@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from sluice.base import events
 from sluice.base.errors import SluiceError
 from sluice.base.text import one_line
 from sluice.controllerd.daemon import Duty, Site, of_site
+from sluice.controllerd.health.controller import controller_of
 from sluice.controllerd.power import lowered, met
 from sluice.controllerd.power.caps import HELD
 from sluice.controllerd.power.estimates import ANYBODY, Estimates, booked
@@ -42,8 +43,18 @@ _SAVE_S = 60.0
 _STOP_S = 0.5
 _COMMAND_S = 20.0
 _MOST_ASKED = 500
+_MOST_SAVING_S = 60.0  # less than the keeper's STOPPING_S
 
 log = logging.getLogger("sluice.power")
+
+
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """A job that was asked to save before it gives way."""
+
+    asked: float  # Unix time
+    until: float  # monotonic
+    why: str
 
 
 class PowerControl:
@@ -65,6 +76,7 @@ class PowerControl:
         self._reported: dict[str, GpuPower] = {}
         self._own_caps: dict[str, tuple[tuple[int, ...], float]] = {}  # by GPU: its jobs, and the cap of these
         self._to_stop: deque[tuple[int, str]] = deque()
+        self._saving: dict[int, _Saving] = {}
         self._stopped_total = 0
 
     @cached_property
@@ -241,7 +253,8 @@ class PowerControl:
     def _power_job(self, policy: ControlPower, job: Job) -> PowerJob:
         order = {name: rank for rank, name in enumerate(policy.lower_first)}
         rank = GUARANTEED if job.qos in policy.guaranteed else order.get(job.qos, len(order))
-        return PowerJob(job.id, rank, float(job.start_time or 0))
+        saved = controller_of(self.site).saved(job.id) or 0.0
+        return PowerJob(job.id, rank, max(float(job.start_time or 0), saved))
 
     def _limits(self, policy: ControlPower, latest: Mapping[str, Latest]) -> list[Limit]:
         now = time.time()
@@ -300,22 +313,43 @@ class PowerControl:
     # ---- jobs that give way ----
 
     def stop(self, site: Site) -> None:
-        """Through Slurm, as it preempts: requeued where that can be, else cancelled."""
-        while self._to_stop and site.leads():
+        """Those that save their state are asked to, and have until then or for a bounded time; caps hold meanwhile."""
+        with self._lock:
+            if not site.leads() or self._keeper is None or self._keeper.spared(self._saving):
+                self._saving.clear()
+        if not site.leads():
+            return
+        new = {}
+        while self._to_stop:
             number, why = self._to_stop.popleft()
-            job = self._jobs.get(number)
-            if job is None:
-                continue
-            log.warning("job %d of %s gives way: %s", number, job.user, why)
-            events.append(site.events, "power.stopped", job=number, account=job.account, reason=why)
-            self._stopped_total += 1
-            commands = site.commands
-            if not self.policy.cancel:
-                done = commands.run("scontrol", "requeue", job.own_name, check=False, timeout=_COMMAND_S)
-                if done.returncode == 0:
-                    continue
-            # Not one that waits already, e.g. as it was requeued and its node is slow to end it.
-            commands.run("scancel", "--state=RUNNING", job.own_name, check=False, timeout=_COMMAND_S)
+            if number in self._jobs and number not in self._saving:
+                new[number] = why
+        now, clock = time.time(), time.monotonic()
+        seconds = min(self.policy_file.current().checkpoint.before_requeue_s, _MOST_SAVING_S)
+        asked = controller_of(site).ask_to_save(self._jobs[number] for number in new) if new and seconds else set()
+        self._saving |= {number: _Saving(now, clock + (number in asked) * seconds, why) for number, why in new.items()}
+        for number, one in list(self._saving.items()):
+            saved = controller_of(site).saved(number) or 0.0
+            if saved >= one.asked or clock >= one.until:
+                del self._saving[number]
+                self._end(site, number, one.why, saved)
+
+    def _end(self, site: Site, number: int, why: str, saved: float) -> None:
+        """Through Slurm, as it preempts: requeued where that can be, else cancelled."""
+        job = self._jobs.get(number)
+        if job is None or not site.leads():
+            return
+        log.warning("job %d of %s gives way: %s", number, job.user, why)
+        fields: dict[str, Any] = {"job": number, "account": job.account, "reason": why, "saved": saved or None}
+        events.append(site.events, "power.stopped", **fields)
+        self._stopped_total += 1
+        commands = site.commands
+        if not self.policy.cancel:
+            done = commands.run("scontrol", "requeue", job.own_name, check=False, timeout=_COMMAND_S)
+            if done.returncode == 0:
+                return
+        # Not one that waits already, e.g. as it was requeued and its node is slow to end it.
+        commands.run("scancel", "--state=RUNNING", job.own_name, check=False, timeout=_COMMAND_S)
 
     # ---- requests ----
 
@@ -422,7 +456,7 @@ class PowerControl:
                     remedy="why a job waits says: sluice explain JOB",
                 )
             policy = self.policy
-            rank = self._power_job(policy, job).rank
+            own = self._power_job(policy, job)
             mine = [gpu for gpu in self._gpus if job.id in gpu.jobs]
             inside = {one.name for one in policy.budgets for gpu in mine if self._part(one, gpu) > 0}
             kinds = {kind.name for gpu in mine if (kind := self._class_of(policy, gpu.node, self._reported[gpu.key]))}
@@ -431,7 +465,8 @@ class PowerControl:
                 "user": job.user,
                 "account": job.account,
                 "qos": job.qos,
-                "gives_way": "never stopped" if rank == GUARANTEED else rank + 1,
+                "gives_way": "never stopped" if own.rank == GUARANTEED else own.rank + 1,
+                "would_lose_s": round(max(0.0, time.time() - own.kept)),
                 "budgets": [one for one in self.show()["budgets"] if one["name"] in inside],
                 "estimates": {kind: self._known_estimates().watts(job.uid, kind) for kind in sorted(kinds)},
                 "gpus": [

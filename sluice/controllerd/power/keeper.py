@@ -61,7 +61,8 @@ class PowerJob:
 
     id: int
     rank: int
-    start: float
+    kept: float
+    """The moment up to which its work is saved: its start, or its last save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,14 @@ class Keeper:
         self.met = dict(met)
         for key, watts in orders.items():
             self._of.setdefault(key, _Memory()).ordered = watts
+
+    def spared(self, waiting: Iterable[int]) -> bool:
+        """Whether all budgets are kept while jobs that were to be stopped still run; then they are not."""
+        if self._short_since:
+            return False
+        for job in waiting:
+            self._stopped.pop(job, None)
+        return True
 
     def step(self, now: float, gpus: Iterable[Gpu], jobs: Mapping[int, PowerJob], limits: Sequence[Limit]) -> Decision:
         """Look at everything once; to be called each second or so. O(GPUs * budgets)."""
@@ -317,8 +326,9 @@ def _victims(
     jobs: Mapping[int, PowerJob],
     stopped: set[int],
 ) -> list[int]:
-    """Jobs that give way, by rank, those that began last first; never a guaranteed one, and none for GPUs that would
-    draw as much without it: of nodes that do not report, or with a job that stays. O(GPUs + jobs * log jobs)."""
+    """Jobs that give way, by rank, those that lose least work on each GPU first; never a guaranteed one, and none for
+    GPUs that would draw as much without it: of nodes that do not report, or with a job that stays. O(GPUs + jobs * log
+    jobs)."""
 
     def stays(number: int) -> bool:
         return number not in jobs or jobs[number].rank >= GUARANTEED
@@ -332,7 +342,7 @@ def _victims(
         for number in known[state.key].jobs:
             on[number].append(state)
     found: list[int] = []
-    for job in sorted((jobs[one] for one in on), key=lambda job: (job.rank, -job.start, -job.id)):
+    for job in sorted((jobs[one] for one in on), key=lambda job: (job.rank, -job.kept, -job.id)):
         if short <= 0:
             break
         if job.id in stopped:

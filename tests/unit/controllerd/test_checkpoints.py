@@ -12,7 +12,7 @@ from policy.checkpoint import NodeCheckpoint
 from sluice.base.errors import SluiceError
 from sluice.controllerd.health import checkpoints as checkpoints_module
 from sluice.controllerd.health.checkpoints import FIRST_S, Checkpoints, class_of, daly, rate
-from sluice.exchange.saves import ClassFailures, JobSaves, Saves, read_saves
+from sluice.exchange.saves import ClassFailures, JobSaves, Saves, read_saves, write_for_plugins
 from sluice.slurm.answers import Job, Node
 
 DAY = 86400.0
@@ -73,6 +73,48 @@ def test_the_interval_follows_measured_saves_and_failures() -> None:
     assert checkpoints.due([job], POLICY, 9630.0 + interval - 1) == []
     assert one.mttf_s == pytest.approx(DAY) and one.interval_s == interval
     assert checkpoints.due([job], POLICY, 9630.0 + interval) == [job]  # counted from the end of the save
+
+
+def test_a_new_job_begins_with_what_saves_of_its_account_take() -> None:
+    checkpoints = Checkpoints()
+    first, second, other = (
+        replace(running(number, "sluice:checkpoint", 9000), account=account)
+        for number, account in ((1, "physics"), (2, "physics"), (3, "guests"))
+    )
+    assert checkpoints.due([first], POLICY, 9600.0) == [first]
+    checkpoints.hear([first], {1: [9640.0]}, NOW)
+    checkpoints.due([second, other], POLICY, 9640.0)
+    jobs = checkpoints.saves.jobs
+    assert (jobs[2].interval_s, jobs[3].interval_s) == (round(daly(40.0, 10 * DAY)), FIRST_S)
+    jobs[1].signalled = 10_000.0
+    checkpoints.hear([first], {1: [10_120.0]}, NOW)
+    assert checkpoints.saves.accounts == {"physics": 50.0}  # one save more counts for an eighth
+    checkpoints.due([first], POLICY, 10_120.0)
+    assert jobs[1].interval_s == round(daly(120.0, 10 * DAY))  # its own last save
+
+
+def test_nodes_that_get_other_gpus_change_what_is_expected() -> None:
+    checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint", 9000, nodes="n[1-2]", count=2)
+    checkpoints.saves.classes = {"h100": ClassFailures(), "b200": ClassFailures(failures=9)}
+    for gpus, days in (("h100", 10.0), ("b200", 1.0)):
+        checkpoints.watch([node(name, f"gpu:{gpus}:8") for name in ("n1", "n2")], [], 9000.0)
+        checkpoints.due([job], POLICY, 9000.0)
+        assert checkpoints.saves.jobs[1].mttf_s == pytest.approx(days * DAY / 2)
+
+
+def test_what_slurmctld_reads_of_saves(tmp_path: Path) -> None:
+    jobs = {
+        1: JobSaves(started=100.0, saved=150.7),
+        2: JobSaves(started=200.0, saved=150.0),  # in a run before
+        3: JobSaves(started=100.0),
+        4: JobSaves(started=100.0, saved=160.0),
+    }
+    path = tmp_path / "sluice.saves"
+    assert write_for_plugins(path, Saves(jobs)) and not write_for_plugins(path, Saves(jobs))
+    *lines, checksum = path.read_text().splitlines()
+    assert lines == ["sluice-saves 1", "4 160", "1 150"] and checksum.startswith("checksum = crc32:")
+    Saves(jobs, accounts={"physics": 40.0}).write(path)
+    assert read_saves(path).accounts == {"physics": 40.0}
 
 
 def test_a_job_of_several_nodes_has_saved_when_all_have() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +14,7 @@ from policy.document import parse
 from policy.node import FILE_NAME, compile_node
 from sluice.base.errors import SluiceError
 from sluice.controllerd.daemon import Site
+from sluice.controllerd.health.controller import controller_of
 from sluice.controllerd.power import duty, met
 from sluice.controllerd.power.duty import LOOK_S, PowerControl
 from sluice.exchange.power import GpuPower, PowerReport
@@ -37,6 +40,7 @@ class FakeSite:
         self.ran: list[str] = []
         self.refused: tuple[str, ...] = ()
         self.flags: frozenset[str] = frozenset()
+        self.comment = ""
         self.commands = self
 
     def leads(self) -> bool:
@@ -47,7 +51,7 @@ class FakeSite:
         owners = {1: ("alice", "physics"), 2: ("bob", "guests"), 3: ("bob", "guests")}
         return [
             replace(a_job(number), uid=1000 + number, user=owners[number][0], account=owners[number][1],
-                    qos=owners[number][1], start_time=number)
+                    qos=owners[number][1], start_time=number, comment=self.comment)
             for number in ids
         ]  # fmt: skip
 
@@ -226,6 +230,48 @@ def test_only_a_job_that_runs_is_cancelled_where_it_cannot_be_requeued(daemon: D
     daemon.control._to_stop.append((2, "why"))
     daemon.control.stop(cast(Site, daemon.site))
     assert daemon.site.ran == ["scontrol requeue 2", "scancel --state=RUNNING 2"]
+
+
+def test_a_job_that_saves_is_asked_to_before_it_gives_way(daemon: Daemon) -> None:
+    daemon.site.comment = "sluice:checkpoint"
+    daemon.step(int(LOOK_S) + 2)
+    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
+    daemon.step(3, cap=300, why="order")
+    site = cast(Site, daemon.site)
+    signal = "scancel --signal=USR1 --full 2"
+    daemon.control._to_stop.append((2, "again"))
+    daemon.control.stop(site)
+    daemon.now += 29
+    daemon.control._to_stop.append((2, "why"))
+    daemon.control.stop(site)
+    assert daemon.site.ran == [signal]
+    daemon.now += 1  # it has not answered within checkpoint.before_requeue
+    daemon.control.stop(site)
+    assert daemon.site.ran == [signal, "scontrol requeue 2"]
+    assert daemon.control.why({"job": 2}, None)["would_lose_s"] > 1e9
+
+    daemon.control._to_stop.append((2, "why"))
+    daemon.control.stop(site)
+    controller_of(site)._checkpoints.saves.jobs[2].saved = time.time()
+    daemon.control.stop(site)
+    assert daemon.site.ran[2:] == [signal, "scontrol requeue 2"]
+    assert json.loads(daemon.site.events.read_text().splitlines()[-1])["saved"] == pytest.approx(time.time(), abs=60)
+    assert daemon.control.why({"job": 2}, None)["would_lose_s"] < 60
+
+    daemon.control._to_stop.append((2, "why"))
+    daemon.control.stop(site)
+    daemon.site.led = False  # the daemon that leads now decides again
+    daemon.control.stop(site)
+    daemon.site.led, daemon.now = True, daemon.now + 60
+    daemon.control.stop(site)
+    assert daemon.site.ran[4:] == [signal]
+
+    daemon.control._to_stop.append((2, "why"))
+    daemon.control.stop(site)
+    daemon.control.lower({"name": "hall", "end": True})  # it is not needed any more
+    daemon.now += 60
+    daemon.control.stop(site)
+    assert daemon.site.ran[4:] == [signal, signal]
 
 
 def test_a_node_that_is_switched_off_counts_no_more(daemon: Daemon) -> None:

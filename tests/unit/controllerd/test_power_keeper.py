@@ -149,6 +149,17 @@ def test_no_job_is_stopped_for_a_gpu_that_draws_on() -> None:
     assert stopped == [2]
 
 
+def test_of_equal_jobs_those_that_lose_least_are_stopped_first() -> None:
+    cluster = Cluster(4)
+    cluster.of[2] = replace(cluster.of[2], kept=99.0)
+    cluster.of[4] = replace(cluster.of[4], kept=100.0, rank=1)
+    cluster.step(1600)
+    stopped: list[int] = []
+    for _ in range(3):
+        stopped += cluster.step(700).stop
+    assert stopped == [2, 3]
+
+
 def test_guaranteed_jobs_are_never_stopped() -> None:
     cluster = Cluster(2)
     cluster.of = {number: replace(job, rank=GUARANTEED) for number, job in cluster.of.items()}
