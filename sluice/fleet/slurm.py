@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from policy.checkpoint import NodeCheckpoint
-from policy.pool_nodes import MADE_FEATURE
+from policy.pool_nodes import MADE_FEATURE, POOL_FEATURE
 from sluice.base.hostlist import expand, fold
 from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.views import POOL_REASON, Change, JobAct, NodeAct, SlurmJob, SlurmNode, SlurmView, Want
@@ -92,8 +92,15 @@ def slurm_node(node: Node) -> SlurmNode:
     """What Slurm wants of a node."""
     flags = node.flags
     by_slurm = "not_responding" in flags or node.reason.startswith(_BY_SLURM)
-    made = next((one for one in node.features if one.startswith(MADE_FEATURE)), "") if _CREATED in flags else ""
-    return SlurmNode(_want(node.state, flags), "drain" in flags, node.reason, by_slurm, node.address, made=made)
+    made = _feature(node, MADE_FEATURE) if _CREATED in flags else ""
+    pool = _feature(node, POOL_FEATURE).removeprefix(POOL_FEATURE) if made else ""
+    return SlurmNode(
+        _want(node.state, flags), "drain" in flags, node.reason, by_slurm, node.address, made=made, pool=pool
+    )
+
+
+def _feature(node: Node, prefix: str) -> str:
+    return next((one for one in node.features if one.startswith(prefix)), "")
 
 
 def _want(state: str, flags: frozenset[str]) -> Want:

@@ -104,6 +104,7 @@ def test_what_slurm_wants_of_a_node(flags: set[str], want: str) -> None:
 def test_nodes_that_the_fleet_created_are_known_by_their_features() -> None:
     features = ("cloud", "sluice-pool-p5", "sluice-made-12345678")
     node = SimpleNamespace(state="idle", flags=frozenset({"dynamic_norm"}), reason="", address="", features=features)
-    assert slurm_node(cast("Node", node)).made == "sluice-made-12345678"
+    seen = slurm_node(cast("Node", node))
+    assert (seen.made, seen.pool) == ("sluice-made-12345678", "p5")
     node.flags = frozenset()  # a line of slurm.conf
     assert slurm_node(cast("Node", node)).made == ""
