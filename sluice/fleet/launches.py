@@ -203,6 +203,7 @@ class Launches:
             self._state.enter(launch, "launched")
             self._state.count(launch.pool, "launches")
             launch.launched = self._state.now
+            self._state.remember_gpus(launch)
             for key in (launch.pool, self._state.key(launch), f"{launch.pool}|{launch.node}"):
                 self._state.memory.back_offs.pop(key, None)
             self._state.forget_hold(launch.node)

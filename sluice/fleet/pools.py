@@ -117,7 +117,7 @@ class Pools:
         starts = [one for one in view.starts if one.partition in ("", pool.partition)]
         boots = self._state.memory.boots.get(f"{name}|{pool.shapes[0].name}", [])
         nodes = [self._pool_node(node, view) for node in self._state.names[name]]
-        times = PoolTimes(pool.idle_s, pool.least, pool.spare, pool.gpus, pool.cpus)
+        times = PoolTimes(pool.idle_s, pool.least, pool.spare, pool.gpus, pool.cpus, pool.ahead)
         return decide(self._state.now, nodes, starts, times, predicted_boot(boots, pool.boot_s))
 
     def _pool_node(self, node: str, view: SlurmView) -> PoolNode:

@@ -78,7 +78,7 @@ def _planned_start(job: Job, chosen: str) -> PlannedStart | None:
         return PlannedStart(job.start_time, frozenset(expand(chosen)))
     if job.reason == "BeginTime" and "," not in job.partition and not job.reservation:
         gpus = job.tres.get("gres/gpu", 0)
-        return PlannedStart(job.start_time, frozenset(), job.node_count, job.partition, gpus, job.cpus)
+        return PlannedStart(job.start_time, frozenset(), job.node_count, job.partition, gpus, job.cpus, job.account)
     return None
 
 

@@ -294,6 +294,12 @@ class State:
         self.dirty = True
         log.info("%s: %s %s", event.node, event.what, event.text)
 
+    def remember_gpus(self, launch: Launch) -> None:
+        """What its node has, for reports when Slurm does not know it any more."""
+        if launch.pool in self.pools:
+            costs = self.memory.costs.setdefault(launch.pool, PoolCosts())
+            costs.remember(launch.node, self.pools[launch.pool].gres)
+
     def book(self, costs: dict[str, PoolCosts], launch: Launch) -> None:
         """What its machine has cost until now."""
         if launch.launched is not None and launch.pool in self.pools:

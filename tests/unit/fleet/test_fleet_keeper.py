@@ -36,7 +36,7 @@ POLICY = PoolsPolicy(
     pools={
         "p": PoolPolicy(
             driver="d", nodes="n[1-2]", shapes=(ShapePolicy(name="big", price=3.0), ShapePolicy(name="old")),
-            zones=("a", "b"), partition="p", give_back_s=30, back_off_s=60,
+            zones=("a", "b"), partition="p", gres="gpu:h100:8", give_back_s=30, back_off_s=60,
         )
     },
 )  # fmt: skip
@@ -361,6 +361,7 @@ def test_what_a_machine_costs_is_counted_by_day_from_its_launch_to_its_end() -> 
     again = Keeper(one)
     again.set_policy(POLICY)
     assert again.costs()["p"].total(date(2026, 4, 1), date(2026, 4, 30)) == days["2026-04-01"]
+    assert again.costs()["p"].gres == {"n1": "gpu:h100:8"}
 
 
 def test_a_machine_that_is_taken_back_soon_is_left_by_its_jobs_in_order() -> None:
