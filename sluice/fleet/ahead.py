@@ -119,15 +119,16 @@ def _bounded(due: Iterable[PlannedStart], times: PoolTimes) -> Iterator[PlannedS
     """The same, of each account as much as the policy allows: the first ones, the last of them perhaps in part."""
     taken: dict[str, float] = {}
     for one in due:
-        count = one.count
-        if times.ahead is not None and count:
-            before = taken.get(one.account, 0.0)
-            if before + one.nodes_worth(times) > times.ahead + _ROUNDING:
-                count = min(count, math.floor(times.ahead - before + _ROUNDING))
-            one = replace(one, count=count)  # noqa: PLW2901
-            taken[one.account] = before + one.nodes_worth(times)
-        if count or one.nodes:
+        if times.ahead is None or not one.count:
             yield one
+            continue
+        before, count = taken.get(one.account, 0.0), one.count
+        if before + one.nodes_worth(times) > times.ahead + _ROUNDING:
+            count = min(count, math.floor(times.ahead - before + _ROUNDING))
+        allowed = replace(one, count=count)
+        taken[one.account] = before + allowed.nodes_worth(times)
+        if count:
+            yield allowed
 
 
 def _counts(due: Iterable[PlannedStart], times: PoolTimes) -> Iterable[tuple[float, int]]:

@@ -101,10 +101,10 @@ def test_a_pool_shrinks_and_grows_while_slurmctld_runs(cluster: DevCluster) -> N
     assert state_of(cluster, last) == "RUNNING", "it keeps its node"
     cluster.run(["scancel", last], user="alice")
     until(lambda: known(cluster), lambda seen: set(seen) == {"grow-1"})
-    words = ["sluice", "report", "gpus", "--each", "--json", "-S", "now-1days"]
+    words = ["sluice", "report", "nodes", "--json", "-S", "now-1days"]
     until(
         lambda: json.loads(cluster.run(words, node="ctl1").stdout)["rows"],
-        lambda rows: [one["gpu_type"] for one in rows if one["node"] == "grow-2" and one["jobs"]] == ["h100"],
+        lambda rows: [one["gpu_type"] for one in rows if one["node"] == "grow-2" and one["gpu_s"]] == ["h100"],
     )
     apply(cluster, POLICY)
     until(lambda: known(cluster), lambda seen: set(seen) == {"grow-1", "grow-2"})
