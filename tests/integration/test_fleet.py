@@ -55,8 +55,7 @@ def kill_fleetd(cluster: DevCluster) -> None:
 
 
 def pool(cluster: DevCluster, *words: str) -> str:
-    place = "/run/sluice-cluster/fleet/status.json"
-    return cluster.run(["sluice", "pool", *words, "--status", place], node="ctl1").stdout
+    return cluster.run(["sluice", "pool", *words], node="ctl1").stdout
 
 
 def happened(cluster: DevCluster, node: str) -> list[str]:

@@ -104,7 +104,7 @@ def test_a_pool_shrinks_and_grows_while_slurmctld_runs(cluster: DevCluster) -> N
     words = ["sluice", "report", "nodes", "--json", "-S", "now-1days"]
     until(
         lambda: json.loads(cluster.run(words, node="ctl1").stdout)["rows"],
-        lambda rows: [one["gpu_type"] for one in rows if one["node"] == "grow-2" and one["gpu_s"]] == ["h100"],
+        lambda rows: [one.get("gpu_type") for one in rows if one["node"] == "grow-2" and one["gpu_s"]] == ["h100"],
     )
     apply(cluster, POLICY)
     until(lambda: known(cluster), lambda seen: set(seen) == {"grow-1", "grow-2"})
