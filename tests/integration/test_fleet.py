@@ -162,6 +162,17 @@ def test_a_node_is_there_before_the_job_that_is_to_begin_later(cluster: DevClust
     ]
 
 
+def test_a_node_is_there_before_the_job_that_waits_for_the_end_of_another(cluster: DevCluster) -> None:
+    absent(cluster, "burst")
+    first = submit(cluster, "-p", "main", "-t", "1", wrap="exec sleep 600")
+    job = submit(cluster, "-p", "burst", f"--dependency=afterany:{first}", "--gres=gpu:1", wrap="exec sleep 1")
+    until(lambda: [one for one in nodes(cluster).values() if one.stage == "registered"])
+    assert state_of(cluster, job) == "PENDING"
+    cluster.run(["scancel", first], user="alice")
+    job_is(cluster, job, "COMPLETED")
+    settled(cluster)
+
+
 def test_a_takeover_while_machines_boot_loses_nothing_and_launches_once(cluster: DevCluster) -> None:
     before = len(list(cluster.layout.machines.iterdir()))
     job = submit(cluster, "-p", "slow", "-N2", "--gres=gpu:1", wrap="exec sleep 1")
