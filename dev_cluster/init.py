@@ -312,6 +312,7 @@ def make_sluice_state(host: str) -> None:
     folder.mkdir(parents=True)
     (folder / "controllerd").symlink_to(INSIDE / "controllerd" / host)
     (folder / "inventory").symlink_to(INSIDE / "inventory")
+    (folder / "fleet").symlink_to(INSIDE / "fleet")
     (folder / "records").symlink_to(INSIDE / "nodes" / host / "records")
     namespaces.bind(folder, SLUICE_STATE)
 

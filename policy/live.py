@@ -136,9 +136,14 @@ def _own_qos(one: Association) -> dict[str, str]:
 
 def gpus_of(node: Node) -> tuple[dict[str, int], int]:
     """A node's GPUs by GRES type ("" where it has none), and its shards (MiB)."""
+    return gpus_in(node.gres)
+
+
+def gpus_in(gres: str) -> tuple[dict[str, int], int]:
+    """The same of the text of its GRES."""
     types: dict[str, int] = {}
     shards = 0
-    for word in re.split(r",(?![^(]*\))", node.gres):
+    for word in re.split(r",(?![^(]*\))", gres):
         match = re.match(r"(gpu|shard)(?::([A-Za-z_][\w.-]*))?:(\d+)", word)
         if match and match[1] == "gpu":
             types[match[2] or ""] = types.get(match[2] or "", 0) + int(match[3])

@@ -56,6 +56,7 @@ class PoolPolicy(_Compiled):
     partition: str
     least: int = 0
     spare: int = 0
+    ahead: int | None = None
     idle_s: float = 600
     boot_s: float = 600
     give_back_s: float = 60
@@ -109,6 +110,7 @@ def compile_pools(policy: Policy, cluster: str, *, shards: bool) -> PoolsPolicy:
                 partition=one.partition or name,
                 least=one.least,
                 spare=one.spare,
+                ahead=one.ahead,
                 idle_s=one.idle,
                 boot_s=one.boot_within,
                 give_back_s=one.give_back_within,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import click
 from sluice.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from sluice.fleet.simulate import Figures
+    from sluice.fleet.simulate import Figures, StockOut
     from sluice.simulate.metrics import Metrics
     from sluice.simulate.simulation import Assumptions, Simulation
     from sluice.simulate.traces import Trace
@@ -61,6 +62,7 @@ POOL_ROWS = (
     ("foreseen_boots", "boots for starts that the plan foresaw", 1),
     ("foreseen_hidden_percent", "of these hidden (%)", 1),
     ("wasted_boots", "boots for no job", 1),
+    ("given_back", "starts that found no capacity", 1),
 )
 
 
@@ -160,6 +162,13 @@ class FiniteRange(click.FloatRange):
     metavar="SECONDS",
     help="With --pools: the usual time from a launch until a node is there.",
 )
+@click.option(
+    "--no-capacity",
+    "no_capacity",
+    multiple=True,
+    metavar="POOL:FROM-TO",
+    help="With --pools: the provider launches nothing for the pool in these hours of the history; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with the cluster's state over time.")
 @click.option("-P", "--parsable2", is_flag=True, help="A line for each policy, fields separated by '|'.")
 @click.option("-n", "--noheader", is_flag=True, help="No header line.")
@@ -180,6 +189,7 @@ def command(
     interval: float,
     pools: Path | None,
     boot: float,
+    no_capacity: tuple[str, ...],
     as_json: bool,
     parsable2: bool,
     noheader: bool,
@@ -200,8 +210,9 @@ def command(
         if policies or plot is not None:
             raise click.UsageError("--policy and --plot do not go with --pools")
         found = _simulate_pools(
-            trace_path, format_name, nodes, pools, boot, Assumptions(estimates, noise, seed), as_json=as_json
-        )
+            trace_path, format_name, nodes, pools, boot, no_capacity, Assumptions(estimates, noise, seed),
+            as_json=as_json,
+        )  # fmt: skip
         if as_json:
             return
         names = [str(one.way) for one in found]
@@ -211,6 +222,8 @@ def command(
         else:
             _print_table(names, found, _rows(POOL_ROWS, wanted), noheader)
         return
+    if no_capacity:
+        raise click.UsageError("--no-capacity goes with --pools alone")
     if nodes is None:
         raise click.UsageError("--nodes or --pools is needed")
     if plot is not None:
@@ -264,7 +277,15 @@ def command(
 
 
 def _simulate_pools(
-    path: Path, format_name: str, nodes: str | None, policy: Path, boot: float, assumed: Assumptions, *, as_json: bool
+    path: Path,
+    format_name: str,
+    nodes: str | None,
+    policy: Path,
+    boot: float,
+    no_capacity: tuple[str, ...],
+    assumed: Assumptions,
+    *,
+    as_json: bool,
 ) -> list[Figures]:
     """A history with the pools of a policy, in each way to have their nodes."""
     from policy.document import load
@@ -274,11 +295,12 @@ def _simulate_pools(
     pools = load(policy).policy.pools
     if not pools:
         raise UsageError(f"{policy}: has no pools", remedy="name a policy with the section pools; see sluice.yaml(5)")
+    outs = [_stock_out(text, pools) for text in no_capacity]
     trace = _read_trace(path, format_name)
     fixed = fixed_nodes(read_nodes(nodes) if nodes is not None else [], pools)
+    booting = Booting(boot, assumed.seed)
     found = [
-        Replay(trace, fixed, pools, way, Booting(boot, assumed.seed), assumed).run(_progress(way, len(trace.jobs)))
-        for way in WAYS
+        Replay(trace, fixed, pools, way, booting, assumed, outs).run(_progress(way, len(trace.jobs))) for way in WAYS
     ]
     if sys.stderr.isatty():
         click.echo("\r\033[K", nl=False, err=True)
@@ -286,6 +308,19 @@ def _simulate_pools(
         ways = [asdict(one) for one in found]
         click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "trace": _trace_document(trace), "ways": ways}))
     return found
+
+
+def _stock_out(text: str, pools: Collection[str]) -> StockOut:
+    """A time without capacity."""
+    from sluice.fleet.simulate import StockOut
+
+    match = re.fullmatch(r"([^:]+):(\d{1,6}(?:\.\d+)?)-(\d{1,6}(?:\.\d+)?)", text)
+    if match is None or match[1] not in pools or float(match[2]) >= float(match[3]):
+        raise UsageError(
+            f"--no-capacity {text[:80]!r}: not a pool of the policy and hours of the history",
+            remedy=f"write POOL:FROM-TO, as {min(pools)}:10-12.5",
+        )
+    return StockOut(match[1], float(match[2]) * 3600, float(match[3]) * 3600)
 
 
 def _read_trace(path: Path, format_name: str) -> Trace:

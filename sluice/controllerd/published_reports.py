@@ -363,7 +363,7 @@ def source_of(site: Site, fleet: Fleet, now: float) -> Source:
     commands = Commands(prefix=site.commands.prefix, conf=site.commands.conf, timeout=_SACCT_S)
     found = Source(cast(SlurmClient, _Config(site)), commands, JobRecords(site.state_save / RECORDS), now=now)
     found.running = running_of(site).records
-    found.__dict__["fleet"] = Fleet(fleet.nodes, {name: frozenset(types) for name, types in found.classes().items()})
+    found.__dict__["fleet"] = fleet.with_classes(found.classes())
     return found
 
 
@@ -453,9 +453,8 @@ class Reports:
         return Source(cast(SlurmClient, _Config(self.site)), self.site.commands).classes()
 
     def _fleet(self, wanted: Wanted) -> Fleet:
-        classes = {name: frozenset(types) for name, types in self.classes().items()}
         everything = wanted.nodes and wanted.seen is None  # the part of one of what there is says something else
-        return Fleet(self.history.fleet().nodes if everything else {}, classes)
+        return (self.history.fleet() if everything else Fleet()).with_classes(self.classes())
 
     def _accounts(self, wanted: Wanted) -> frozenset[str]:
         """Those that were asked for; of tenants with those below."""

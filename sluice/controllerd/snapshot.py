@@ -55,6 +55,7 @@ from sluice.exchange.fleet import (
     words_for_job,
 )
 from sluice.exchange.live import LIVE_FILE, Live, latest, read_live
+from sluice.exchange.pool_costs import read_costs
 from sluice.exchange.recent_use import CallerUse, RecentUse, ServiceUse
 from sluice.exchange.serve_status import ask_status
 from sluice.exchange.serving import GATEWAY_USER, REPLICAD_USER
@@ -65,6 +66,7 @@ from sluice.explain.explanation import explain_job, parse_job
 from sluice.failover.history import history_rows
 from sluice.failover.shared import read_cluster
 from sluice.failover.status import look
+from sluice.report.collect import known_pools
 from sluice.report.fleet import Fleet
 from sluice.report.tenants import quota
 from sluice.slurm import jwt
@@ -167,7 +169,7 @@ class Publisher:
         self._nodes: list[Node] = []
         self._node_rows = NodeRows(self.snapshot)
         self._tenants: dict[str, TenantUse] = {}
-        self.reports = Reports(site, lambda: Fleet.of(self._nodes), lambda: self._tenants)
+        self.reports = Reports(site, self._report_fleet, lambda: self._tenants)
         commands = site.commands
         self._cluster = Cluster(commands, site.client, Accounting(commands), Control(commands))
         self._jobs_part = _Part("jobs", 1.0, self._read_jobs, _SHARE_OF_JOBS)
@@ -378,6 +380,9 @@ class Publisher:
         self.snapshot.put("pools", {row["name"]: row for row in pool_documents(found)})
         self.snapshot.put("pool-nodes", {one.node: why_document(found, one.node) for one in found.nodes})
         self.snapshot.put("pool-events", {name: history_document(found, name) for name in found.pools})
+
+    def _report_fleet(self) -> Fleet:
+        return Fleet.of(self._nodes, known_pools(read_costs, log.warning))
 
     def _read_nodes(self) -> None:
         self._nodes = self.site.client.nodes()

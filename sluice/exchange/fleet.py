@@ -75,7 +75,7 @@ DIFFERENCES: dict[Difference, tuple[str, str]] = {
     ),
     "not_in_slurm": (
         "the policy names the node, and slurmctld does not know it",
-        "have Include pools.sluice.conf in slurm.conf, and restart slurmctld",
+        "have Include pools.sluice.conf in slurm.conf, and restart slurmctld; in a dynamic pool see Slurm's words",
     ),
     "slurm_silent": ("slurmctld does not answer", "nothing is launched or ended until it does"),
     "pool_closed": ("the pool takes no jobs until its back-off is over", "wait; or: sluice pool return POOL"),
@@ -87,7 +87,10 @@ DIFFERENCES: dict[Difference, tuple[str, str]] = {
         "the provider may take its machine back soon",
         "it takes no more jobs, and is ended when those that it has are over",
     ),
-    "no_pool": ("its pool is not in the policy any more", "its machine is ended"),
+    "no_pool": (
+        "its pool is not in the policy any more, or has other nodes",
+        "its machine is ended; a dynamic node is drained, and deleted when its jobs are over",
+    ),
 }
 """The closed list: what may differ between Slurm, journal and provider, and what is done."""
 

@@ -13,6 +13,7 @@ from sluice.exchange.fleet import STATE
 
 COSTS = STATE / "costs.json"
 MOST_DAYS = 400
+MOST_NODES = 5000
 _MOST_BYTES = 32 << 20
 
 
@@ -37,6 +38,14 @@ class PoolCosts:
     gpus: int = 0
     cpus: int = 1
     days: dict[str, Spent] = field(default_factory=dict)  # by ISO date of the controller's time
+    gres: dict[str, str] = field(default_factory=dict)  # by node that had a machine: Slurm may not know it any more
+
+    def remember(self, node: str, gres: str) -> None:
+        """A node has a machine; those that had none for longest are forgotten."""
+        self.gres.pop(node, None)
+        self.gres[node] = gres
+        for oldest in list(self.gres)[:-MOST_NODES]:
+            del self.gres[oldest]
 
     def book(self, begin: float, end: float, price: float) -> None:
         """A machine was there from `begin` to `end`, at a price an hour; days that are too old are forgotten."""

@@ -10,8 +10,8 @@ For jobs that no plan foresees, the policy may have idle nodes kept, which cost 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 _PERMILLE = 900  # of the boots so far, that were no longer than predicted
@@ -36,6 +36,7 @@ class PlannedStart:
     partition: str = ""
     gpus: int = 0
     cpus: int = 0
+    account: str = ""
 
     def nodes_worth(self, times: PoolTimes) -> float:
         """What it takes of nodes, jobs of parts of one as parts; all of them where its size is not known."""
@@ -69,6 +70,8 @@ class PoolTimes:
     gpus: int = 0
     """Of a node, as `cpus`; 0: none, or not known."""
     cpus: int = 0
+    ahead: int | None = None
+    """Nodes at most for starts of one account that do not name theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ def decide(
     spare = [node for node in _by_worth(nodes) if node.name not in wanted]
     kept = set(wanted)
     # After the plan's starts, one that is always due: the spare nodes.
-    for at, count in [*_counts(due, times), (now, times.spare)]:
+    for at, count in [*_counts(_bounded(due, times), times), (now, times.spare)]:
         served = [node for node in spare if _serves(node, at)][:count]
         lacking = [node for node in spare if node.state == "off"][: count - len(served)]
         kept.update(node.name for node in served)
@@ -112,7 +115,23 @@ def decide(
     return Decision(tuple(ask), _let_go(now, nodes, kept, times))
 
 
-def _counts(due: Sequence[PlannedStart], times: PoolTimes) -> Iterable[tuple[float, int]]:
+def _bounded(due: Iterable[PlannedStart], times: PoolTimes) -> Iterator[PlannedStart]:
+    """The same, of each account as much as the policy allows: the first ones, the last of them perhaps in part."""
+    taken: dict[str, float] = {}
+    for one in due:
+        if times.ahead is None or not one.count:
+            yield one
+            continue
+        before, count = taken.get(one.account, 0.0), one.count
+        if before + one.nodes_worth(times) > times.ahead + _ROUNDING:
+            count = min(count, math.floor(times.ahead - before + _ROUNDING))
+        allowed = replace(one, count=count)
+        taken[one.account] = before + allowed.nodes_worth(times)
+        if count:
+            yield allowed
+
+
+def _counts(due: Iterable[PlannedStart], times: PoolTimes) -> Iterable[tuple[float, int]]:
     """Nodes that each start takes besides those of the ones before: jobs of parts of a node share it."""
     worth, given = 0.0, 0
     for one in due:

@@ -82,6 +82,7 @@ class Memory:
     launches: dict[str, Launch] = field(default_factory=dict)  # by token; none that is gone
     back_offs: dict[str, BackOff] = field(default_factory=dict)  # by pool, pool|shape|zone, or pool|node
     holds: dict[str, Hold] = field(default_factory=dict)  # by node
+    due: dict[str, float] = field(default_factory=dict)  # nodes that Slurm will power up, since when
     requeued: dict[int, float] = field(default_factory=dict)  # jobs that are to start again at once
     ended: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_ENDED))  # tokens of launches that are gone
     pools: dict[str, PoolPolicy] = field(default_factory=dict)  # also those that the policy does not have any more

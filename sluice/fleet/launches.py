@@ -65,7 +65,7 @@ class Launches:
         self._tell_address(launch, seen)
         if stage == "terminating":
             self._terminate(launch)
-        elif launch.node not in self._state.pool_of:
+        elif launch.node not in self._state.pool_of and not self._finishes(launch, seen):
             self._end(launch, "no_pool")
         elif view.at < launch.since or seen.want in ("due", "unknown"):
             pass  # seen before the step, or not known
@@ -86,6 +86,10 @@ class Launches:
             self._end(launch, "notice", launch.notice)
         elif launch.leaves and stage == "registered":
             self._leave(launch, seen, view)
+
+    def _finishes(self, launch: Launch, seen: SlurmNode) -> bool:
+        """Whether a dynamic node that has left the policy keeps its machine, as jobs run there."""
+        return bool(seen.made) and seen.want == "on" and bool(self._state.jobs_on(launch.node))
 
     def _leave(self, launch: Launch, seen: SlurmNode, view: SlurmView) -> None:
         """The provider takes the machine back soon: jobs that save their state do, all that may start elsewhere. From
@@ -199,6 +203,7 @@ class Launches:
             self._state.enter(launch, "launched")
             self._state.count(launch.pool, "launches")
             launch.launched = self._state.now
+            self._state.remember_gpus(launch)
             for key in (launch.pool, self._state.key(launch), f"{launch.pool}|{launch.node}"):
                 self._state.memory.back_offs.pop(key, None)
             self._state.forget_hold(launch.node)

@@ -21,22 +21,40 @@ class Pools:
         self._idle: dict[str, float] = {}  # nodes that are on without a job, since when this process has seen it
 
     def create_and_delete(self, view: SlurmView) -> None:
-        """Nodes of dynamic pools are those of the policy. Slurm deletes none that a job or a reservation has. One that
-        would be created again at once, and so lose its drain, is deleted when it is returned.
+        """Nodes of dynamic pools are those of the policy, made of what it promises. One that would be created again at
+        once, and so lose its drain, is deleted when it is returned.
         """
         for name, pool in self._state.policy.pools.items():
             missing = [node for node in self._state.names[name] if node not in view.nodes]
             if pool.node_conf and missing:
                 self._state.change(tuple(missing), "create", pool.node_conf)
         for node, seen in view.nodes.items():
-            pool_of = self._state.pool_of.get(node)
-            kept = pool_of is not None and self._state.policy.pools[pool_of].made == seen.made
-            if not seen.made or kept or node in self._state.by_node or self._state.jobs_on(node):
+            if not seen.made:
                 continue
-            if seen.want == "off" and not (pool_of is not None and _drained_by_others(seen)):
+            pool_of = self._state.pool_of.get(node)
+            free = seen.want == "off" and node not in self._state.by_node and not self._state.jobs_on(node)
+            if pool_of is None:
+                self._retire(node, seen, free=free)
+            elif free and self._state.policy.pools[pool_of].made != seen.made and not _drained_by_others(seen):
                 self._state.change((node,), "delete")
-            elif pool_of is None:
-                self._state.change((node,), "power_down", f"{POOL_REASON}not in the policy any more")
+
+    def _retire(self, node: str, seen: SlurmNode, *, free: bool) -> None:
+        """The policy does not have a dynamic node any more: jobs that run on it end first, and those for which it would
+        have to be launched start elsewhere. Slurm deletes none that a job or a reservation has.
+        """
+        reason = f"{POOL_REASON}not in the policy any more"
+        if free:
+            self._state.change((node,), "delete")
+            return
+        if not seen.drained:
+            self._state.change((node,), "drain", reason)
+        jobs = self._state.jobs_on(node)
+        if seen.want in ("due", "up"):
+            for job in jobs:
+                self._state.requeue(job)
+            self._state.change((node,), "power_down_force", reason)
+        elif not jobs and seen.want != "off":
+            self._state.change((node,), "power_down", reason)
 
     def give_back(self, view: SlurmView) -> None:
         """Jobs for which a node cannot be had: all their nodes are given back, and they are requeued."""
@@ -99,7 +117,7 @@ class Pools:
         starts = [one for one in view.starts if one.partition in ("", pool.partition)]
         boots = self._state.memory.boots.get(f"{name}|{pool.shapes[0].name}", [])
         nodes = [self._pool_node(node, view) for node in self._state.names[name]]
-        times = PoolTimes(pool.idle_s, pool.least, pool.spare, pool.gpus, pool.cpus)
+        times = PoolTimes(pool.idle_s, pool.least, pool.spare, pool.gpus, pool.cpus, pool.ahead)
         return decide(self._state.now, nodes, starts, times, predicted_boot(boots, pool.boot_s))
 
     def _pool_node(self, node: str, view: SlurmView) -> PoolNode:

@@ -29,7 +29,9 @@ class Shown:
     def status(self) -> FleetStatus:
         """All of it."""
         view = self._state.view
-        nodes = [self._node_status(node) for node in dict.fromkeys([*self._state.pool_of, *self._state.by_node])]
+        leaving = [] if view is None else [node for node, seen in view.nodes.items() if seen.made]
+        names = dict.fromkeys([*self._state.pool_of, *self._state.by_node, *leaving])
+        nodes = [self._node_status(node) for node in names]
         return FleetStatus(
             at=self._state.now,
             host=self._host,
@@ -45,7 +47,7 @@ class Shown:
         )
         launch = self._state.by_node.get(node)
         difference, text, again = self._difference(node, seen, launch)
-        pool = launch.pool if launch is not None else self._state.pool_of[node]
+        pool = launch.pool if launch is not None else self._state.pool_of.get(node, seen.pool)
         jobs = tuple(sorted(self._state.jobs_on(node)))
         if launch is None:
             hold = self._state.memory.holds.get(node)
@@ -63,12 +65,14 @@ class Shown:
         hold = self._state.memory.holds.get(node)
         if self._state.view is None or self._state.now - self._state.view.at > FRESH_S:
             return "slurm_silent", "", None
+        if node not in self._state.pool_of and (launch is None or launch.stage != "terminating"):
+            return "no_pool", self._state.denied.get(node, ""), None
         if launch is not None:
             return self._difference_of_launch(launch, seen)
         if hold is not None:
             return hold.kind, hold.text, hold.until
         if seen.want == "unknown":
-            return "not_in_slurm", "", None
+            return "not_in_slurm", self._state.denied.get(node, ""), None
         if seen.want == "down":
             return ("down" if seen.by_slurm else "down_by_operator"), seen.reason, None
         pool = self._state.pool_of[node]

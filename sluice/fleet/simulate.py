@@ -4,10 +4,15 @@
 after SuspendTime without one. `fleet`: sluice.fleet.ahead decides, as in fleetd. All else is the same: the core's
 backfill plans at each arrival, end and boot, nodes that are there go first, and a job that is given a node that is not
 there waits for it. A machine is paid from when it is asked for until it is let go.
+
+While a pool is out of stock nothing is launched for it. `fleet` asks again for `give_back_within`, then gives all nodes
+of the job back, which waits again, and the pool's absent nodes are no choice for a back-off that doubles. Slurm itself
+asks once: after `boot_within` the node is DOWN, taken to be until there is stock again, and its job waits again.
 """
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
 import random
@@ -31,6 +36,7 @@ DEPTH = 50
 """Jobs of the queue that are planned, the first in order of submission."""
 OFF_S = 30
 """For which Slurm starts nothing on a node that it called off (SuspendTimeout)."""
+_DOUBLED = 4  # times that a back-off is doubled
 _BOOTS = 20  # of which the next one is predicted
 _SPREAD = 0.2  # a boot takes up to so much longer or shorter than usual
 
@@ -41,6 +47,15 @@ class Booting:
 
     usual_s: float = 180.0
     seed: int = 1
+
+
+@dataclass(frozen=True)
+class StockOut:
+    """A time of the history, in seconds, in which the provider launches nothing for a pool."""
+
+    pool: str
+    begin: float
+    end: float
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,8 @@ class Figures:
     foreseen_hidden_percent: float
     wasted_boots: int
     """Nodes that were let go before any job came."""
+    given_back: int
+    """How often a job was given a node that could not be had, and waited again."""
 
 
 @dataclass
@@ -91,7 +108,12 @@ class _Pool:
     times: PoolTimes
     prior_s: float
     nodes: list[int]
+    outs: list[StockOut]
+    patience_s: float  # for which a job keeps its nodes where one of them cannot be had
+    back_off_s: float
     boots: list[float] = field(default_factory=list)
+    refused: int = 0  # in a row
+    closed: float = -math.inf  # its absent nodes are no choice until then
 
 
 @dataclass
@@ -106,6 +128,7 @@ class _Sums:
     foreseen_boot_s: float = 0.0
     foreseen_waited_s: float = 0.0
     wasted: int = 0
+    given_back: int = 0
 
 
 def fixed_nodes(nodes: Sequence[ClusterNode], pools: dict[str, Pool]) -> list[ClusterNode]:
@@ -136,6 +159,7 @@ class Replay:
         way: Way,
         booting: Booting,
         assumed: Assumptions | None = None,
+        stock_outs: Sequence[StockOut] = (),
     ) -> None:
         nodes = [*fixed, *pool_nodes(pools)]
         assumed = assumed or Assumptions()
@@ -155,17 +179,20 @@ class Replay:
         for name, pool in pools.items():
             at = range(len(self._nodes), len(self._nodes) + len(pool.names))
             times = PoolTimes(pool.idle, pool.least, pool.spare)
-            self._pools.append(_Pool(name, times, pool.boot_within, list(at)))
+            outs = [one for one in stock_outs if one.pool == name]
+            patience = pool.give_back_within if way == "fleet" else pool.boot_within
+            self._pools.append(_Pool(name, times, pool.boot_within, list(at), outs, patience, pool.back_off))
             self._nodes += [_Node(len(self._pools) - 1, pool.shapes[0].price) for _ in at]
         self._backfill = Backfill(len(nodes), max_jobs=DEPTH)
         self._queue: list[int] = []
         self._running: dict[int, tuple[int, float]] = {}  # by job: its allocation, and when it ends at the latest
-        self._due: list[tuple[float, int, int]] = []  # when, what (0 arrival, 1 end, 2 look), which job
+        self._due: list[tuple[float, int, int]] = []  # when, what (0 arrival, 1 end, 2 look, 3 given back), which job
         self._looks: set[float] = set()
         self._planned: dict[int, Start] = {}
         self._foreseen: dict[int, float] = {}  # jobs that were planned for a later start, since when
         self._starts: dict[int, float] = {}
         self._given: dict[int, float] = {}
+        self._lacking: dict[int, list[int]] = {}  # by job that holds nodes: those that cannot be had
         self._rejected = 0
         self._sums = _Sums()
         self.now = 0.0
@@ -190,6 +217,8 @@ class Replay:
                 elif what == 1:
                     ended += 1
                     self._end(job)
+                elif what == 3:
+                    self._give_back(job)
                 changed = changed or what != 2
             self._looks.discard(self.now)
             if changed:
@@ -208,11 +237,17 @@ class Replay:
 
     # ---- nodes ----
 
+    def _out_until(self, index: int) -> float:
+        """Until when there is no stock for the node; now: there is."""
+        outs = self._pools[self._nodes[index].pool].outs
+        return max((one.end for one in outs if one.begin <= self.now < one.end), default=self.now)
+
     def _ask(self, index: int) -> None:
         node = self._nodes[index]
         spread = self._chance.uniform(1 - _SPREAD, 1 + _SPREAD)
-        node.state, node.asked, node.used = "boots", self.now, False
-        node.ready = self.now + self._booting.usual_s * spread
+        node.state, node.asked, node.used = "boots", self._out_until(index), False
+        node.ready = node.asked + self._booting.usual_s * spread
+        self._pools[node.pool].refused = 0
         self._sums.boots += 1
         self._look_at(node.ready)
 
@@ -234,10 +269,18 @@ class Replay:
 
     def _off(self, index: int) -> None:
         node = self._nodes[index]
-        node.state, node.locked = "off", self.now + OFF_S
-        self._cluster.set_state(index, NodeState.DOWN)
+        node.state = "off"
+        self._lock(index, max(self.now + OFF_S, self._pools[node.pool].closed))
         self._pay(node)
         self._sums.wasted += not node.used
+
+    def _lock(self, index: int, until: float) -> None:
+        """Nothing starts there before."""
+        if until <= self.now:
+            return
+        node = self._nodes[index]
+        node.locked = max(node.locked, until)
+        self._cluster.set_state(index, NodeState.DOWN)
         self._look_at(node.locked)
 
     def _pay(self, node: _Node) -> None:
@@ -281,27 +324,76 @@ class Replay:
     def _start(self, job: int, start: Start) -> None:
         allocation = commit(self._cluster, start.parts)
         nodes = [part.node for part in start.parts]
+        lacking = [index for index in nodes if self._nodes[index].state == "off" and self._is_refused(index)]
+        for index in nodes:
+            if self._nodes[index].state == "off" and index not in lacking:
+                self._ask(index)
+        if lacking:
+            self._hold(job, allocation, nodes, lacking)
+            return
         for index in nodes:
             node = self._nodes[index]
-            if node.state == "off":
-                self._ask(index)
             if not node.used and node.asked is not None:
                 self._first_job(node, node.ready - node.asked, self._foreseen.get(job, self.now))
             node.used = True
             if not node.jobs:
                 node.busy_since = self.now
-            node.jobs += 1
         ready = max([self.now, *(self._nodes[index].ready for index in nodes)])
         self._given[job], self._starts[job] = self.now, ready
-        end = ready + self._limit[job]
+        self._take(job, allocation, nodes, ready + self._limit[job])
+        self._at(ready + self._run[job], 1, job)
+
+    def _take(self, job: int, allocation: int, nodes: list[int], end: float) -> None:
+        """The job has the nodes, until `end` at the latest."""
         for index in nodes:
+            self._nodes[index].jobs += 1
             self._nodes[index].ends[job] = end
         self._running[job] = allocation, end
-        self._at(ready + self._run[job], 1, job)
+
+    def _is_refused(self, index: int) -> bool:
+        """Whether a job that is given the node now does not get it."""
+        until = self._out_until(index)
+        patience = self._pools[self._nodes[index].pool].patience_s if self._way == "fleet" else 0.0
+        return until > self.now + patience
+
+    def _hold(self, job: int, allocation: int, nodes: list[int], lacking: list[int]) -> None:
+        """A job keeps its nodes for a while, though some of them cannot be had."""
+        end = self.now + max(self._pools[self._nodes[index].pool].patience_s for index in lacking)
+        self._take(job, allocation, nodes, end)
+        self._lacking[job] = lacking
+        self._at(end, 3, job)
+
+    def _give_back(self, job: int) -> None:
+        """... and waits again. The pools that had nothing are no choice for a while."""
+        release(self._cluster, self._running.pop(job)[0])
+        self._sums.given_back += 1
+        for pool in {self._nodes[index].pool for index in self._lacking[job]}:
+            self._close(self._pools[pool])
+        for index, node in enumerate(self._nodes):
+            if node.ends.pop(job, None) is None:
+                continue
+            node.jobs -= 1
+            if index in self._lacking[job] and self._way != "fleet":
+                self._lock(index, self._out_until(index))
+            elif not node.jobs and node.state != "off":
+                node.idle_since = self.now
+                if self._way == "fleet" and node.pool >= 0:
+                    self._off(index)
+        del self._lacking[job]
+        bisect.insort(self._queue, job, key=lambda one: (self._submit[one], one))
+
+    def _close(self, pool: _Pool) -> None:
+        if self._way != "fleet":
+            return
+        pool.closed = self.now + pool.back_off_s * 2 ** min(pool.refused, _DOUBLED)
+        pool.refused += 1
+        for index in pool.nodes:
+            if self._nodes[index].state == "off":
+                self._lock(index, pool.closed)
 
     def _first_job(self, node: _Node, boot: float, foreseen: float) -> None:
         """A job comes to a node that was asked for; the plan has known of it since `foreseen`."""
-        waited = max(0.0, node.ready - self.now)
+        waited = min(boot, max(0.0, node.ready - self.now))
         self._sums.waited_s += waited
         self._sums.boot_s += boot
         if self.now - foreseen >= boot:
@@ -329,8 +421,11 @@ class Replay:
             return
         for pool in self._pools:
             decision = self._decision(pool, starts)
-            for name in decision.ask:
-                self._ask(int(name))
+            for index in map(int, decision.ask):
+                if (until := self._out_until(index)) > self.now:
+                    self._look_at(until)
+                else:
+                    self._ask(index)
             for name in decision.let_go:
                 self._off(int(name))
             for index in pool.nodes:
@@ -376,6 +471,7 @@ class Replay:
             foreseen_boots=sums.foreseen,
             foreseen_hidden_percent=_percent(sums.foreseen_boot_s - sums.foreseen_waited_s, sums.foreseen_boot_s),
             wasted_boots=sums.wasted,
+            given_back=sums.given_back,
         )
 
 

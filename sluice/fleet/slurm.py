@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from policy.checkpoint import NodeCheckpoint
-from policy.pool_nodes import MADE_FEATURE
+from policy.pool_nodes import MADE_FEATURE, POOL_FEATURE
 from sluice.base.hostlist import expand, fold
 from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.views import POOL_REASON, Change, JobAct, NodeAct, SlurmJob, SlurmNode, SlurmView, Want
@@ -17,6 +18,7 @@ from sluice.slurm.answers import Job, Node, Reservation
 _WITH_NODES = frozenset({"CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "STOPPED"})
 _BY_SLURM = ("Not responding", "ResumeTimeout", "Node unexpectedly rebooted", POOL_REASON)
 _CREATED = "dynamic_norm"
+_AFTER = re.compile(r"after(?:ok|any):(\d+(?:_\d+)?)\(unfulfilled\)")
 _MAINTENANCE = frozenset({"MAINT"})
 _STATES: dict[Change, str] = {
     "power_up": "POWER_UP", "power_down": "POWER_DOWN", "power_down_force": "POWER_DOWN_FORCE", "drain": "DRAIN",
@@ -51,7 +53,9 @@ def read_view(
             nodes[name] = replace(nodes[name], reserved=True)
     later = [job for job in seen if job.state == "PENDING" and job.start_time is not None]
     chosen = client.planned_nodes() if later else {}
-    starts = [*map(_reserved_start, reservations), *(_planned_start(job, chosen.get(job.id, "")) for job in later)]
+    ends = {job.own_name: job.end_time for job in seen if job.state == "RUNNING"}
+    planned = (_planned_start(job, chosen.get(job.id, ""), ends) for job in seen if job.state == "PENDING")
+    starts = [*map(_reserved_start, reservations), *planned]
     return SlurmView(at, nodes, jobs, tuple(replace(one, at=one.at + at - wall) for one in starts if one is not None))
 
 
@@ -67,19 +71,26 @@ def _reserved_start(one: Reservation) -> PlannedStart | None:
     return PlannedStart(one.start_time, frozenset(expand(one.nodes)))
 
 
-def _planned_start(job: Job, chosen: str) -> PlannedStart | None:
-    """What Slurm or the planner expects of a job that waits. Of one that only waits for its begin time, the nodes are
-    chosen then: as many of its partition as it fills, where it names one alone. Of others without nodes nothing is
-    asked for: the planner has them on nodes that are there.
+def _planned_start(job: Job, chosen: str, ends: Mapping[str, int | None]) -> PlannedStart | None:
+    """What Slurm or the planner expects of a job that waits. Of one that only waits for its begin time or for the end
+    of others, the nodes are chosen then: as many of its partition as it fills, where it names one alone. Of others
+    without nodes nothing is asked for: the planner has them on nodes that are there.
     """
-    if job.start_time is None:
-        return None
-    if chosen:
+    if chosen and job.start_time is not None:
         return PlannedStart(job.start_time, frozenset(expand(chosen)))
-    if job.reason == "BeginTime" and "," not in job.partition and not job.reservation:
-        gpus = job.tres.get("gres/gpu", 0)
-        return PlannedStart(job.start_time, frozenset(), job.node_count, job.partition, gpus, job.cpus)
-    return None
+    at = job.start_time if job.reason == "BeginTime" else _after(job, ends) if job.reason == "Dependency" else None
+    if at is None or "," in job.partition or job.reservation:
+        return None
+    gpus = job.tres.get("gres/gpu", 0)
+    return PlannedStart(at, frozenset(), job.node_count, job.partition, gpus, job.cpus, job.account)
+
+
+def _after(job: Job, ends: Mapping[str, int | None]) -> int | None:
+    """When a job that depends on running ones can start at the latest, by their limits. None: it is not known."""
+    jobs = [_AFTER.fullmatch(word) for word in job.dependency.split(",")]
+    times = [None if match is None else ends.get(match[1]) for match in jobs]
+    known = [at for at in times if at is not None]
+    return max(known) if len(known) == len(times) else None
 
 
 def _job(job: Job, on: frozenset[str], begins: bool, shift: float, checkpoint: NodeCheckpoint) -> SlurmJob:
@@ -92,8 +103,15 @@ def slurm_node(node: Node) -> SlurmNode:
     """What Slurm wants of a node."""
     flags = node.flags
     by_slurm = "not_responding" in flags or node.reason.startswith(_BY_SLURM)
-    made = next((one for one in node.features if one.startswith(MADE_FEATURE)), "") if _CREATED in flags else ""
-    return SlurmNode(_want(node.state, flags), "drain" in flags, node.reason, by_slurm, node.address, made=made)
+    made = _feature(node, MADE_FEATURE) if _CREATED in flags else ""
+    pool = _feature(node, POOL_FEATURE).removeprefix(POOL_FEATURE) if made else ""
+    return SlurmNode(
+        _want(node.state, flags), "drain" in flags, node.reason, by_slurm, node.address, made=made, pool=pool
+    )
+
+
+def _feature(node: Node, prefix: str) -> str:
+    return next((one for one in node.features if one.startswith(prefix)), "")
 
 
 def _want(state: str, flags: frozenset[str]) -> Want:

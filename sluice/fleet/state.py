@@ -85,8 +85,8 @@ class State:
         self.by_node = {launch.node: launch for launch in self.memory.launches.values()}
         self.busy: dict[tuple[str, ...], float] = {}  # acts under way, since when
         self.wanted: dict[str, float] = {}  # nodes that Slurm waits for, since when
-        self.due: dict[str, float] = {}  # nodes that Slurm will power up, since when
         self.bare: dict[str, float] = {}  # nodes that are on without a machine, since when
+        self.denied: dict[str, str] = {}  # why Slurm creates or deletes a node not, in its words
         self.signalled: set[int] = set()  # jobs on machines that are taken back which have had their signal
         self.dirty = False
         self._last: dict[tuple[str, ...], float] = {}
@@ -116,10 +116,13 @@ class State:
 
     def _without_overdue(self, view: SlurmView) -> SlurmView:
         """A node that Slurm has not powered up for as long as one may boot counts as off: no machine waits longer."""
-        self.due = {node: self.due.get(node, view.at) for node, one in view.nodes.items() if one.want == "due"}
+        known = self.memory.due
+        due = {node: known.get(node, view.at) for node, one in view.nodes.items() if one.want == "due"}
+        if due != known:
+            self.memory.due, self.dirty = due, True
         overdue = {
             node: replace(view.nodes[node], want="off")
-            for node, since in self.due.items()
+            for node, since in due.items()
             if node in self.pool_of and view.at - since > self.policy.pools[self.pool_of[node]].boot_s
         }
         return replace(view, nodes={**view.nodes, **overdue}) if overdue else view
@@ -211,6 +214,10 @@ class State:
         if isinstance(act, NodeAct):
             for node in act.nodes:
                 self.busy.pop(("slurm", act.change, node), None)
+                if act.change in ("create", "delete"):
+                    self.denied.pop(node, None)
+                    if result.text:
+                        self.denied[node] = one_line(result.text)[:300]
         else:
             self.busy.pop(("job", act.change, str(act.job)), None)
             if act.change == "signal" and not result.text:
@@ -286,6 +293,12 @@ class State:
         self.memory.history.append(event)
         self.dirty = True
         log.info("%s: %s %s", event.node, event.what, event.text)
+
+    def remember_gpus(self, launch: Launch) -> None:
+        """What its node has, for reports when Slurm does not know it any more."""
+        if launch.pool in self.pools:
+            costs = self.memory.costs.setdefault(launch.pool, PoolCosts())
+            costs.remember(launch.node, self.pools[launch.pool].gres)
 
     def book(self, costs: dict[str, PoolCosts], launch: Launch) -> None:
         """What its machine has cost until now."""

@@ -30,6 +30,7 @@ class SlurmNode:
     address: str = ""
     reserved: bool = False  # by a reservation that has begun
     made: str = ""  # of one that the fleet has created in slurmctld: the feature that says with which parameters
+    pool: str = ""  # ... and for which pool
 
 
 @dataclass(frozen=True, slots=True)

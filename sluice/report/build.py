@@ -149,8 +149,8 @@ def _capacity(source: Source, report: Report) -> None:
     for row in report.rows:
         if name == "gpu_type":
             row.names = {**row.names, "gpu_class": class_name(row.names["gpu_type"], source.fleet)}
-        elif row.names["node"] in source.fleet.nodes:
-            kind = source.fleet.nodes[row.names["node"]].gpu_type
+        elif (known := source.fleet.of_node(row.names["node"])) is not None:
+            kind = known.gpu_type
             row.names = {**row.names, "gpu_type": kind, "gpu_class": class_name(kind, source.fleet)}
         if row.names[name] in counts:
             row.extra |= capacity(counts[row.names[name]], row.tally, until)
@@ -211,7 +211,8 @@ def _records(source: Source, span: Span) -> list[JobRecord]:
 
 
 def _type_of(source: Source, node: str) -> str:
-    return source.fleet.nodes[node].gpu_type if node in source.fleet.nodes else ""
+    known = source.fleet.of_node(node)
+    return known.gpu_type if known else ""
 
 
 def _add_grant(into: Tally, grant: Any, measured: Any, seconds: float, part: float) -> None:

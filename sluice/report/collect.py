@@ -87,6 +87,15 @@ def parse_states(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def known_pools(costs: Callable[[], Mapping[str, PoolCosts]], note: Callable[[str], None]) -> Mapping[str, PoolCosts]:
+    """What fleetd knows of pools; nothing where that cannot be read."""
+    try:
+        return costs()
+    except SluiceError as error:
+        note(f"types of untyped GPUs and shares of nodes that were deleted are not known: {error}")
+        return {}
+
+
 @dataclass
 class Source:
     """Where figures come from. `records` and `rolled` are None where the caller may not read them."""
@@ -105,9 +114,11 @@ class Source:
 
     @cached_property
     def fleet(self) -> Fleet:
-        """The nodes of now; none where slurmctld is down, since the database alone is enough for most reports."""
+        """The nodes of now, and those of pools that were; none where slurmctld is down, since the database alone is
+        enough for most reports.
+        """
         try:
-            return Fleet.of(self.client.nodes(), self.classes())
+            return Fleet.of(self.client.nodes(), known_pools(self.costs, self.note)).with_classes(self.classes())
         except SluiceError as error:
             self.note(f"slurmctld does not report its nodes ({error}); types of untyped GPUs and shares are not known")
             return Fleet()

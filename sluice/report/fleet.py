@@ -1,14 +1,15 @@
-"""The GPUs that nodes have now: which type a job's untyped GPUs and shards were of, and how much there is."""
+"""The GPUs that nodes have: which type a job's untyped GPUs and shards were of, and how much there is now."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from policy.live import gpus_of
+from policy.live import gpus_in
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.hostlist import expand
+from sluice.exchange.pool_costs import PoolCosts
 from sluice.slurm.answers import Node
 
 
@@ -29,24 +30,32 @@ class NodeGpus:
 
 @dataclass(frozen=True)
 class Fleet:
-    """All nodes by name, and the classes that the policy made of the types."""
+    """All nodes by name, the classes that the policy made of the types, and nodes of pools that were deleted."""
 
     nodes: Mapping[str, NodeGpus] = field(default_factory=dict)
     classes: Mapping[str, frozenset[str]] = field(default_factory=dict)  # class -> GRES types
+    gone: Mapping[str, NodeGpus] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, nodes: Iterable[Node], classes: Mapping[str, Iterable[str]] | None = None) -> Fleet:
-        """From slurmctld's nodes."""
-        found = {}
-        for node in nodes:
-            types, shards = gpus_of(node)
-            most = max(types, key=lambda name: types[name], default="")
-            found[node.name] = NodeGpus(most, types, sum(types.values()), shards)
-        return cls(found, {name: frozenset(types) for name, types in (classes or {}).items()})
+    def of(cls, nodes: Iterable[Node], pools: Mapping[str, PoolCosts]) -> Fleet:
+        """From slurmctld's nodes, and what fleetd knows of those that had machines."""
+        found = {node.name: _node_gpus(node.gres) for node in nodes}
+        had = {node: gres for pool in pools.values() for node, gres in pool.gres.items()}
+        gone = {node: _node_gpus(gres) for node, gres in had.items() if node not in found}
+        return cls(found, gone=gone)
+
+    def with_classes(self, classes: Mapping[str, Iterable[str]]) -> Fleet:
+        """The same with these classes of types."""
+        return replace(self, classes={name: frozenset(types) for name, types in classes.items()})
+
+    def of_node(self, name: str) -> NodeGpus | None:
+        """The GPUs of a node, also of one that was deleted."""
+        return self.nodes.get(name) or self.gone.get(name)
 
     def of_job(self, nodes: str) -> NodeGpus | None:
-        """The GPUs of a job's first node that still exists."""
-        return next((self.nodes[name] for name in hosts(nodes) if name in self.nodes), None)
+        """The GPUs of a job's first node that is known."""
+        names = hosts(nodes)
+        return next((known[name] for known in (self.nodes, self.gone) for name in names if name in known), None)
 
     def types(self) -> dict[str, int]:
         """GPUs of the cluster by type."""
@@ -63,7 +72,7 @@ class Fleet:
     def types_of(self, names: Iterable[str]) -> frozenset[str]:
         """The GRES types of classes or types. Raises UsageError for one that nobody knows."""
         found: set[str] = set()
-        known = set(self.types())
+        known = set(self.types()) | {name for one in self.gone.values() for name in one.types}
         for name in names:
             if name in self.classes:
                 found |= self.classes[name]
@@ -75,6 +84,12 @@ class Fleet:
                     remedy=f"known are {', '.join(sorted(known | set(self.classes))) or 'none'}",
                 )
         return frozenset(found)
+
+
+def _node_gpus(gres: str) -> NodeGpus:
+    types, shards = gpus_in(gres)
+    most = max(types, key=lambda name: types[name], default="")
+    return NodeGpus(most, types, sum(types.values()), shards)
 
 
 @lru_cache(maxsize=8192)

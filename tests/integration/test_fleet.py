@@ -55,8 +55,7 @@ def kill_fleetd(cluster: DevCluster) -> None:
 
 
 def pool(cluster: DevCluster, *words: str) -> str:
-    place = "/run/sluice-cluster/fleet/status.json"
-    return cluster.run(["sluice", "pool", *words, "--status", place], node="ctl1").stdout
+    return cluster.run(["sluice", "pool", *words], node="ctl1").stdout
 
 
 def happened(cluster: DevCluster, node: str) -> list[str]:
@@ -161,6 +160,17 @@ def test_a_node_is_there_before_the_job_that_is_to_begin_later(cluster: DevClust
     assert [one.node for one in status(cluster).history if one.what == "registered"][-1:] == [
         cluster.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%N"]).stdout.strip()
     ]
+
+
+def test_a_node_is_there_before_the_job_that_waits_for_the_end_of_another(cluster: DevCluster) -> None:
+    absent(cluster, "burst")
+    first = submit(cluster, "-p", "main", "-t", "1", wrap="exec sleep 600")
+    job = submit(cluster, "-p", "burst", f"--dependency=afterany:{first}", "--gres=gpu:1", wrap="exec sleep 1")
+    until(lambda: [one for one in nodes(cluster).values() if one.stage == "registered"])
+    assert state_of(cluster, job) == "PENDING"
+    cluster.run(["scancel", first], user="alice")
+    job_is(cluster, job, "COMPLETED")
+    settled(cluster)
 
 
 def test_a_takeover_while_machines_boot_loses_nothing_and_launches_once(cluster: DevCluster) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from sluice.base.files import write_atomic
+from sluice.explain.decisions import FOLDER
+from sluice.explain.explanation import explain_job, parse_job
 from tests.integration.conftest import MakeCluster
 from tests.integration.fleet_site import nodes, placed_by_core, status
 from tests.integration.jobs import state as state_of
@@ -89,14 +93,39 @@ def test_nodes_are_created_and_jobs_are_placed_there_by_the_core(cluster: DevClu
 def test_a_pool_shrinks_and_grows_while_slurmctld_runs(cluster: DevCluster) -> None:
     log = cluster.log("slurmctld@ctl1")
     starts = log.read_text().count("slurmctld version")  # at each reconfiguration, too
+    last = submit(cluster, "-p", "grow", "-w", "grow-2", "--gres=gpu:1", wrap="exec sleep 600")
+    until(lambda: state_of(cluster, last), lambda seen: seen == "RUNNING")
     apply(cluster, POLICY.replace("grow-[1-2]", "grow-1"))
-    until(lambda: known(cluster), lambda seen: set(seen) == {"grow-1"})
+    until(lambda: nodes(cluster)["grow-2"], lambda one: one.difference == "no_pool")
     runs(cluster)
+    assert state_of(cluster, last) == "RUNNING", "it keeps its node"
+    cluster.run(["scancel", last], user="alice")
+    until(lambda: known(cluster), lambda seen: set(seen) == {"grow-1"})
+    words = ["sluice", "report", "nodes", "--json", "-S", "now-1days"]
+    until(
+        lambda: json.loads(cluster.run(words, node="ctl1").stdout)["rows"],
+        lambda rows: [one.get("gpu_type") for one in rows if one["node"] == "grow-2" and one["gpu_s"]] == ["h100"],
+    )
     apply(cluster, POLICY)
     until(lambda: known(cluster), lambda seen: set(seen) == {"grow-1", "grow-2"})
     job = runs(cluster, "-N2")
     until(lambda: placed_by_core(cluster, job))
     assert log.read_text().count("slurmctld version") == starts
+
+
+def test_jobs_that_wait_for_created_nodes_are_ordered_and_planned(cluster: DevCluster) -> None:
+    first = submit(cluster, "-p", "grow", "-N2", "--gres=gpu:1", "-t", "5", wrap="exec sleep 600")
+    until(lambda: state_of(cluster, first), lambda seen: seen == "RUNNING")
+    second = submit(cluster, "-p", "grow", "-N2", "--gres=gpu:1", "-t", "5", wrap="exec sleep 1")
+    seen = until(
+        lambda: explain_job(cluster.layout.state / FOLDER, parse_job(second)) or {},
+        lambda seen: "order" in seen and seen["waiting"].get("plan"),
+    )
+    assert seen["waiting"]["plan"]["expected_start"] > time.time()
+    shown = cluster.run(["sprio", "-h", "-j", second, "-o", "%S"]).stdout.strip()
+    assert int(shown) == seen["order"]["site_factor"] != 0
+    cluster.run(["scancel", first], user="alice")
+    until(lambda: state_of(cluster, second), lambda seen: seen == "COMPLETED")
 
 
 def test_nodes_are_made_again_when_the_policy_promises_something_else(cluster: DevCluster) -> None:

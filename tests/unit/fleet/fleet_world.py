@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,6 +52,10 @@ POLICY = PoolsPolicy(
             driver="model", nodes="b[1-3]", shapes=(ShapePolicy(name="big"),), partition="b", least=0, boot_s=200,
             idle_s=100, give_back_s=0, back_off_s=20,
         ),
+        "c": PoolPolicy(
+            driver="model", nodes="c[1-4]", shapes=(ShapePolicy(name="big"),), partition="c", boot_s=200, idle_s=40,
+            give_back_s=10, back_off_s=20, node_conf="Weight=1", made="sluice-made-1",
+        ),
     },
 )  # fmt: skip
 
@@ -69,11 +74,13 @@ class Box:
     pool: str
     shape: str
     zone: str
-    made: float
+    launched: float
     boots: float | None  # when its slurmd registers; None: it dies before
+    made: str  # what its slurmd says of a dynamic node
     odd_gpus: bool
     dies: float | None
     noticed: bool = False  # its end is said 120 s before
+    said: bool = False  # its slurmd has registered, known to slurmctld or not
     ended: float | None = None
 
 
@@ -86,6 +93,8 @@ class Node:
     drained: bool = False
     reason: str = ""
     job: int | None = None
+    made: str = ""
+    created: float = 0.0
 
 
 @dataclass
@@ -118,8 +127,10 @@ class World:
         self.now = 1000.0
         self.ahead = 0.0  # of the fleet's clock before the world's
         self.boxes: list[Box] = []
-        self.nodes = {node: Node() for pool in POLICY.pools.values() for node in expand(pool.nodes)}
-        self.pool_of = {node: name for name, pool in POLICY.pools.items() for node in expand(pool.nodes)}
+        self.policy = POLICY
+        self.nodes = {node: Node() for name in ("a", "b") for node in expand(POLICY.pools[name].nodes)}
+        self.deleted: dict[str, Node] = {}
+        self.full_until = 0.0  # slurmctld has no room for more nodes
         self.jobs: dict[int, Job] = {}
         self.saved = b""
         self.due: list[_Due] = []
@@ -131,13 +142,15 @@ class World:
         self.refused: dict[int, LaunchAct] = {}
         self.stock: dict[tuple[str, str, str], float] = {}  # no capacity until
         for number in range(self.chance.randint(1, 6)):
-            pools = self.chance.choice((("a",), ("b",), ("a", "b"), ("b", "a")))
+            pools = self.chance.choice((("a",), ("b",), ("c",), ("a", "b"), ("b", "a"), ("c", "a"), ("b", "c")))
             most = min(len(expand(POLICY.pools[pool].nodes)) for pool in pools)
             self.jobs[number + 1] = Job(
                 number + 1, self.chance.randint(1, most), pools, self.chance.choice((5.0, 60.0, 400.0)),
                 self.now + self.chance.uniform(0, 600),
             )  # fmt: skip
         self.takeover = self.now + self.chance.uniform(0, HOSTILE_S) if self.chance.random() < 0.15 else None
+        for _ in range(self.chance.randint(0, 3)):
+            self.after(self.chance.uniform(0, HOSTILE_S), self._change_policy)
         self.keeper = self._new_keeper()
 
     @property
@@ -170,8 +183,22 @@ class World:
             last = self.load().clock
             self.ahead = max(self.clock + jump, last) - self.now
         keeper = Keeper(self, new_token=self._token)
-        keeper.set_policy(POLICY)
+        keeper.set_policy(self.policy)
         return keeper
+
+    def _change_policy(self) -> None:
+        """An operator has other nodes in the dynamic pool, promises something else of them, or gives it up."""
+        pools = {name: pool for name, pool in POLICY.pools.items() if name != "c"}
+        if self.chance.random() < 0.8:
+            version = self.chance.randint(1, 2)
+            pools["c"] = POLICY.pools["c"].model_copy(
+                update={
+                    "nodes": self.chance.choice(("c[1-4]", "c[1-2]", "c[3-6]")),
+                    "node_conf": f"Weight={version}", "made": f"sluice-made-{version}",
+                }
+            )  # fmt: skip
+        self.policy = PoolsPolicy(cluster="model", pools=pools)
+        self.keeper.set_policy(self.policy)
 
     def _token(self) -> str:
         self.numbers += 1
@@ -208,15 +235,24 @@ class World:
             all(one.state == "done" for one in self.jobs.values() if self._can_run(one))
             and not any(one.ended is None for one in self.boxes)
             and not self.keeper.memory.launches
+            and self._as_in_policy()
+        )
+
+    def _as_in_policy(self) -> bool:
+        """The dynamic nodes are those of the policy, made of its parameters unless a person has to return them."""
+        pool = self.policy.pools.get("c")
+        dynamic = {name: one for name, one in self.nodes.items() if one.made}
+        return set(dynamic) == set(expand(pool.nodes) if pool else ()) and all(
+            _out(one) or (pool is not None and one.made == pool.made) for one in dynamic.values()
         )
 
     def _can_run(self, job: Job) -> bool:
         """Nodes whose machines had other GPUs are out until an operator returns them."""
-        return any(
-            sum(not (one.drained and "returned" in one.reason) for node, one in self.nodes.items()
-                if self.pool_of[node] == pool) >= job.nodes
-            for pool in job.pools
+        usable = Counter(
+            name for name, pool in self.policy.pools.items() for node in expand(pool.nodes)
+            if node not in self.nodes or not _out(self.nodes[node])
         )  # fmt: skip
+        return any(usable[pool] >= job.nodes for pool in job.pools)
 
     def _story(self) -> list[str]:
         return [
@@ -242,7 +278,7 @@ class World:
 
     def _view(self) -> SlurmView:
         nodes = {
-            name: SlurmNode(one.want, one.drained, one.reason) for name, one in self.nodes.items()
+            name: SlurmNode(one.want, one.drained, one.reason, made=one.made) for name, one in self.nodes.items()
         }  # fmt: skip
         jobs = {
             one.id: SlurmJob(one.id, one.state == "configuring", frozenset(one.has), one.begins > self.now)
@@ -332,6 +368,7 @@ class World:
         box = Box(
             f"m{self.numbers}", order.token, order.node, act.pool, order.shape, order.zone, self.now,
             None if fails else self.now + self.chance.uniform(20, 120),
+            self.policy.pools[act.pool].made if act.pool in self.policy.pools else "",
             self.hostile and self.chance.random() < 0.02,
             self.now + self.chance.uniform(100, 900) if self.hostile and self.chance.random() < 0.1 else None,
             self.chance.random() < 0.5,
@@ -355,7 +392,7 @@ class World:
         seen = [
             self._machine(one) for one in self.boxes
             if one.pool == act.pool and not empty and (one.ended is None or self.now - one.ended < 100)
-            and (not self.hostile or self.now - one.made > 10 or self.chance.random() < 0.5)
+            and (not self.hostile or self.now - one.launched > 10 or self.chance.random() < 0.5)
         ]  # fmt: skip
         return Listed(act.pool, began, tuple(seen))
 
@@ -371,7 +408,13 @@ class World:
                 box.ended = box.dies
         if self.takeover is not None and self.takeover <= self.now:
             self.takeover = None
+            self._forget_nodes()
             self._forget_boots()
+        for box in self.boxes:
+            if box.ended is None and _booted(box, self.now) and not box.said:
+                box.said = True
+                if box.made:  # `slurmd -Z` creates its node where slurmctld does not know it
+                    self.nodes.setdefault(box.node, Node("on", self.now, made=box.made, created=self.now))
         for name, node in self.nodes.items():
             alive = next((one for one in self.boxes if one.node == name and one.ended is None), None)
             self._register(node, alive)
@@ -396,16 +439,26 @@ class World:
                 node.want, node.since = "due", self.now
                 self.after(self.chance.uniform(0, 3000), partial(self._power_up, node))
 
+    def _forget_nodes(self) -> None:
+        """... nor what was created and deleted since its state was saved."""
+        for name, node in list(self.nodes.items()):
+            if node.made and self.now - node.created < LATEST_S:
+                if node.job is not None:
+                    self._leave(self.jobs[node.job], "pending")
+                del self.nodes[name]
+        for name, node in self.deleted.items():
+            if self.now - node.since < LATEST_S:
+                self.nodes.setdefault(name, node)
+
     def _register(self, node: Node, box: Box | None) -> None:
-        booted = box is not None and box.boots is not None and node.since <= box.made and box.boots <= self.now
-        if box is not None and booted and node.want == "up":
+        if box is not None and _booted(box, self.now) and node.since <= box.launched and node.want == "up":
             node.want, node.since = ("invalid" if box.odd_gpus else "on"), self.now
 
     def _start(self, job: Job) -> None:
         for pool in job.pools:
             free = [
                 name for name, one in self.nodes.items()
-                if self.pool_of[name] == pool and one.want in ("off", "on") and one.job is None and not one.drained
+                if name[0] == pool and one.want in ("off", "on") and one.job is None and not one.drained
             ]  # fmt: skip
             if len(free) >= job.nodes:
                 job.has, job.state = tuple(free[: job.nodes]), "configuring"
@@ -439,9 +492,15 @@ class World:
             elif act.change == "release":
                 job.begins = 0.0
             return
+        if act.change == "create":
+            self._create(act)
+            return
         for name in act.nodes:
-            node = self.nodes[name]
-            if act.change == "power_down_force" or (act.change == "power_down" and node.job is None):
+            if (node := self.nodes.get(name)) is None:
+                continue
+            if act.change == "delete":
+                self._delete(name, node)
+            elif act.change == "power_down_force" or (act.change == "power_down" and node.job is None):
                 self._set(name, "off")
             elif act.change == "power_up" and node.want == "off":
                 self._set(name, "due")
@@ -450,6 +509,21 @@ class World:
                 node.drained, node.reason = True, act.text
             elif act.change == "undrain":
                 node.drained, node.reason = False, ""
+
+    def _create(self, act: NodeAct) -> None:
+        """All of them, or none."""
+        if self.hostile and self.chance.random() < 0.1:
+            self.full_until = self.now + self.chance.uniform(10, 600)
+        if self.full_until <= self.now and not any(name in self.nodes for name in act.nodes):
+            made = f"sluice-made-{act.text.removeprefix('Weight=')}"
+            self.nodes |= {name: Node("off", self.now, made=made, created=self.now) for name in act.nodes}
+
+    def _delete(self, name: str, node: Node) -> None:
+        if any(one.node == name and one.ended is None for one in self.boxes):
+            self.problems.append(f"{name}: to be deleted while its machine runs")
+        if node.job is None and node.made:
+            node.since = self.now
+            self.deleted[name] = self.nodes.pop(name)
 
     def _power_up(self, node: Node) -> None:
         """Power saving gets to it, from time to time."""
@@ -468,10 +542,20 @@ class World:
         self.problems += [f"{node}: {count} machines at once" for node, count in alive.items() if count > 1]
         self.problems += [f"{token}: launched {count} times" for token, count in tokens.items() if count > 1]
         for box in self.boxes:
-            node = self.nodes[box.node]
+            node = self.nodes.get(box.node, Node())
             least = POLICY.pools[box.pool].boot_s + ENDED_S
             if box.ended is None and node.want == "due" and self.now - max(node.since, 1000.0 + HOSTILE_S) > least:
                 self.problems.append(f"{box.id}: its node {box.node} has been due since {node.since:.0f}")
         for one in self.keeper.status().nodes:
-            if one.slurm in ("up", "down", "invalid") and one.difference == "none":
+            odd = one.slurm in ("up", "down", "invalid") or one.pool not in self.policy.pools
+            if odd and one.difference == "none":
                 self.problems.append(f"{one.node}: is {one.slurm} in Slurm, and no reason is named: {one}")
+
+
+def _booted(box: Box, now: float) -> bool:
+    return box.boots is not None and box.boots <= now
+
+
+def _out(node: Node) -> bool:
+    """Whether a person has to return it."""
+    return node.drained and "returned" in node.reason

@@ -72,6 +72,22 @@ def test_jobs_of_parts_of_a_node_share_it() -> None:
     assert decided(nodes, *[PlannedStart(LAST, count=2, gpus=16, cpus=8)] * 2, **whole).ask == ("n2", "n3", "n4")
 
 
+def test_one_account_has_no_more_nodes_asked_for_ahead_than_the_policy_allows() -> None:
+    nodes = [off(f"n{number}") for number in range(1, 10)]
+    mine = PlannedStart(LAST, count=3, gpus=24, account="physics")
+    other = dataclasses.replace(mine, account="biology")
+    assert decided(nodes, mine, gpus=8, ahead=2).ask == ("n1", "n2")
+    assert decided(nodes, mine, mine, gpus=8, ahead=4).ask == ("n1", "n2", "n3", "n4")
+    assert decided(nodes, mine, other, gpus=8, ahead=2).ask == ("n1", "n2", "n3", "n4")
+    assert decided(nodes, mine, gpus=8, ahead=0) == Decision()
+    assert decided([*nodes, idle("x")], mine, mine, gpus=8, ahead=0).let_go == ("x",)
+    part = PlannedStart(LAST, count=1, gpus=2, account="physics")
+    assert decided(nodes, *[part] * 4, gpus=8, ahead=1).ask == ("n1",)
+    assert decided(nodes, *[part] * 9, gpus=8, ahead=1).ask == ("n1",)
+    chosen = PlannedStart(LAST, frozenset({"n7"}))
+    assert decided(nodes, chosen, mine, gpus=8, ahead=1).ask == ("n7", "n1"), "what Slurm has planned is not bounded"
+
+
 def test_two_starts_do_not_count_on_the_same_node() -> None:
     nodes = [idle("n1"), off("n2"), off("n3")]
     assert decided(nodes, PlannedStart(NOW, count=1), PlannedStart(LAST, count=1)) == Decision(ask=("n2",))

@@ -36,7 +36,7 @@ POLICY = PoolsPolicy(
     pools={
         "p": PoolPolicy(
             driver="d", nodes="n[1-2]", shapes=(ShapePolicy(name="big", price=3.0), ShapePolicy(name="old")),
-            zones=("a", "b"), partition="p", give_back_s=30, back_off_s=60,
+            zones=("a", "b"), partition="p", gres="gpu:h100:8", give_back_s=30, back_off_s=60,
         )
     },
 )  # fmt: skip
@@ -361,6 +361,7 @@ def test_what_a_machine_costs_is_counted_by_day_from_its_launch_to_its_end() -> 
     again = Keeper(one)
     again.set_policy(POLICY)
     assert again.costs()["p"].total(date(2026, 4, 1), date(2026, 4, 30)) == days["2026-04-01"]
+    assert again.costs()["p"].gres == {"n1": "gpu:h100:8"}
 
 
 def test_a_machine_that_is_taken_back_soon_is_left_by_its_jobs_in_order() -> None:
@@ -515,9 +516,14 @@ def test_nodes_of_a_dynamic_pool_are_created_and_deleted_as_the_policy_has_them(
     assert changes(20, {"n1": of_now, "n2": of_now, "n4": drained}, {}) == [NodeAct(("n4",), "delete")]
     used = {7: SlurmJob(7, waits=False, nodes=frozenset({"n3"}))}
     there = {"n1": of_now, "n2": of_now, "n3": replace(of_now, want="on")}
-    assert changes(20, there, used) == []  # n3: of a policy before
+    assert [(act.nodes, act.change) for act in changes(20, there, used)] == [(("n3",), "drain")]  # of a policy before
+    assert one.node("n3").difference == "no_pool"
+    there["n3"] = replace(there["n3"], drained=True)
+    assert changes(20, there, used) == []
     assert [(act.nodes, act.change) for act in changes(20, there, {})] == [(("n3",), "power_down")]
     assert changes(20, {**there, "n3": of_now}, {}) == [NodeAct(("n3",), "delete")]
+    one.keeper.take(Changed(NodeAct(("n3",), "delete"), "Node is in a reservation"), one.now)
+    assert one.node("n3").text == "Node is in a reservation"
 
 
 def test_the_memory_does_not_grow_with_the_machines_that_were() -> None:
@@ -543,6 +549,40 @@ def test_a_node_with_a_machine_is_deleted_when_the_provider_has_that_no_more() -
     assert TerminateAct("p", "m1", machine.token) in step()
     one.lists(replace(machine, ending=True))
     assert NodeAct(("n1",), "delete") in step()
+
+
+@pytest.mark.parametrize(
+    ("want", "expected"),
+    [
+        ("on", ["drain"]),  # the job runs there
+        ("up", ["terminate", "drain", "requeue", "power_down_force"]),  # nobody would launch what it waits for
+    ],
+)
+def test_a_node_that_leaves_a_dynamic_pool_keeps_its_machine_while_its_job_runs(
+    want: Want, expected: list[str]
+) -> None:
+    one = Fleet()
+    one.running()
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"p": POLICY.pools["p"].model_copy(update={"nodes": "n2"})}))
+    nodes = {"n1": SlurmNode(want, made="sluice-made-1", pool="p"), "n2": SlurmNode("off")}
+    one.now += 20
+    one.keeper.see(SlurmView(one.now, nodes, {7: SlurmJob(7, waits=want == "up", nodes=frozenset({"n1"}))}))
+    acts = [one for one in one.keeper.step(one.now) if not isinstance(one, ListAct)]
+    assert [one.change if isinstance(one, NodeAct | JobAct) else "terminate" for one in acts] == expected
+    assert one.node().pool == "p"
+
+
+def test_a_restart_does_not_begin_the_wait_for_a_node_that_slurm_will_power_up_again() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.wants["n1"] = "due"
+    one.step()
+    for life in range(6):
+        assert not [act for act in one.step(POLICY.pools["p"].boot_s / 6 - 5) if isinstance(act, TerminateAct)], life
+        one.keeper = Keeper(one)
+        one.keeper.set_policy(POLICY)
+        one.lists(machine)
+    assert TerminateAct("p", "m1", machine.token) in one.step(40)
 
 
 def test_from_a_machine_that_is_only_at_risk_no_job_is_taken() -> None:

@@ -19,7 +19,7 @@ def job(number: int, **fields: Any) -> Any:
     usual = {
         "id": number, "state": "PENDING", "reason": "Resources", "nodes": "", "node_count": 2, "partition": "p",
         "start_time": 500, "end_time": None, "own_name": str(number), "reservation": "", "comment": "", "account": "",
-        "tres": {"cpu": 4, "gres/gpu": 8}, "cpus": 4,
+        "dependency": "", "tres": {"cpu": 4, "gres/gpu": 8}, "cpus": 4,
     }  # fmt: skip
     return SimpleNamespace(**usual | fields)
 
@@ -51,6 +51,27 @@ def test_backfill_names_the_nodes_of_a_start() -> None:
 
 def test_of_a_job_with_a_begin_time_the_number_is_known() -> None:
     assert view([job(7, reason="BeginTime")]).starts == (PlannedStart(500, count=2, partition="p", gpus=8, cpus=4),)
+
+
+@pytest.mark.parametrize(
+    ("dependency", "at"),
+    [
+        ("afterany:8(unfulfilled)", 700),
+        ("afterok:8(unfulfilled),afterany:9_2(unfulfilled)", 900),
+        ("afterany:8(unfulfilled),afterany:10(unfulfilled)", None),  # which waits itself
+        ("afterany:9_*(unfulfilled)", None),
+        ("afterok:8(unfulfilled)?afterok:9_2(unfulfilled)", None),
+        ("afternotok:8(unfulfilled)", None),
+        ("singleton(unfulfilled)", None),
+        ("(null)", None),
+        ("", None),
+    ],
+)
+def test_a_job_that_depends_on_running_ones_starts_when_they_end_at_the_latest(dependency: str, at: int | None) -> None:
+    running = [job(8, state="RUNNING", end_time=700), job(9, state="RUNNING", end_time=900, own_name="9_2")]
+    waits = job(7, reason="Dependency", start_time=None, dependency=dependency, account="physics")
+    expected = () if at is None else (PlannedStart(at, frozenset(), 2, "p", 8, 4, "physics"),)
+    assert view([waits, *running, job(10, start_time=None)]).starts == expected
 
 
 def test_nothing_is_asked_for_where_the_plan_may_not_need_it() -> None:
@@ -104,6 +125,7 @@ def test_what_slurm_wants_of_a_node(flags: set[str], want: str) -> None:
 def test_nodes_that_the_fleet_created_are_known_by_their_features() -> None:
     features = ("cloud", "sluice-pool-p5", "sluice-made-12345678")
     node = SimpleNamespace(state="idle", flags=frozenset({"dynamic_norm"}), reason="", address="", features=features)
-    assert slurm_node(cast("Node", node)).made == "sluice-made-12345678"
+    seen = slurm_node(cast("Node", node))
+    assert (seen.made, seen.pool) == ("sluice-made-12345678", "p5")
     node.flags = frozenset()  # a line of slurm.conf
     assert slurm_node(cast("Node", node)).made == ""

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from policy.pools import Pool, Shape
 from sluice.cli.simulate import command
 from sluice.fleet import simulate
-from sluice.fleet.simulate import Booting, Figures, Replay, Way
+from sluice.fleet.simulate import Booting, Figures, Replay, StockOut, Way
 from sluice.simulate.cluster_file import read_nodes
 from sluice.simulate.traces import MICROSECOND, Trace, TraceJob
 
@@ -28,13 +28,19 @@ def job(submit: float, run: float, gpus: int = 4, **more: Any) -> TraceJob:
     return TraceJob(f"{submit}-{run}", round(submit * MICROSECOND), round(run * MICROSECOND), gpus, **more)
 
 
-def figures(way: Way, *jobs: TraceJob, fixed: str | None = None, **fields: Any) -> Figures:
+def figures(
+    way: Way, *jobs: TraceJob, fixed: str | None = None, outs: tuple[StockOut, ...] = (), more: int = 0, **fields: Any
+) -> Figures:
+    """`more`: nodes of a second pool."""
     shape = Shape(name="s", gpus={"h100": 4}, cpus=64, memory=512 << 10, price=36.0)
     usual: dict[str, Any] = {
         "driver": "local", "nodes": "p[1-2]", "shapes": [shape], "idle": "200s", "boot_within": "200s"
     }  # fmt: skip
     pools = {"p": Pool.model_validate(usual | fields)}
-    return Replay(Trace("test", list(jobs)), read_nodes(fixed) if fixed else [], pools, way, Booting(BOOT_S)).run()
+    if more:
+        pools["q"] = Pool.model_validate(usual | {"nodes": f"q[1-{more}]"})
+    fixed_nodes = read_nodes(fixed) if fixed else []
+    return Replay(Trace("test", list(jobs)), fixed_nodes, pools, way, Booting(BOOT_S), stock_outs=outs).run()
 
 
 def test_all_nodes_always_on() -> None:
@@ -71,6 +77,36 @@ def test_a_spare_node_hides_boots_that_nobody_foresees_and_costs_its_idle_time()
     without = figures("fleet", *jobs)
     assert (without.wait_mean_s, without.hidden_percent) == (100, 0)
     assert without.cost == pytest.approx((1100 + 310) / 100)
+
+
+@pytest.mark.parametrize(
+    ("way", "outs", "more", "wait", "given_back"),
+    [
+        ("always-on", 1000, 0, 0, 0),
+        ("fleet", 50, 0, 50 + BOOT_S, 0),  # it asks again for give_back_within
+        # Given back at 60, 180, 360 and 660, asked again after 60, 120, 240 and 480 s.
+        ("fleet", 1000, 0, 1140 + BOOT_S, 4),
+        ("fleet", 1000, 1, 60 + BOOT_S, 1),  # on the other pool
+        # Each of the nodes is DOWN after boot_within.
+        ("power-saving", 1000, 0, 1000 + BOOT_S, 2),
+        ("power-saving", 50, 0, 200 + BOOT_S, 1),
+        ("power-saving", 1000, 1, 400 + BOOT_S, 2),
+    ],
+)
+def test_a_job_waits_again_where_there_is_no_capacity(
+    way: Way, outs: float, more: int, wait: float, given_back: int
+) -> None:
+    found = figures(way, job(0, 10), outs=(StockOut("p", 0, outs),), more=more)
+    assert (found.jobs, found.wait_mean_s, found.given_back) == (1, wait, given_back)
+
+
+def test_no_job_of_several_nodes_keeps_those_that_it_has_without_the_others() -> None:
+    jobs = job(0, 10, 8, nodes=2), job(1, 10, 4)
+    found = figures("fleet", *jobs, outs=(StockOut("p", 0, 1000),), nodes="p1", more=1)
+    # q1 boots from 0 for the job of both nodes, is given back at 60, and asked for by the other job 30 s later, whose
+    # node the first one finds when it tries again; then it is asked for and given back twice.
+    assert (found.jobs, found.given_back, found.wasted_boots) == (2, 4, 3)
+    assert found.wait_p50_s == 90 + BOOT_S - 1
 
 
 def test_a_job_that_no_node_can_run_is_said() -> None:
@@ -124,6 +160,23 @@ def test_the_command_compares_three_ways(tmp_path: Path) -> None:
 def test_options_that_do_not_go_with_pools(tmp_path: Path, options: list[str], words: str) -> None:
     done = run(tmp_path, *options)
     assert words in done.output + str(done.exception)
+
+
+def test_hours_without_capacity_are_an_option(tmp_path: Path) -> None:
+    ways = json.loads(run(tmp_path, "--json", "--no-capacity", "p:0-0.25").stdout)["ways"]
+    assert {one["way"]: one["given_back"] for one in ways} == {"always-on": 0, "power-saving": 2, "fleet": 4}
+
+
+@pytest.mark.parametrize("text", ["x:0-1", "p:2-1", "p:1", "p:-1-2", "p:0-inf"])
+def test_hours_that_are_none(tmp_path: Path, text: str) -> None:
+    done = run(tmp_path, "--no-capacity", text)
+    assert "write POOL:FROM-TO, as p:10-12.5" in str(done.exception.remedy)
+
+
+def test_hours_without_capacity_are_of_pools_alone(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(MURI)
+    words = ["--trace", str(tmp_path / "trace.csv"), "--nodes", "1x4:h100", "--no-capacity", "p:0-1"]
+    assert "goes with --pools alone" in CliRunner().invoke(command, words).output
 
 
 def test_a_policy_without_pools(tmp_path: Path) -> None:

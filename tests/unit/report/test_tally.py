@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.report.count import Counter, Span, tally
+from sluice.exchange.pool_costs import MOST_NODES, PoolCosts
+from sluice.report.count import Counter, Span, gpu_type, tally
 from sluice.report.fields import efficiency, wasted_gpu_s
 from sluice.report.fleet import Fleet, NodeGpus
 from sluice.report.summaries import JobUse
@@ -156,6 +157,27 @@ def test_groups_and_documents() -> None:
     again.add_document(made.document())
     assert {name: getattr(again, name) for name in SUMS} == {name: getattr(made, name) for name in SUMS}
     assert again.waits.counts == made.waits.counts
+
+
+def test_what_a_job_had_of_a_node_that_was_deleted_is_known_from_its_pool() -> None:
+    pool = PoolCosts()
+    pool.remember("n2", f"gpu:h100:8,shard:{8 * 81_920}")
+    fleet = Fleet.of((), {"p": pool})
+    shares = replace(JOB, nodes="n2", allocated=f"cpu=4,gres/shard={81_920 // 2}")
+    found = tally(shares, Span(0, 5000), None, fleet)
+    assert found is not None
+    assert found.shared_gpu_s == 300
+    assert gpu_type(shares, fleet) == "h100"
+    assert fleet.types_of(["h100"]) == {"h100"}
+    assert fleet.types() == {}, "it is no capacity"
+
+
+def test_the_gpus_of_nodes_that_had_no_machine_for_longest_are_forgotten() -> None:
+    pool = PoolCosts()
+    for number in [*range(MOST_NODES), 0, MOST_NODES]:
+        pool.remember(f"n{number}", "gpu:h100:8")
+    assert len(pool.gres) == MOST_NODES
+    assert {"n0", "n1"} & set(pool.gres) == {"n0"}
 
 
 def test_jobs_of_several_nodes_are_shared_out() -> None:
