@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import openai
@@ -72,7 +74,35 @@ def test_a_real_replica_answers_gateways_alone(site: ServeSite) -> None:
     assert get("0" * 64).strip() == ""
     assert row["abilities"]["chat"]
     site.until(lambda: site.replicas("engine")[row["launch"]]["ends"], lambda ends: (ends or 0) > time.time() + 300)
+    assert not flooded(site, row, 6.0), "heartbeats of a replica whose node a tenant floods replicad from come in time"
     site.empty("engine")
+
+
+FLOOD = """
+import contextlib, socket, sys, time
+end, kept = time.monotonic() + float(sys.argv[3]), []
+while time.monotonic() < end:
+    with contextlib.suppress(OSError):
+        kept.append(socket.create_connection((sys.argv[1], int(sys.argv[2])), 0.2))
+        kept[-1].sendall(b"nonsense" * 40 + b"\\n")
+    del kept[:-600]
+"""
+
+
+def flooded(site: ServeSite, row: dict[str, Any], seconds: float) -> list[float]:
+    """Silences of a replica that made it suspect while another tenant's program on its node sent all it could."""
+    port = site.cluster.facts["environment"]["SLUICE_REPLICAD_PORT"]
+    words = [*PYTHON, "-c", FLOOD, "ctl1", port, str(seconds)]
+    run = partial(site.cluster.run, words, user="mallory", node=row["host"], cwd="/")
+    crowd = [threading.Thread(target=run) for _ in range(2)]
+    for one in crowd:
+        one.start()
+    found = []
+    while any(one.is_alive() for one in crowd):
+        time.sleep(0.2)
+        if site.replicas("engine")[row["launch"]]["suspect"]:
+            found.append(time.monotonic())
+    return found
 
 
 def test_a_request_waits_for_the_first_replica(site: ServeSite) -> None:
