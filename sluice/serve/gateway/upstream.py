@@ -66,6 +66,10 @@ class Upstream(asyncio.Protocol):
         """Whether the answer has begun."""
         self.heard = 0.0
         self.idle_since = 0.0
+        self._parser: Any = None
+        self._parts: list[bytes] = []
+        self._headers: dict[bytes, bytes] = {}
+        self._status = self._head_size = 0
         self._ended = self._keep = self._own_length = False
         self._reset()
 
@@ -210,10 +214,8 @@ class Upstream(asyncio.Protocol):
 
     def _reset(self) -> None:
         """For the next answer, before its request comes: nobody waits for this then."""
-        self._parser: Any = httptools.HttpResponseParser(self)
-        self._parts: list[bytes] = []
-        self._headers: dict[bytes, bytes] = {}
-        self._status = self._head_size = 0
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts, self._headers, self._status, self._head_size = [], {}, 0, 0
 
     def _to_pool(self) -> None:
         self.used = True
