@@ -3,7 +3,8 @@
 A connection is for one request. No thread waits for it: a client that sends nothing, sends slowly or does not read the
 answer only occupies a place for a bounded time. Connections are of kinds, each with its own places, threads and rates.
 Where a kind's places are full, the owner with most of them loses the oldest; owners' requests are answered in turn.
-Where it is known who connects, an owner without budget is not even accepted, which costs nothing.
+Where it is known who connects, an owner without budget is not even accepted, which costs nothing. Where a line shows
+whose it is, its connection changes to a place of that owner's when it is complete.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from sluice.base.rates import Budgets, FewLines, Owner, Rate
 _LOOK_S = 2.0  # at most between two checks whether to go on
 _TICK_S = 0.5  # the same while there are connections
 _LAST_S = 0.3  # for answers that are being found when the server stops
+_AT_ONCE_S = 0.5  # so long one that has just connected may be about to send its request
 _PAUSE_S = 0.1  # without accepting, where no descriptor is left
 _ROUND = 256  # connections that are accepted before others are served
 _AHEAD = 32  # requests of an owner that wait for a thread: more are not accepted
@@ -69,6 +71,8 @@ Greet = Callable[[socket.socket, Any], Asker]
 """Who has connected, from which address. OSError: the client has gone."""
 Answer = Callable[[bytes, Any], bytes]
 """The answer, with its newline or empty, to a line and `Asker.who`. Called by several threads."""
+Recognize = Callable[[bytes, Any], Asker | None]
+"""Whose a line is, where it shows that; None: whoever has connected, `Asker.who`. Called by the poll loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +179,13 @@ class _Room:
         return self._of_most(held) if held[()] > self.kind.held else None
 
     def _of_most(self, weights: Counter[Owner]) -> _Connection:
-        """Of the owner with most connections, the oldest that has not sent its request yet, else the oldest."""
+        """Of the owner with most connections, the oldest that has not sent its request in time, else the oldest."""
         owner: Owner = ()
         while owner not in self._mine:
             parts = (one for one in weights if len(one) == len(owner) + 1 and one[: len(owner)] == owner)
             owner = max(parts, key=weights.__getitem__)
-        mine = self._mine[owner]
-        return next((one for one in mine if one.state is _State.READING), next(iter(mine)))
+        mine, late = self._mine[owner], time.monotonic() + self.kind.seconds - _AT_ONCE_S
+        return next((one for one in mine if one.state is _State.READING and one.until < late), next(iter(mine)))
 
     def queue(self, connection: _Connection) -> None:
         """Queue it for its turn."""
@@ -244,9 +248,9 @@ class _Port:
 class LineServer:
     """Serves listeners of any kinds until it is stopped."""
 
-    def __init__(self, kinds: Sequence[Kind], answer: Answer) -> None:
+    def __init__(self, kinds: Sequence[Kind], answer: Answer, recognize: Recognize = lambda line, who: None) -> None:
         _allow_open_files(sum(kind.places for kind in kinds) + _OTHER_FILES)
-        self._answer = answer
+        self._answer, self._recognize = answer, recognize
         self._rooms = {kind.name: _Room(kind, _Workers(kind, self._find)) for kind in kinds}
         self._connections: dict[int, _Connection] = {}
         self._found: deque[tuple[_Connection, bytes]] = deque()
@@ -368,12 +372,23 @@ class LineServer:
     def _enter(self, connection: _Connection) -> None:
         self._connections[connection.socket.fileno()] = connection
         self._poll.register(connection.socket.fileno(), select.EPOLLIN)
+        self._take_place(connection)
+        if not connection.closed:
+            self._read(connection)
+
+    def _take_place(self, connection: _Connection) -> None:
         room = self._room(connection)
         room.enter(connection)
         if (loser := room.one_too_many()) is not None:
             self._close(loser)
-        if not connection.closed:
-            self._read(connection)
+
+    def _change_place(self, connection: _Connection) -> None:
+        """If its line shows whose it is."""
+        line = bytes(connection.incoming).partition(b"\n")[0]
+        if (asker := self._recognize(line, connection.asker.who)) is not None:
+            self._room(connection).leave(connection)
+            connection.asker, connection.paid = asker, 0
+            self._take_place(connection)
 
     def _room(self, connection: _Connection) -> _Room:
         return self._rooms[connection.asker.kind.name]
@@ -406,6 +421,9 @@ class LineServer:
     def _look_for_line(self, connection: _Connection, since: int) -> None:
         kind = connection.asker.kind
         if connection.incoming.find(b"\n", since, kind.line) >= 0:
+            self._change_place(connection)
+            if connection.closed:
+                return
             connection.state = _State.WAITING
             self._watch(connection, 0)
             self._room(connection).queue(connection)

@@ -180,6 +180,7 @@ class Orders:
     do: Literal["go on", "drain", "stop"] = "go on"
     peers: tuple[Peer, ...] = ()  # to take the model from while it is staged
     reads: bool = True  # it is the one that reads the model from the site's storage
+    ticket: str = ""  # for a place in the queue of its own, before the credential of the next heartbeat
     version: int = VERSION
 
 

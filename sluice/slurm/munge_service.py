@@ -3,7 +3,8 @@ newline.
 
 MUNGE identifies the caller, refuses replays, and encrypts; only the asking user can decode the answer. Who asks is
 not known before all of a request is there, so until then places belong to addresses; connections from ports that only
-root can take, as those of nodes' agents (`connect`), have places and threads that users' cannot take.
+root can take, as those of nodes' agents (`connect`), have places and threads that users' cannot take. So have requests
+that begin with a word by which their owner is known, and a blank.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Service:
     `answer`: to what an authenticated user sent; one that raises SluiceError answers nothing. `most`: bytes of a
     request with its credential; `seconds`: in which it must have come; `trusted`: uids that may ask at any rate;
     `rates`: requests of users, of all and from an address, `rates_of_uids`: of all and of one; `refused`: is called
-    for each that is not answered.
+    for each that is not answered; `known`: the owner of a request's first word, which proves nothing, with
+    `rates_of_known`: of all and of one.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class Service:
         rates: tuple[Rate, Rate] = _RATES,
         rates_of_uids: tuple[Rate, Rate] = _RATES_OF_UIDS,
         refused: Callable[[], None] = lambda: None,
+        known: Callable[[bytes], Owner | None] | None = None,
+        rates_of_known: tuple[Rate, Rate] = _RATES,
     ) -> None:
         self._answer = answer
         self._refused = refused
@@ -68,10 +72,12 @@ class Service:
         self._asked = Budgets(*rates_of_uids)
         self._roots = Kind(f"{name}-roots", 512, 4, most, 64 << 20, seconds)
         self._users = Kind(f"{name}-users", 512, 2, most, 32 << 20, seconds, rates)
+        self._owner_of, self._known = known, Kind(f"{name}-known", 512, 2, most, 32 << 20, seconds, rates_of_known)
 
     def serve(self, sockets: list[socket.socket], goes_on: Callable[[], bool]) -> None:
         """Answer while `goes_on` says so, asked twice a second; the sockets are closed then."""
-        lines, stopping = LineServer((self._roots, self._users), self._reply), threading.Event()
+        kinds = (self._roots, self._users, *([self._known] if self._owner_of is not None else []))
+        lines, stopping = LineServer(kinds, self._reply, self._recognize), threading.Event()
 
         def look() -> None:
             try:
@@ -90,9 +96,14 @@ class Service:
         del connection
         return Asker(self._roots if address[1] < 1024 else self._users, _owner(address[0]), address)
 
+    def _recognize(self, line: bytes, address: Any) -> Asker | None:
+        word, blank, _ = line.partition(b" ")
+        owner = self._owner_of(word) if self._owner_of is not None and blank else None
+        return None if owner is None else Asker(self._known, owner, address)
+
     def _reply(self, line: bytes, address: Any) -> bytes:
         try:
-            message = decode(line.decode("ascii", "replace").strip())
+            message = decode(line.decode("ascii", "replace").strip().rpartition(" ")[2])
             self._spend(message.uid)
             return encode(self._answer(message), readable_by=message.uid).encode() + b"\n"
         except SluiceError as error:

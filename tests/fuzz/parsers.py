@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import httptools
@@ -387,7 +387,9 @@ def heartbeats() -> Target:
     def run(data: bytes) -> None:
         taken.clear()
         with suppress(RefusedError):
-            assert parse_serving(Orders, registry.answer(Message(data, 2001, 2001))) == Orders()
+            orders = parse_serving(Orders, registry.answer(Message(data, 2001, 2001)))
+            assert registry.owner(orders.ticket.encode()) == (launch,) and replace(orders, ticket="") == Orders()
+        assert registry.owner(data) is None
         for one in taken:
             assert (one.service, one.launch, one.job) == ("llm", launch, 17) and 0 < one.port < 65536
             assert json.loads(json.dumps(asdict(one), allow_nan=False)) == json.loads(render_serving(one))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import openai
@@ -72,7 +75,35 @@ def test_a_real_replica_answers_gateways_alone(site: ServeSite) -> None:
     assert get("0" * 64).strip() == ""
     assert row["abilities"]["chat"]
     site.until(lambda: site.replicas("engine")[row["launch"]]["ends"], lambda ends: (ends or 0) > time.time() + 300)
+    assert not flooded(site, row, 6.0), "heartbeats of a replica whose node a tenant floods replicad from come in time"
     site.empty("engine")
+
+
+FLOOD = """
+import contextlib, socket, sys, time
+end, kept = time.monotonic() + float(sys.argv[3]), []
+while time.monotonic() < end:
+    with contextlib.suppress(OSError):
+        kept.append(socket.create_connection((sys.argv[1], int(sys.argv[2])), 0.2))
+        kept[-1].sendall(b"nonsense" * 40 + b"\\n")
+    del kept[:-600]
+"""
+
+
+def flooded(site: ServeSite, row: dict[str, Any], seconds: float) -> list[float]:
+    """Silences of a replica that made it suspect while another tenant's program on its node sent all it could."""
+    port = site.cluster.facts["environment"]["SLUICE_REPLICAD_PORT"]
+    words = [*PYTHON, "-c", FLOOD, "ctl1", port, str(seconds)]
+    run = partial(site.cluster.run, words, user="mallory", node=row["host"], cwd="/")
+    crowd = [threading.Thread(target=run) for _ in range(2)]
+    for one in crowd:
+        one.start()
+    found = []
+    while any(one.is_alive() for one in crowd):
+        time.sleep(0.2)
+        if site.replicas("engine")[row["launch"]]["suspect"]:
+            found.append(time.monotonic())
+    return found
 
 
 def test_a_request_waits_for_the_first_replica(site: ServeSite) -> None:
@@ -324,6 +355,46 @@ def test_the_end_of_its_time_was_handed_over_all_the_while(site: ServeSite) -> N
     assert not [line for line in states.splitlines() if "TIMEOUT" in line and ".short." in line]
     site.pause("short", paused=True)
     site.until(lambda: site.jobs("short"), lambda jobs: not jobs)
+
+
+def test_tokens_of_slurm_are_keys(site: ServeSite) -> None:
+    """Made by Slurm's own command, with the key of the slurmctld that runs."""
+    cluster = site.cluster
+    key, conf = "/etc/slurm/jwt_hs256.key", cluster.layout.slurm / "slurm.conf"
+    (cluster.layout.slurm / "jwt_hs256.key").write_bytes(os.urandom(32))
+    cluster.run(["chown", "slurm", key], node="ctl1")
+    cluster.run(["chmod", "600", key], node="ctl1")
+    conf.write_text(f"{conf.read_text()}AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={key}\n")
+    for daemon in ("slurmctld@ctl1", "controllerd@ctl1"):  # which knows the configuration for half a minute
+        cluster.stop_daemon(daemon)
+        cluster.start_daemon(daemon)
+
+    def token(user: str, seconds: int) -> str:
+        words = ["scontrol", "token", f"lifespan={seconds}"]
+        made = cluster.run(words, user=user, node="n1", cwd="/", check=False).stdout.strip()
+        return made.removeprefix("SLURM_JWT=")
+
+    def models(key: str) -> set[str] | None:
+        """What it may call; None: it is no key."""
+        address = f"http://127.0.1.1:{cluster.facts['environment']['SLUICE_GATEWAY_PORT']}/v1"
+        try:
+            return {one.id for one in openai.OpenAI(base_url=address, api_key=key, max_retries=0).models.list()}
+        except openai.AuthenticationError:
+            return None
+
+    def first() -> set[str] | None:
+        try:
+            return models(alices)
+        except openai.InternalServerError:  # controllerd is not there yet
+            return None
+
+    alices = site.until(lambda: token("alice", 600))
+    assert "engine" in site.until(first)
+    assert models(token("mallory", 600)) == set(), "no service is chemistry's"
+    assert models(f"{alices[:-8]}AAAAAAAA") is None
+    short = token("alice", 2)
+    assert models(short)
+    site.until(lambda: models(short), lambda found: found is None)
 
 
 def test_a_flood_of_launches_makes_no_more_than_the_most_and_one(site: ServeSite) -> None:

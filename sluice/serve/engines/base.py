@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
@@ -16,6 +16,10 @@ KEY_VARIABLE = "SLUICE_ENGINE_KEY"
 _SAMPLE = re.compile(
     r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*\})?\s+([-+0-9.eEinfNa]+)\s*(?:\d+)?\s*\Z"
 )
+
+
+Figures = Mapping[str, Sequence[float]]
+"""Samples of an engine's metrics by their names: several where it has several parts, each with its labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +70,36 @@ class Engine:
     start: Callable[[ReplicaSpec, Place], Start]
     abilities: Callable[[ReplicaSpec], Abilities]
     figures: str | None = None
-    load: Callable[[Mapping[str, float]], Load] = lambda _: Load()
+    load: Callable[[Figures], Load] = lambda _: Load()
     end_s: float = 10.0
     """From SIGTERM to SIGKILL, when nothing is asked of it any more."""
 
 
-def samples(text: str) -> dict[str, float]:
-    """The samples of an exposition in Prometheus's text format, those with labels summed."""
-    found: dict[str, float] = {}
+def samples(text: str) -> dict[str, list[float]]:
+    """The finite samples of an exposition in Prometheus's text format."""
+    found: dict[str, list[float]] = {}
     for line in text.splitlines():
         if line.startswith("#") or not (match := _SAMPLE.match(line)):
             continue
         with suppress(ValueError):
-            value = found.get(match[1], 0.0) + float(match[2])
+            value = float(match[2])
             if isfinite(value):
-                found[match[1]] = value
+                found.setdefault(match[1], []).append(value)
     return found
+
+
+def total(figures: Figures, name: str) -> int:
+    """What all parts have together."""
+    found = sum(figures.get(name, ()))
+    return int(found) if isfinite(found) else 0
+
+
+def share(figures: Figures, *names: str) -> float | None:
+    """The mean of the parts' shares, from 0 to 1, by the first of the names that is known."""
+    for name in names:
+        if found := figures.get(name):
+            return min(max(sum(one / len(found) for one in found), 0.0), 1.0)
+    return None
 
 
 def has_option(options: tuple[str, ...], *names: str) -> bool:

@@ -7,12 +7,11 @@ queues what is more, and says in /metrics what it does.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from sluice.base.run import PYTHON
 from sluice.exchange.serving import Abilities, Load, ReplicaSpec
-from sluice.serve.engines.base import Engine, Place, Start, has_option
+from sluice.serve.engines.base import Engine, Figures, Place, Start, has_option, share, total
 
 
 def start(spec: ReplicaSpec, place: Place) -> Start:
@@ -43,14 +42,14 @@ def abilities(spec: ReplicaSpec) -> Abilities:
     return Abilities(chat=True, completions=True, responses=True, resume="tokens")
 
 
-def load(figures: Mapping[str, float]) -> Load:
+def load(figures: Figures) -> Load:
     """Of /metrics."""
     return Load(
-        int(figures.get("llamacpp:requests_processing", 0)),
-        int(figures.get("llamacpp:requests_deferred", 0)),
-        int(figures.get("llamacpp:prompt_tokens_total", 0)),
-        int(figures.get("llamacpp:tokens_predicted_total", 0)),
-        figures.get("llamacpp:kv_cache_usage_ratio"),
+        total(figures, "llamacpp:requests_processing"),
+        total(figures, "llamacpp:requests_deferred"),
+        total(figures, "llamacpp:prompt_tokens_total"),
+        total(figures, "llamacpp:tokens_predicted_total"),
+        share(figures, "llamacpp:kv_cache_usage_ratio"),
     )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sluice.exchange.serving import Abilities, Load, ReplicaSpec
-from sluice.serve.engines.base import Engine
+from sluice.serve.engines.base import Engine, Figures, total
 from sluice.serve.engines.openai import fill
 
 
@@ -15,12 +13,12 @@ def abilities(spec: ReplicaSpec) -> Abilities:
     return Abilities(embeddings=True)
 
 
-def load(figures: Mapping[str, float]) -> Load:
+def load(figures: Figures) -> Load:
     """Of /metrics."""
     return Load(
-        int(figures.get("sluice_model_running", 0)),
-        int(figures.get("sluice_model_waiting", 0)),
-        int(figures.get("sluice_model_prompt_tokens_total", 0)),
+        total(figures, "sluice_model_running"),
+        total(figures, "sluice_model_waiting"),
+        total(figures, "sluice_model_prompt_tokens_total"),
     )
 
 

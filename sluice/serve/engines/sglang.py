@@ -6,10 +6,9 @@ The key is in a file for --config, which only the service's user can read: argum
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 from sluice.exchange.serving import Abilities, Load, ReplicaSpec
-from sluice.serve.engines.base import Engine, Place, Start, has_option
+from sluice.serve.engines.base import Engine, Figures, Place, Start, has_option, share, total
 
 _CONFIG = "sglang.yaml"
 
@@ -45,14 +44,14 @@ def abilities(spec: ReplicaSpec) -> Abilities:
     return Abilities(chat=True, completions=True, responses=True, resume="tokens")
 
 
-def load(figures: Mapping[str, float]) -> Load:
+def load(figures: Figures) -> Load:
     """Of /metrics."""
     return Load(
-        int(figures.get("sglang:num_running_reqs", 0)),
-        int(figures.get("sglang:num_queue_reqs", 0)),
-        int(figures.get("sglang:prompt_tokens_total", 0)),
-        int(figures.get("sglang:generation_tokens_total", 0)),
-        figures.get("sglang:token_usage"),
+        total(figures, "sglang:num_running_reqs"),
+        total(figures, "sglang:num_queue_reqs"),
+        total(figures, "sglang:prompt_tokens_total"),
+        total(figures, "sglang:generation_tokens_total"),
+        share(figures, "sglang:token_usage"),
     )
 
 

@@ -1,18 +1,17 @@
-"""text-embeddings-inference. By the documents of TEI 1.8 (`text-embeddings-router`).
+"""text-embeddings-inference. By the documents of TEI 1.8 and the source of 1.9 (`text-embeddings-router`).
 
 Its router listens on TCP alone (--uds-path is between its own processes), so it has an API key, in its environment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sluice.exchange.serving import Abilities, Load, ReplicaSpec
-from sluice.serve.engines.base import Engine, Place, Start, has_option
+from sluice.serve.engines.base import Engine, Figures, Place, Start, has_option, total
 
 
 def start(spec: ReplicaSpec, place: Place) -> Start:
-    """On a port of 127.0.0.1. Its /metrics are on the same port in builds that serve them there."""
+    """On a port of 127.0.0.1, with its /metrics. It also binds a second port for these for a moment, and ends where
+    another program has it: any free one."""
     arguments = [
         "text-embeddings-router",
         "--model-id", str(place.model),
@@ -23,6 +22,8 @@ def start(spec: ReplicaSpec, place: Place) -> Start:
     ]  # fmt: skip
     if not has_option(spec.options, "--max-concurrent-requests"):
         arguments += ["--max-concurrent-requests", str(spec.slots)]
+    if not has_option(spec.options, "--prometheus-port"):
+        arguments += ["--prometheus-port", "0"]
     return Start((*arguments, *spec.options), place.port, {"API_KEY": place.key, "HF_HUB_OFFLINE": "1"})
 
 
@@ -32,9 +33,9 @@ def abilities(spec: ReplicaSpec) -> Abilities:
     return Abilities(embeddings=True)
 
 
-def load(figures: Mapping[str, float]) -> Load:
+def load(figures: Figures) -> Load:
     """Of /metrics."""
-    return Load(waiting=int(figures.get("te_queue_size", 0)))
+    return Load(waiting=total(figures, "te_queue_size"))
 
 
 ENGINE = Engine(start, abilities, "/metrics", load)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sluice.exchange.serving import Abilities, Load, ReplicaSpec
-from sluice.serve.engines.base import Engine, Place, Start, has_option, option_value
+from sluice.serve.engines.base import Engine, Figures, Place, Start, has_option, option_value, share, total
 
 
 def start(spec: ReplicaSpec, place: Place) -> Start:
@@ -44,15 +42,14 @@ def abilities(spec: ReplicaSpec) -> Abilities:
     return Abilities(chat=True, completions=True, responses=True, resume="tokens")
 
 
-def load(figures: Mapping[str, float]) -> Load:
+def load(figures: Figures) -> Load:
     """Of /metrics."""
-    used = figures.get("vllm:kv_cache_usage_perc", figures.get("vllm:gpu_cache_usage_perc"))
     return Load(
-        int(figures.get("vllm:num_requests_running", 0)),
-        int(figures.get("vllm:num_requests_waiting", 0)),
-        int(figures.get("vllm:prompt_tokens_total", 0)),
-        int(figures.get("vllm:generation_tokens_total", 0)),
-        used,
+        total(figures, "vllm:num_requests_running"),
+        total(figures, "vllm:num_requests_waiting"),
+        total(figures, "vllm:prompt_tokens_total"),
+        total(figures, "vllm:generation_tokens_total"),
+        share(figures, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     )
 
 

@@ -111,8 +111,8 @@ class Client(asyncio.Protocol):
     """One connection of a client."""
 
     __slots__ = (
-        "_chunked", "_closing", "_counted", "_fresh", "_late", "_next", "_owner", "_parser", "_reading", "_since",
-        "_stuck", "address", "handler", "peer", "request", "transport", "waiting", "worker",
+        "_chunked", "_closing", "_counted", "_fresh", "_late", "_next", "_next_id", "_owner", "_parser", "_reading",
+        "_since", "_stuck", "address", "handler", "peer", "request", "transport", "waiting", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: Worker) -> None:
@@ -125,6 +125,7 @@ class Client(asyncio.Protocol):
         """The one that is being answered."""
         self.waiting: deque[Request] = deque()
         self._next: Request | None = None  # the one that comes
+        self._next_id = secrets.token_hex(16)  # made before it comes: nobody waits for it then
         self._owner: tuple[str, str] | None = None
         self._counted = False
         self._closing = False
@@ -284,7 +285,8 @@ class Client(asyncio.Protocol):
                 remedy="use another one",
                 close=True,
             )
-        self._next = Request(secrets.token_hex(16), b"", b"", {}, self.address, now)
+        self._next = Request(self._next_id or secrets.token_hex(16), b"", b"", {}, self.address, now)
+        self._next_id = ""
 
     def on_url(self, url: bytes) -> None:
         """A part of its target."""
@@ -485,6 +487,7 @@ class Client(asyncio.Protocol):
             self._let_go(request)
         if self.transport is None:
             return
+        self._next_id = self._next_id or secrets.token_hex(16)
         self._since = time.monotonic()
         if request is None or not request.keep or self._closing or self.worker.draining:
             self._close()

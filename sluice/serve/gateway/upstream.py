@@ -69,9 +69,9 @@ class Upstream(asyncio.Protocol):
         self._parser: Any = None
         self._parts: list[bytes] = []
         self._headers: dict[bytes, bytes] = {}
-        self._status = 0
-        self._head_size = 0
+        self._status = self._head_size = 0
         self._ended = self._keep = self._own_length = False
+        self._reset()
 
     # ---- used by a call ----
 
@@ -81,7 +81,6 @@ class Upstream(asyncio.Protocol):
         self.call = call
         self.began = self._ended = False
         self.heard = time.monotonic()
-        self._reset()
         if len(body) < 16_384:
             transport.write(head + body)
         else:
@@ -214,12 +213,14 @@ class Upstream(asyncio.Protocol):
             self._ended = True
 
     def _reset(self) -> None:
+        """For the next answer, before its request comes: nobody waits for this then."""
         self._parser = httptools.HttpResponseParser(self)
         self._parts, self._headers, self._status, self._head_size = [], {}, 0, 0
 
     def _to_pool(self) -> None:
         self.used = True
         if self._keep and self.transport is not None and not self.transport.is_closing():
+            self._reset()
             self.pool.put(self)
         else:
             self.close()

@@ -360,20 +360,21 @@ class Worker:
     def turn(self) -> None:
         """Begin those whose turn it is, and wake workers that have some."""
         if self._turning:
+            self.turn_soon()
             return
         self._turning = True
         try:
-            while granted := self.gate.turn(self.number, now_us()):
-                for one in granted:
-                    call = self.calls.get(one.ticket)
-                    if call is None:
-                        self.gate.abandon(one.ticket, now_us())
-                        continue
-                    try:
-                        call.granted(one.replica)
-                    except Exception:  # of this call alone, and not of the one that asked for a turn
-                        log.exception("request %s: unexpected", call.request.id)
-                        call.crashed()
+            for one in self.gate.turn(self.number, now_us()):
+                call = self.calls.get(one.ticket)
+                if call is None:
+                    self.gate.abandon(one.ticket, now_us())
+                    self.turn_soon()
+                    continue
+                try:
+                    call.granted(one.replica)
+                except Exception:  # of this call alone, and not of the one that asked for a turn
+                    log.exception("request %s: unexpected", call.request.id)
+                    call.crashed()
         finally:
             self._turning = False
         mask = self.gate.wakes() & ~(1 << self._seat)

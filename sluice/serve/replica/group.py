@@ -1,7 +1,8 @@
 """An engine on several nodes: sluice-replica runs on the first one, and starts the engine's other parts as one step.
 
 The step is `srun` over the other nodes, each with `sluice-replica --member`, which stages the model there, starts the
-engine with its rank, and ends with it. When one part ends, all end: srun kills the step, and the replica fails.
+engine with its rank, and ends with it. When one part ends, all end: srun kills the step, and the replica fails. Members
+get the model from the first node, as other replicas do, by TLS.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -24,19 +26,22 @@ from typing import TYPE_CHECKING
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.log import log
 from sluice.base.run import PYTHON
+from sluice.exchange.serving import Orders, Peer
 from sluice.serve.engines.base import ALONE, Group, Place, Start
 from sluice.serve.engines.known import engine_of
 from sluice.serve.replica.engine_process import EngineError, EngineProcess
 from sluice.serve.replica.spec import MEMBER, parse_spec
-from sluice.serve.replica.stage import find_staged, stage
+from sluice.serve.replica.stage import Staged, find_staged, stage
 
 if TYPE_CHECKING:
     from sluice.exchange.serving import ReplicaSpec
+    from sluice.serve.replica.share import Share
 
 _SAID = re.compile(rb"(?:srun: error: |sluice-replica: )(.{1,300})")
 _BOTH_S = 2.0  # to see which part ended, where the others end with it
 _LOOK_S = 0.2
 _MOST = 1 << 20
+_NO_RATE = 1  # bytes a second that a member gives: nobody has its key
 
 
 def group_of(spec: ReplicaSpec) -> Group:
@@ -51,7 +56,9 @@ def group_of(spec: ReplicaSpec) -> Group:
 class EngineGroup(EngineProcess):
     """The engine's part on this node and, as one process, all others."""
 
-    def __init__(self, start: Start, folder: Path, spec: ReplicaSpec, group: Group) -> None:
+    def __init__(self, start: Start, folder: Path, spec: ReplicaSpec, group: Group, peer: Peer | None) -> None:
+        """`peer`: who gives the model to members."""
+        given = {"spec": asdict(spec), "group": asdict(group), "peers": _credentials(peer, group.nodes - 1)}
         others = str(group.nodes - 1)
         words = [
             "srun", "--relative=1", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--export=ALL",
@@ -68,7 +75,7 @@ class EngineGroup(EngineProcess):
         threading.Thread(target=self._pass_on, name="members' output", daemon=True).start()
         assert self._members.stdin is not None  # noqa: S101 - it is a pipe
         with suppress(BrokenPipeError), self._members.stdin as text:
-            text.write(json.dumps({"spec": asdict(spec), "group": asdict(group)}).encode())
+            text.write(json.dumps(given).encode())
         try:
             super().__init__(start, folder)
         except BaseException:
@@ -110,6 +117,16 @@ class EngineGroup(EngineProcess):
                 self._said = found[1].decode(errors="replace").strip()
 
 
+def _credentials(peer: Peer | None, members: int) -> list[str]:
+    """The peer and its key, for this user alone: Slurm sends a step's input in clear. One for each member, as munged
+    decodes a credential once. Raises SluiceError."""
+    if peer is None:
+        return []
+    from sluice.slurm.munge import encode
+
+    return [encode(json.dumps(asdict(peer)).encode(), readable_by=os.geteuid()) for _ in range(members)]
+
+
 # ---- on the other nodes ----
 
 
@@ -129,7 +146,8 @@ def member(gpus: int, parent: str | None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="sluice-replica.", dir=parent))
     engine = engine_of(spec.engine)
     try:
-        staged = find_staged(spec) or stage(spec, stopped)
+        staged = find_staged(spec) or _stage(spec, stopped, document["peers"][group.rank - 1 :][:1])
+        log("member-staged", rank=group.rank, copied=staged.copied, taken=staged.taken)
         place = Place(folder, 0, "", staged.path, gpus, group)
         process = EngineProcess(engine.start(spec, place), folder)
         process.was_ready = True  # its lines are in the job's output alone: they may have words of requests
@@ -142,3 +160,29 @@ def member(gpus: int, parent: str | None) -> int:
         raise SluiceError(why, remedy="see what it said, in the job's output")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stage(spec: ReplicaSpec, stopped: threading.Event, credentials: list[str]) -> Staged:
+    """From the peer that the credential names, if there is one; else, or where it gives nothing, from the storage."""
+    if not credentials:
+        return stage(spec, stopped)
+    share = _share(*credentials)
+    try:
+        return stage(spec, stopped, share)
+    finally:
+        share.end()
+
+
+def _share(credential: str) -> Share:
+    """What takes from one peer; nobody knows of this one, or has its key."""
+    from sluice.serve.replica.certificate import make_context
+    from sluice.serve.replica.share import Share
+    from sluice.slurm.munge import decode
+
+    message = decode(credential)
+    if message.uid != os.geteuid():
+        raise UsageError(f"a peer of uid {message.uid}", remedy="members are started by sluice-replica alone")
+    orders = Orders("go on", (Peer(**json.loads(message.payload)),), reads=False)
+    context, _ = make_context("member")
+    share = Share(context, secrets.token_hex(32), _NO_RATE, lambda: share.tell(orders))
+    return share  # noqa: RET504 - it is told what to take as soon as there is something to stage

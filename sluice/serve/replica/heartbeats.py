@@ -29,6 +29,7 @@ class Heartbeats:
         obey: Callable[[Orders], None],
     ) -> None:
         self._uid, self._beat, self._obey = registry_uid, beat, obey
+        self._tickets: dict[tuple[str, int], str] = {}  # each is its thread's alone
         self._threads = [
             _Thread(f"{host}:{port}", (host, port), self._exchange) for host, port in registries
         ]  # fmt: skip
@@ -55,14 +56,21 @@ class Heartbeats:
         from sluice.slurm.munge import decode, encode
 
         credential = encode(render(self._beat()), readable_by=self._uid)
-        with socket.create_connection(address, timeout=_CONNECT_S) as connection:
-            connection.settimeout(_ANSWER_S)
-            connection.sendall(credential.encode() + b"\n")
-            answer = _line(connection)
+        line = f"{self._tickets.get(address, '')} {credential}\n".lstrip()
+        try:
+            with socket.create_connection(address, timeout=_CONNECT_S) as connection:
+                connection.settimeout(_ANSWER_S)
+                connection.sendall(line.encode())
+                answer = _line(connection)
+        except SluiceError:
+            self._tickets.pop(address, None)  # it may be of a version that takes none
+            raise
         message = decode(answer)
         if message.uid != self._uid:
             raise SluiceError(f"orders of uid {message.uid}, and not of {self._uid}", remedy="see who has its port")
-        self._obey(parse_orders(message.payload))
+        orders = parse_orders(message.payload)
+        self._tickets[address] = orders.ticket
+        self._obey(orders)
 
 
 class _Thread(threading.Thread):
@@ -120,7 +128,7 @@ def parse_orders(payload: bytes) -> Orders:
             Peer(str(one["host"]), int(one["port"]), str(one["fingerprint"]), str(one["key"])) for one in said["peers"]
         )
         if do in ("go on", "drain", "stop") and isinstance(reads, bool):
-            return Orders(do, peers, reads)
+            return Orders(do, peers, reads, str(said.get("ticket", "")))
     raise SluiceError("orders that are not known", remedy="run one version of Sluice everywhere")
 
 

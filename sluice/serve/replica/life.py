@@ -17,7 +17,7 @@ from threading import Event
 from sluice.base.errors import SluiceError
 from sluice.base.log import log
 from sluice.base.text import one_line
-from sluice.exchange.serving import Heartbeat, Load, Orders, ReplicaSpec, State
+from sluice.exchange.serving import Heartbeat, Load, Orders, Peer, ReplicaSpec, State, peer_key
 from sluice.serve.engines.base import Engine, Place, samples
 from sluice.serve.replica.asking import get
 from sluice.serve.replica.engine_process import EngineProcess
@@ -55,7 +55,10 @@ class Life:
     """One replica, until `run` returns its exit status."""
 
     def __init__(
-        self, start: Start, stage: Callable[[Event, Share | None], Staged], launch: Callable[[Staged], EngineProcess]
+        self,
+        start: Start,
+        stage: Callable[[Event, Share | None], Staged],
+        launch: Callable[[Staged, Peer | None], EngineProcess],
     ) -> None:
         self._spec, self._engine, self._place = start.spec, start.engine, start.place
         self._secret, self._began = start.secret, start.began
@@ -131,9 +134,11 @@ class Life:
                 self._check_time(until, "the model is staged")
             self._staged = staged = staging.result()
             log("staged", model=staged.path, copied=staged.copied, taken=staged.taken)
-            self._process = self._launch(staged)
         if self._share is not None and self._staged is not None:
             await self._loop.run_in_executor(None, self._give, self._share, self._staged)
+        if self._process is None:
+            assert self._staged is not None  # noqa: S101 - it was staged
+            self._process = self._launch(self._staged, self._peer())
         wait = _FIRST_LOOK_S
         while True:
             self._check_engine(self._process)
@@ -197,6 +202,11 @@ class Life:
         pieces = pieces_of(staged)
         if pieces is not None:
             share.offer(pieces)
+
+    def _peer(self) -> Peer | None:
+        """This one, for those that take its staged model; None: it gives none."""
+        weights = self._share.weights if self._share is not None else None
+        return None if weights is None else Peer(self._host, weights.port, self._fingerprint, peer_key(self._secret))
 
     # ---- what it looks at ----
 

@@ -29,7 +29,7 @@ from sluice.serve.replica.stage import Staged, find_staged, stage
 if TYPE_CHECKING:
     from threading import Event
 
-    from sluice.exchange.serving import ReplicaSpec
+    from sluice.exchange.serving import Peer, ReplicaSpec
     from sluice.serve.replica.life import Start
     from sluice.serve.replica.share import Share
 
@@ -83,8 +83,11 @@ def _run(spec: ReplicaSpec, engine: Engine, folder: Path, began: float) -> int:
     place = Place(folder, _free_port(), secret, Path(spec.model), _gpus())
     try:
         staged = find_staged(spec)
+        if staged is not None and spec.nodes > 1 and spec.stage is not None:
+            staged.release()  # first it is to be given to the other nodes
+            staged = None
         if staged is not None:
-            process = _launch(spec, engine, place, staged)
+            process = _launch(spec, engine, place, staged, None)
     except (SluiceError, OSError) as error:
         problem = error
     try:
@@ -114,8 +117,8 @@ def _live(start: Start, problem: Exception | None) -> int:
             raise problem
         return stage(start.spec, stopped, share)
 
-    def launch(model: Staged) -> EngineProcess:
-        return _launch(start.spec, start.engine, start.place, model)
+    def launch(model: Staged, peer: Peer | None) -> EngineProcess:
+        return _launch(start.spec, start.engine, start.place, model, peer)
 
     async def live() -> int:
         asyncio.get_running_loop().call_later(_LATER_S, _remove_left, start.place.folder.parent)
@@ -129,14 +132,15 @@ def _live(start: Start, problem: Exception | None) -> int:
     return uvloop.run(live())
 
 
-def _launch(spec: ReplicaSpec, engine: Engine, place: Place, staged: Staged) -> EngineProcess:
+def _launch(spec: ReplicaSpec, engine: Engine, place: Place, staged: Staged, peer: Peer | None) -> EngineProcess:
+    """`peer`: who gives the model to other nodes."""
     if spec.nodes == 1:
         placed = replace(place, model=staged.path)
         return EngineProcess(engine.start(spec, placed), place.folder)
     from sluice.serve.replica.group import EngineGroup, group_of
 
     placed = replace(place, model=staged.path, group=group_of(spec))
-    return EngineGroup(engine.start(spec, placed), place.folder, spec, placed.group)
+    return EngineGroup(engine.start(spec, placed), place.folder, spec, placed.group, peer)
 
 
 def _read(arguments: list[str]) -> str:

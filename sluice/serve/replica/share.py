@@ -17,6 +17,7 @@ import ssl
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -25,6 +26,7 @@ from sluice.exchange.serving import Orders, Peer, Weights, peer_key
 from sluice.serve.replica.pieces import DIGEST, Pieces
 
 MOST_CONNECTIONS = 32
+"""That have shown the key; and as many that have not."""
 CONNECT_S = 5.0
 """Also for the handshake and the first line."""
 ANSWER_S = 20.0
@@ -57,7 +59,8 @@ class Share:
         self._socket: socket.socket | None = None
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._connections: set[ssl.SSLSocket] = set()
+        self._connections: set[ssl.SSLSocket] = set()  # those that have shown the key
+        self._strangers: dict[ssl.SSLSocket, str] = {}  # the others, with their addresses, the oldest first
         self._free_at = 0.0  # when the next piece may be given
 
     @property
@@ -95,7 +98,7 @@ class Share:
         self._over.set()
         self.weights = self._pieces = None
         with self._lock:
-            sockets = [*self._connections, *([self._socket] if self._socket is not None else [])]
+            sockets = [*self._connections, *self._strangers, *([self._socket] if self._socket is not None else [])]
             links, self._links = list(self._links.values()), {}
         for one in sockets:
             _shut(one)
@@ -141,7 +144,7 @@ class Share:
     def _listen(self, listening: socket.socket) -> None:
         while True:
             try:
-                accepted, _ = listening.accept()
+                accepted, address = listening.accept()
             except OSError:  # it is over; or there is no descriptor left, for a while
                 if self._over.wait(_LOOK_S):
                     listening.close()
@@ -153,13 +156,17 @@ class Share:
                 accepted.close()
                 continue
             with self._lock:
-                full = len(self._connections) >= MOST_CONNECTIONS
-                if not full:
-                    self._connections.add(peer)
-            if full:
-                peer.close()
-                continue
+                if len(self._strangers) >= MOST_CONNECTIONS:
+                    self._end_a_stranger()
+                self._strangers[peer] = address[0]
             threading.Thread(target=self._serve, args=(peer,), name="share", daemon=True).start()
+
+    def _end_a_stranger(self) -> None:
+        """The oldest of the address with the most. Who has the key shows it at once."""
+        ((most, _),) = Counter(self._strangers.values()).most_common(1)
+        oldest = next(one for one, address in self._strangers.items() if address == most)
+        del self._strangers[oldest]
+        _shut(oldest)
 
     def _serve(self, peer: ssl.SSLSocket) -> None:
         guard = threading.Timer(CONNECT_S, _shut, (peer,))
@@ -169,14 +176,22 @@ class Share:
             with suppress(OSError, ValueError):
                 peer.settimeout(_IDLE_S)
                 peer.do_handshake()
-                if self._may_have(_line(peer)):
+                if self._may_have(_line(peer)) and self._let_in(peer):
                     guard.cancel()
                     self._give(peer)
         finally:
             guard.cancel()
             with self._lock:
                 self._connections.discard(peer)
+                self._strangers.pop(peer, None)
             peer.close()
+
+    def _let_in(self, peer: ssl.SSLSocket) -> bool:
+        with self._lock:
+            if self._strangers.pop(peer, None) is None or len(self._connections) >= MOST_CONNECTIONS:
+                return False
+            self._connections.add(peer)
+        return True
 
     def _may_have(self, line: bytes) -> bool:
         key, _, entry = line.partition(b" ")

@@ -74,6 +74,7 @@ _MOST_DEMANDS = 1000  # in one request
 _CREDENTIAL = 2 * MOST_MESSAGE
 _RATES = Rate(4096, 2000), Rate(1024, 400)  # heartbeats of all, and from an address
 _RATES_OF_UIDS = Rate(8192, 2000), Rate(4096, 1000)
+_RATES_OF_REPLICAS = Rate(8192, 4000), Rate(64, 20)  # heartbeats with a ticket: of all, and of one
 _GATEWAYS = Kind("gateways", 512, 4, MOST_REQUEST, 16 << 20, 10.0)
 _LOOKERS = Kind("lookers", 32, 2, MOST_REQUEST, 1 << 20, 10.0, rates=(Rate(100, 20),))
 
@@ -160,6 +161,7 @@ class Replicad:
         heartbeats = Service(
             "replicas", self._answer_message, most=_CREDENTIAL, seconds=5.0, log=log, rates=_RATES,
             rates_of_uids=_RATES_OF_UIDS, refused=lambda: self.registry.count("refused"),
+            known=self.registry.owner, rates_of_known=_RATES_OF_REPLICAS,
         )  # fmt: skip
         for name, run in (
             ("heartbeats", lambda: heartbeats.serve(sockets, lambda: not self.stopping.is_set())),

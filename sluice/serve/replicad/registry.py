@@ -10,10 +10,12 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sluice.base.clock import uptime
 from sluice.base.errors import SluiceError
 from sluice.exchange.serving import Heartbeat, LeaseReport, Orders, PeerNote, parse, render
+from sluice.serve.replicad.tickets import Tickets
 from sluice.slurm.munge import Message
 from sluice.slurm.munge_service import RefusedError
 
@@ -60,6 +62,7 @@ class Registry:
     ) -> None:  # fmt: skip
         self._own, self._uids, self._expect, self._take, self._note = own, uids, expect, take, note
         self._lease = lease
+        self._tickets = Tickets()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
@@ -92,7 +95,12 @@ class Registry:
             raise self._refusal("another user", f"uid {message.uid}: not that of {beat.service[:64]}")
         self._check(beat, expected)
         self.count("taken")
-        return render(self._take(beat))
+        return render(replace(self._take(beat), ticket=self._tickets.make(beat.launch, uptime())))
+
+    def owner(self, word: bytes) -> tuple[str] | None:
+        """Whose heartbeat follows a word, where that is a ticket: the launch."""
+        launch = self._tickets.launch(word, uptime())
+        return None if launch is None else (launch,)
 
     def _check(self, beat: Heartbeat, expected: Expected) -> None:
         """Raises RefusedError for what no gateway should get."""

@@ -54,6 +54,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.beats: list[Heartbeat] = []
+        self.tickets: list[str] = []
         self.times: list[float] = []
         self.orders = Orders()
         self.successor = True
@@ -73,10 +74,12 @@ class Registry:
                 line = b""
                 while not line.endswith(b"\n"):
                     line += connection.recv(65536)
-                reader, _, payload = line.decode().strip().partition(":")
+                ticket, _, credential = line.decode().strip().rpartition(" ")
+                reader, _, payload = credential.partition(":")
                 assert int(reader) == REGISTRY_UID
                 beat = parse(Heartbeat, bytes.fromhex(payload))
                 self.beats.append(beat)
+                self.tickets.append(ticket)
                 self.times.append(time.monotonic())
                 replaced = self.successor and beat.state is State.READY and beat.why
                 orders = Orders("drain") if replaced else self.orders

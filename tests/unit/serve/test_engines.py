@@ -60,6 +60,8 @@ def test_tei_has_its_key_in_its_environment() -> None:
     assert start.address == 4321 and start.environment["API_KEY"] == KEY
     words = " ".join(start.arguments)
     assert "--hostname 127.0.0.1 --port 4321" in words and "--model-id /stage/model" in words and KEY not in words
+    assert "--prometheus-port 0" in words, "two replicas on a node, or anybody who has its usual port"
+    assert "--prometheus-port 0" not in " ".join(start_of("tei", options=("--prometheus-port=9100",)).arguments)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -156,18 +158,34 @@ not a sample
 """
 
 
+def load_of(engine: str, text: str) -> Load:
+    return engine_of(engine).load(samples(text))
+
+
 def test_figures() -> None:
     found = samples(VLLM)
     assert "vllm:broken" not in found and "vllm:endless" not in found
-    assert samples('a{b="1"} 1e308\na{b="2"} 1e308\n') == {"a": 1e308}  # and not more than a float can be
     assert engine_of("vllm").load(found) == Load(4, 2, 1200, 77, 0.25)
-    assert engine_of("sglang").load({"sglang:num_running_reqs": 2, "sglang:token_usage": 0.5}) == Load(2, 0, 0, 0, 0.5)
-    assert engine_of("llama.cpp").load(
-        {"llamacpp:requests_processing": 1, "llamacpp:requests_deferred": 5, "llamacpp:tokens_predicted_total": 9}
+    assert load_of("sglang", "sglang:num_running_reqs 2\nsglang:token_usage 0.5") == Load(2, 0, 0, 0, 0.5)
+    assert load_of(
+        "llama.cpp",
+        "llamacpp:requests_processing 1\nllamacpp:requests_deferred 5\nllamacpp:tokens_predicted_total 9",
     ) == Load(1, 5, 0, 9)
-    assert engine_of("python").load({"sluice_model_running": 8, "sluice_model_waiting": 2}) == Load(8, 2)
-    assert engine_of("tei").load({"te_queue_size": 3}) == Load(0, 3)
-    assert engine_of("vllm").load({}) == Load()
+    assert load_of("python", "sluice_model_running 8\nsluice_model_waiting 2") == Load(8, 2)
+    assert load_of("tei", "te_queue_size 3") == Load(0, 3)
+    assert load_of("vllm", "") == Load()
+
+
+@pytest.mark.parametrize("engine, name", [("vllm", "vllm:kv_cache_usage_perc"), ("sglang", "sglang:token_usage")])
+def test_parts_of_an_engine_have_the_mean_of_their_caches(engine: str, name: str) -> None:
+    """Of data-parallel parts: their sum, above 1, would have the replica's heartbeats refused."""
+    assert load_of(engine, f'{name}{{part="0"}} 0.75\n{name}{{part="1"}} 0.5\n').cache_used == 0.625
+    assert load_of(engine, f"{name} 1.0000001").cache_used == 1.0
+
+
+def test_figures_that_no_number_can_be() -> None:
+    endless = 'vllm:num_requests_running{engine="0"} 1.7e308\nvllm:num_requests_running{engine="1"} 1.7e308\n'
+    assert load_of("vllm", endless) == Load()
 
 
 def test_options() -> None:

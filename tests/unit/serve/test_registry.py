@@ -27,6 +27,7 @@ from sluice.exchange.serving import (
     render,
 )
 from sluice.serve.replicad.registry import Expected, Registry, addresses
+from sluice.serve.replicad.tickets import Tickets
 from sluice.slurm.munge import Message
 from sluice.slurm.munge_service import RefusedError
 
@@ -80,7 +81,9 @@ def site() -> Site:
 
 
 def test_a_heartbeat_of_the_services_user_is_taken_and_answered(site: Site) -> None:
-    assert parse(Orders, site.say(BEAT)) == Orders("drain")
+    orders = parse(Orders, site.say(BEAT))
+    assert replace(orders, ticket="") == Orders("drain")
+    assert site.registry.owner(orders.ticket.encode()) == (LAUNCH,)
     assert site.taken == [BEAT] and site.registry.counts() == {"taken": 1}
     for host in ("n2", "n2.site"):
         site.say(replace(BEAT, host=host))
@@ -174,3 +177,13 @@ def test_addresses() -> None:
     for text in ("ctl1", ":1", "ctl1:x"):
         with pytest.raises(SluiceError, match="HOST:PORT"):
             addresses([text])
+
+
+def test_a_ticket_holds_for_its_launch_and_for_two_minutes_at_most() -> None:
+    tickets = Tickets()
+    given = tickets.make(LAUNCH, 60.0).encode()
+    assert tickets.launch(given, 60.0) == tickets.launch(given, 179.9) == LAUNCH
+    assert tickets.launch(given, 180.0) is None and tickets.launch(given, 59.9) is None
+    others = given.replace(b"0", b"1", 1), given[:-1], given + b"0", LAUNCH.encode(), b"MUNGE:AwQFAAA=:"
+    assert not [one for one in (*others, b"", b".", b"\xff") if tickets.launch(one, 60.0)]
+    assert Tickets().launch(given, 60.0) is None, "of a process before"

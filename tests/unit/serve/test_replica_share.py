@@ -245,17 +245,27 @@ def test_it_gives_nothing_without_the_key_or_of_another_model(site: Site, spec: 
             assert b"HTTP" not in plain.recv(100)
 
 
-def test_silent_strangers_are_few_and_short(site: Site, spec: ReplicaSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share_module, "CONNECT_S", 0.5)
-    (node,) = site.add(1, spec)
-    pieces = pieces_of(node.start().wait())
-    weights = node.share.weights
-    assert pieces is not None and weights is not None
-    silent = [socket.create_connection(("127.0.0.1", weights.port), 5) for _ in range(share_module.MOST_CONNECTIONS)]
-    good = Peer("127.0.0.1", weights.port, node.fingerprint, peer_key(node.secret))
-    until(lambda: works(lambda: Link(good, pieces)))
-    for one in silent:
-        one.close()
+def test_silent_strangers_keep_nobody_out(site: Site, spec: ReplicaSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: more connections than there are places, from two addresses, one of them that of a replica."""
+    monkeypatch.setattr(share_module, "CONNECT_S", 60.0)
+    peer, pieces = giver_of(site, spec)
+    for source in ("127.0.0.2", "127.0.0.1"):
+        silent = [
+            socket.create_connection((peer.host, peer.port), 5, (source, 0))
+            for _ in range(2 * share_module.MOST_CONNECTIONS)
+        ]
+        links = [Link(peer, pieces) for _ in range(3)]
+        assert threading.active_count() < 3 * share_module.MOST_CONNECTIONS
+        for one in (*links, *silent):
+            one.close()
+
+
+def test_silent_strangers_are_ended(site: Site, spec: ReplicaSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share_module, "CONNECT_S", 0.2)
+    peer, _ = giver_of(site, spec)
+    with socket.create_connection((peer.host, peer.port), 5) as silent:
+        silent.settimeout(10)
+        assert silent.recv(1) == b""
 
 
 def test_it_gives_on_after_there_was_no_descriptor_left(

@@ -18,11 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from sluice.base.rates import Rate
 from sluice.slurm import munge_service
 from sluice.slurm.munge import Message, MungeError
 from sluice.slurm.munge_service import Service, connect
 
 ROOT, USER = 0, 1000
+WORD = b"known"
 MOST = 1 << 20
 SECONDS = 10.0
 
@@ -55,8 +57,9 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(munge_service, "_ROOTS_PORTS", range(600, 1024))
     stop = threading.Event()
     service = Service(
-        "test", lambda message: message.payload, most=MOST, seconds=SECONDS, log=logging.getLogger("x"), trusted=[ROOT]
-    )
+        "test", lambda message: message.payload, most=MOST, seconds=SECONDS, log=logging.getLogger("x"), trusted=[ROOT],
+        known=lambda word: (word,) if word == WORD else None, rates_of_known=(Rate(512, 100), Rate(64, 20)),
+    )  # fmt: skip
     listening = socket.create_server(("", 0), backlog=1024)
     thread = threading.Thread(target=service.serve, args=([listening], lambda: not stop.is_set()))
     thread.start()
@@ -151,6 +154,36 @@ def test_silent_connections_do_not_take_the_daemons_last_file(port: int) -> None
         with Path(os.devnull).open():
             pass
     assert len(silent) == 300 and answer.endswith(b"hello\n") and seconds < SECONDS
+
+
+def ask_as(word: bytes, port: int, seconds: float = 20.0) -> bytes:
+    """The answer to a request from the crowd's address that begins with a word; empty: none."""
+    with socket.create_connection(("127.0.0.1", port), seconds, ("127.0.0.2", 0)) as connection:
+        connection.sendall(b"%b %b" % (word, credential(USER + 1)))
+        with contextlib.suppress(TimeoutError, ConnectionResetError):
+            return connection.makefile("rb").readline()
+    return b""
+
+
+def test_who_is_known_does_not_wait_with_the_others_of_an_address(port: int) -> None:
+    """Attack: a user on a replica's node sends what is no credential, far above the rate of the address."""
+    crowd = []
+    for _ in range(600):
+        crowd.append(socket.create_connection(("127.0.0.1", port), 20, ("127.0.0.2", 0)))
+        crowd[-1].sendall(b"nonsense\n")
+    began = time.monotonic()
+    assert {ask_as(WORD, port) for _ in range(20)} == {b"1001:hello\n"}
+    assert time.monotonic() - began < 3.0
+    assert not ask_as(b"unknown", port, 1.0), "it waits with its address"
+    for one in crowd:
+        one.close()
+
+
+def test_who_is_known_has_a_rate(port: int) -> None:
+    began = time.monotonic()
+    for _ in range(80):
+        assert ask_as(WORD, port)
+    assert time.monotonic() - began > 0.4, "64 at once, and 20 a second"
 
 
 def test_a_user_who_asks_too_often_is_not_answered_and_others_are(port: int) -> None:

@@ -21,7 +21,10 @@ from joserfc.jwk import RSAKey
 
 from sluice.base import oidc
 from sluice.base.oidc import Settings
+from sluice.base.tokens import TokenStore
 from sluice.exchange.snapshot import parse_answer
+from sluice.serve.gateway.keys import Caller, Keys
+from sluice.serve.gateway.refusals import RefusalError
 from sluice.web import session
 from sluice.web.app import make_app
 from sluice.web.endpoint import PREFIX
@@ -219,6 +222,14 @@ def test_a_token_that_is_over_is_renewed_without_a_question_or_ends(tmp_path: Pa
     play(world, act)
 
 
+async def at_a_gateway(world: World, text: str) -> Caller:
+    """Who calls a model with a token, by the keys that a gateway reads of the provider itself. Raises RefusalError."""
+    assert world.site.login.provider is not None
+    keys = Keys(TokenStore(Path("/nonexistent")), oidc.Provider(world.site.login.provider.settings))
+    found = keys.check(f"Bearer {text}".encode(), "10.1.1.1")
+    return found if isinstance(found, Caller) else await keys.check_later(found, "10.1.1.1")
+
+
 def _forged(text: str, key: RSAKey, header: dict[str, Any], **change: Any) -> str:
     claims = {**oidc._part(text, 1), **change}
     return jwt.encode({**oidc._part(text, 0), **header}, claims, key, algorithms=["RS256"])
@@ -253,6 +264,10 @@ def test_tokens_of_others_are_refused(tmp_path: Path, identity: Identity) -> Non
                     assert said.status_code == 401, said.text
             plain = await program.get(f"{PREFIX}/whoami", headers={"cookie": f"sluice=oidc:{good}"})
             assert plain.status_code == 401, "over TLS only a cookie that only this host can have set"
+        assert (await at_a_gateway(world, good)).user == "alice"
+        for text in bad:
+            with pytest.raises(RefusalError, match="token"):
+                await at_a_gateway(world, text)
 
     play(world, act)
 

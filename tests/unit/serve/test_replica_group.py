@@ -1,0 +1,65 @@
+"""An engine on two nodes: its other part gets the model from the first one, and the step's input keeps the key."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice.exchange.serving import State
+from tests.unit.serve.replica_bed import PROGRAM, ROOT, Registry, replica, spec_of
+
+SIZE = 9 << 20
+# The other node: another disk, and what the step's input was.
+SRUN = """#!/bin/sh
+while [ "${{1#--}}" != "$1" ]; do shift; done
+export SLURM_PROCID=0
+tee {folder}/input | sed 's#{folder}/disk#{folder}/other#g' | {python} -P {folder}/member.py --member
+"""
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    one = Registry()
+    yield one
+    one.socket.close()
+
+
+def staged_by_the_member(folder: Path, registry: Registry, broadcast: int) -> tuple[int, int]:
+    """Bytes that the other node copied, and how many of them it has from the first one."""
+    (folder / "model").write_bytes(b"0123456789abcdef" * (SIZE // 16))
+    for name in ("disk", "other", "bin"):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / "member.py").write_text(PROGRAM)
+    (folder / "bin/srun").write_text(SRUN.format(folder=folder, python=sys.executable))
+    (folder / "bin/srun").chmod(0o755)
+    os.utime(folder / "model", (0, 0))  # the same model each time
+    engine = str(ROOT / "tests/integration/group_engine.py")
+    spec = spec_of(
+        folder / "model", engine="openai", command=(sys.executable, engine, "{socket}"), options=(), nodes=2,
+        stage=str(folder / "disk"), broadcast=broadcast, registries=(registry.address,), health="/v1/models",
+    )  # fmt: skip
+    registry.beats.clear()
+    path = f"{folder}/bin:{os.environ['PATH']}"
+    with replica(spec, folder, SLURMD_NODENAME="127.0.0.1", PATH=path) as one:
+        registry.wait(State.READY)
+        found = re.search(r"member-staged rank=1 copied=(\d+) taken=(\d+)", one.said)
+    assert found is not None
+    return int(found[1]), int(found[2])
+
+
+def test_the_other_node_gets_the_model_from_the_first_one(tmp_path: Path, registry: Registry) -> None:
+    assert staged_by_the_member(tmp_path, registry, 1024) == (SIZE, SIZE)
+    given = (tmp_path / "input").read_text()
+    assert f'"{os.geteuid()}:' in given and "fingerprint" not in given, "the key is in a credential for this user"
+    shutil.rmtree(tmp_path / "other")
+    assert staged_by_the_member(tmp_path, registry, 1024) == (SIZE, SIZE), "which has it already"
+
+
+def test_without_broadcast_each_node_reads_the_storage(tmp_path: Path, registry: Registry) -> None:
+    assert staged_by_the_member(tmp_path, registry, 0) == (SIZE, 0)
