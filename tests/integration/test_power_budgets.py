@@ -122,6 +122,24 @@ def test_watts_are_kept_for_whom_gpus_are_guaranteed(site: Site) -> None:
     site.until(lambda: not site.run("squeue", "-h").stdout.strip())
 
 
+def test_a_job_that_starts_with_a_lower_cap_gets_more_when_there_is_room(site: Site) -> None:
+    cluster = site.cluster
+    site.power("budget", "hall", "--now", "5kW", "--for", "1h")
+    site.until(lambda: {gpu["cap_w"] for gpu in site.gpus()} == {200})
+    site.planned()
+    job = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p2", wrap="exec sleep 600", user="bob")
+    site.until(lambda: shown(cluster, job)["JobState"] == "RUNNING")
+    caps = [gpu["cap_w"] for gpu in site.gpus() if int(job) in gpu["jobs"]]
+    assert len(caps) == GPUS and max(caps) < MOST_W
+    site.power("budget", "hall", "--end")
+    site.until(lambda: {gpu["cap_w"] for gpu in site.gpus() if int(job) in gpu["jobs"]} == {MOST_W})
+    (record,) = cluster.node_folder("p2").glob(f"**/{job}.json")
+    given = [event["detail"] for event in json.loads(record.read_text())["events"] if event["action"] == "power"]
+    assert len(given) == GPUS and all(one["planned"] and one["watts"] < MOST_W for one in given)
+    site.run("scancel", job)
+    site.until(lambda: not site.run("squeue", "-h").stdout.strip())
+
+
 def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one(site: Site) -> None:
     cluster = site.cluster
     own = submit(cluster, "-A", "physics", "--gres=gpu:4", "-w", "p1", wrap="exec sleep 600", user="alice")
