@@ -136,7 +136,7 @@ class _Spans:
             start,
             end,
             self._of_job(last),
-            [self._event(event) for event in self.life.happened[:_MOST_EVENTS] if start <= event.time <= end],
+            [self._event(event) for event in self.life.happened if start <= event.time <= end][:_MOST_EVENTS],
             links,
             _failure(last),
             remote_parent=bool(self.context.parent),
