@@ -19,7 +19,6 @@ from sluice.controllerd.power.keeper import SETTLE_S
 from tests.integration.jobs import shown, submit
 from tests.integration.policy_site import PolicySite
 from tests.integration.settled import let_it_save, status, until
-from tests.integration.versions import NATIVE_FIRST
 from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.cluster
@@ -95,9 +94,8 @@ class Site(PolicySite):
         )
 
 
-@pytest.fixture(scope="module", params=NATIVE_FIRST)
-def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
-    root = None if request.param == "native" else request.getfixturevalue("trixie_root")
+@pytest.fixture(scope="module")
+def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
     made = make_shared_cluster(
         {
             "nodes": [{"names": "p[1-2]", "platform": "dgx-h100"}],
@@ -109,8 +107,7 @@ def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevC
             "slurm_conf": "AccountingStorageTRES=gres/gpu,gres/shard,gres/gpu:h100\nJobRequeue=1\n"
             "AccountingStorageEnforce=associations,limits,qos,safe\nKillWait=2\n"
             "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0\n",
-        },
-        root=root,
+        }
     )
     with OtlpReceiver() as receiver:
         found = Site(made, receiver)
