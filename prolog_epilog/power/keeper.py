@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from policy.node_power import NodePower
 from prolog_epilog.devices import NodeDevice
 from prolog_epilog.power.heat import Heats
 from prolog_epilog.power.journal import Journal
-from prolog_epilog.power.rules import Wanted, cap_for, job_cap, read_watts, wanted
+from prolog_epilog.power.rules import JobCap, Wanted, cap_for, job_cap, read_watts, wanted, within
 from prolog_epilog.power_limits import PowerLimit
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError, State
@@ -24,7 +24,7 @@ from prolog_epilog.watching import Watch, Watcher
 from sluice.base.errors import SluiceError
 from sluice.base.log import log
 from sluice.exchange.power import PowerOrder
-from sluice.exchange.record import JobRecord
+from sluice.exchange.record import Grant, JobRecord
 
 CHECK_S = 5.0
 _ASK_S = 8.0
@@ -34,20 +34,24 @@ _HOT = frozenset({"thermal", "hardware"})
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """A GPU now. `limit` None: it has none, or does not answer; `before_mw` None: nothing of ours is in force."""
+    """A GPU now. `limit` None: it has none, or does not answer; `before_mw` None: nothing of ours is in force;
+    `jobs_mw`, `planned_mw`: what its jobs may have by their own caps, and what they are held to by those that were
+    planned for their start; None: there are none."""
 
     limit: PowerLimit | None
     energy_mj: int | None
     before_mw: int | None
     why: str
     problem: str
+    jobs_mw: int | None
+    planned_mw: int | None
 
 
 @dataclass
 class Plan:
-    """The caps of a job that is about to start, in mW by device; or why it cannot have them."""
+    """The caps of a job that is about to start, by device; or why it cannot have them."""
 
-    caps: dict[str, int] = field(default_factory=dict)
+    caps: dict[str, JobCap] = field(default_factory=dict)
     refusal: RefusalError | None = None
 
 
@@ -75,12 +79,13 @@ class PowerKeeper:
         self.on_due: Callable[[], None] = lambda: None  # called when a cap is to change
 
     def load(self) -> None:
-        """What an earlier agent left. Raises OSError."""
+        """What an earlier agent left, its jobs being known. Raises OSError."""
         try:
             self._journal.load()
         except SluiceError as error:
             log("problem", what=error.what, remedy=error.remedy)
         self._heats.load(self._journal.steps)
+        self._lift(self._journal.order)
         if self._journal.before:
             self._unsure_until = self._clock() + _UNSURE_S
 
@@ -102,8 +107,8 @@ class PowerKeeper:
                 limit = limits.of(device.gpu_uuid, asked=watts is not None)
                 if limit is not None:
                     site = before.get(device.gpu_uuid, limit.cap_mw)
-                    mw = job_cap(cap_for(policy, device.type, account), watts, budget, limit, site)
-                    plan.caps |= {} if mw is None else {device.uuid: mw}
+                    own = job_cap(cap_for(policy, device.type, account), watts, limit, site)
+                    plan.caps[device.uuid] = JobCap(own, None if budget is None else within(budget, limit))
         except RefusalError as error:
             plan.refusal = error
         return plan
@@ -113,14 +118,17 @@ class PowerKeeper:
         if plan.refusal is not None:
             raise plan.refusal
         for grant in record.grants:
-            grant.power_mw = plan.caps.get(grant.uuid)
-            if grant.power_mw is not None:
-                record.note("power", uuid=grant.uuid, watts=grant.power_mw / 1000)
+            cap = plan.caps.get(grant.uuid, JobCap())
+            grant.power_mw, grant.planned_mw = cap.own, cap.planned
+            if cap.own is not None:
+                record.note("power", uuid=grant.uuid, watts=cap.own / 1000)
+            if cap.planned is not None:
+                record.note("power", uuid=grant.uuid, watts=cap.planned / 1000, planned=True)
 
     def began(self, record: JobRecord) -> None:
         """Before a registered job's tasks start. Raises RefusalError where its caps are not in force."""
         problems = self.settle(self._gpus(record))
-        if problems and any(grant.power_mw is not None for grant in record.grants):
+        if problems and any(_cap_of(grant) != JobCap() for grant in record.grants):
             said = "; ".join(f"GPU {uuid}: {why}" for uuid, why in problems.items())
             if self._policy_caps(record):
                 raise RefusalError(said, Refusal.POWER_NOT_SET)
@@ -151,7 +159,25 @@ class PowerKeeper:
                 self._journal.order = before
                 raise
         log("power-order", number=order.number, gpus=len(order.caps))
+        lifted = self._lift(order)
         self.settle({*before.caps, *order.caps})
+        with self._state.lock:
+            for record in lifted:
+                if record.job in self._state.records:
+                    self._state.jobs.save(record)
+
+    def _lift(self, order: PowerOrder) -> list[JobRecord]:
+        """What was planned for the start of jobs is replaced by the order; the records that this changes."""
+        with self._state.lock:
+            found = [
+                record
+                for record in map(self._state.records.get, order.lifted)
+                if record is not None and any(grant.planned_mw is not None for grant in record.grants)
+            ]
+            for record in found:
+                for grant in record.grants:
+                    grant.planned_mw = None
+        return found
 
     @property
     def order(self) -> PowerOrder:
@@ -187,7 +213,7 @@ class PowerKeeper:
         self._heats.keep(busy)
         with self._lock:
             concerned = {*self._journal.before, *self._journal.order.caps, *self._heats.steps()}
-        concerned |= {uuid for uuid, caps in busy.items() if any(cap is not None for cap in caps)}
+        concerned |= {uuid for uuid, caps in busy.items() if any(cap != JobCap() for cap in caps)}
         problems = self.settle(concerned)
         for uuid, why in problems.items():
             if self._logged.get(uuid) != why:
@@ -195,13 +221,13 @@ class PowerKeeper:
         self._logged = problems
         return 1.0 if problems or self._clock() < self._unsure_until else CHECK_S
 
-    def _jobs_of(self) -> dict[str, list[int | None]]:
+    def _jobs_of(self) -> dict[str, list[JobCap]]:
         """The caps of the jobs on each GPU."""
-        found: dict[str, list[int | None]] = {}
+        found: dict[str, list[JobCap]] = {}
         with self._state.lock:
             for record in self._state.records.values():
                 for grant in record.grants:
-                    found.setdefault(self._state.devices[grant.index].gpu_uuid, []).append(grant.power_mw)
+                    found.setdefault(self._state.devices[grant.index].gpu_uuid, []).append(_cap_of(grant))
         return found
 
     def settle(self, uuids: Iterable[str]) -> dict[str, str]:
@@ -230,13 +256,13 @@ class PowerKeeper:
             self._problems |= problems
         return problems
 
-    def _is_ours(self, uuid: str, busy: Mapping[str, list[int | None]], steps: Mapping[str, int]) -> bool:
+    def _is_ours(self, uuid: str, busy: Mapping[str, list[JobCap]], steps: Mapping[str, int]) -> bool:
         """Whether a GPU may have a cap now, or has one to be restored: others are not asked for."""
         return (
             uuid in self._journal.before
             or uuid in self._journal.order.caps
             or uuid in steps
-            or any(cap is not None for cap in busy.get(uuid, ()))
+            or any(cap != JobCap() for cap in busy.get(uuid, ()))
         )
 
     def _bring(self, vendor: str, uuid: str, limit: PowerLimit, goal: Wanted, site: int) -> None:
@@ -287,16 +313,34 @@ class PowerKeeper:
             else:
                 read.add(answer)
                 energy = answer["energy"]
+            busy = self._jobs_of()
             with self._lock:
                 for uuid in uuids:
+                    limit, before = read.limits.get(uuid), self._journal.before.get(uuid)
+                    jobs_mw, planned_mw = _held_to(busy.get(uuid, ()), limit, before)
                     found[uuid] = InForce(
-                        read.limits.get(uuid),
+                        limit,
                         energy.get(uuid),
-                        self._journal.before.get(uuid),
+                        before,
                         self._applied.get(uuid, Wanted(0)).why,
                         self._problems.get(uuid, "") or read.failed.get(uuid, ""),
+                        jobs_mw,
+                        planned_mw,
                     )
         return found
+
+
+def _cap_of(grant: Grant) -> JobCap:
+    return JobCap(grant.power_mw, grant.planned_mw)
+
+
+def _held_to(caps: Sequence[JobCap], limit: PowerLimit | None, before: int | None) -> tuple[int | None, int | None]:
+    """`InForce.jobs_mw` and `planned_mw` of a GPU with jobs of such caps."""
+    if limit is None or not any(cap != JobCap() for cap in caps):
+        return None, None
+    site = limit.cap_mw if before is None else before
+    own, now = max(JobCap(cap.own).of(site) for cap in caps), max(cap.of(site) for cap in caps)
+    return own if any(cap.own is not None for cap in caps) else None, now if now < own else None
 
 
 @dataclass

@@ -70,6 +70,8 @@ class PowerReports:
                     most_w=limit.most_mw / 1000 if limit else None,
                     before_w=None if one.before_mw is None else one.before_mw / 1000,
                     power_w=self._power(uuid, one.energy_mj),
+                    jobs_w=None if one.jobs_mw is None else one.jobs_mw / 1000,
+                    planned_w=None if one.planned_mw is None else one.planned_mw / 1000,
                     jobs=tuple(sorted(jobs.get(uuid, ()))),
                     why=one.why,
                     problem=one.problem[:300],

@@ -45,15 +45,33 @@ def cap_for(policy: NodePower, gpu_type: str, account: str) -> NodeCap | None:
     )
 
 
-def job_cap(cap: NodeCap | None, asked: int | None, planned: int | None, limit: PowerLimit, site_mw: int) -> int | None:
-    """A job's cap of a GPU in mW; None: as the site has set it. Raises RefusalError for what it may not ask for.
+@dataclass(frozen=True, slots=True)
+class JobCap:
+    """What bounds a job on a GPU, mW: `own` by the policy or --gpu-power; `planned` for its start within a budget,
+    until controllers order another. None: nothing."""
 
-    `asked`: with --gpu-power; `planned`: by slurmctld, to start within a budget; watts. `site_mw`: what the GPU had
-    before anything of ours, which only a cap of the policy lets a job exceed.
+    own: int | None = None
+    planned: int | None = None
+
+    def of(self, site_mw: int) -> int:
+        """The bound, where the site's own setting is `site_mw`."""
+        own = site_mw if self.own is None else self.own
+        return own if self.planned is None else min(own, self.planned)
+
+
+def within(watts: int, limit: PowerLimit) -> int:
+    """The nearest that the hardware can be set to, mW."""
+    return max(limit.least_mw, min(watts * 1000, limit.most_mw))
+
+
+def job_cap(cap: NodeCap | None, asked: int | None, limit: PowerLimit, site_mw: int) -> int | None:
+    """A job's own cap of a GPU in mW; None: as the site has set it. Raises RefusalError for what it may not ask for.
+
+    `asked`: with --gpu-power, watts. `site_mw`: what the GPU had before anything of ours, which only a cap of the
+    policy lets a job exceed.
     """
     if asked is None:
-        bounds = [watts for watts in (cap.watts if cap else None, planned) if watts is not None]
-        return max(limit.least_mw, min(min(bounds) * 1000, limit.most_mw)) if bounds else None
+        return None if cap is None else within(cap.watts, limit)
     most = (cap.at_most or cap.watts) if cap else min(site_mw, limit.most_mw) // 1000
     if asked > most:
         raise RefusalError(
@@ -67,7 +85,7 @@ def job_cap(cap: NodeCap | None, asked: int | None, planned: int | None, limit: 
             Refusal.POWER_OUT_OF_RANGE,
             remedy="ask for a value of this range, or name another type of GPU",
         )
-    return asked * 1000 if planned is None else max(limit.least_mw, min(asked, planned) * 1000)
+    return asked * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +97,11 @@ class Wanted:
 
 
 def wanted(
-    limit: PowerLimit, site_mw: int, jobs: Iterable[int | None], order_mw: int | None, heat_percent: int | None
+    limit: PowerLimit, site_mw: int, jobs: Iterable[JobCap], order_mw: int | None, heat_percent: int | None
 ) -> Wanted:
-    """What a GPU is to have. `site_mw`: what it had before anything of ours; `jobs`: the caps of those on it, mW;
+    """What a GPU is to have. `site_mw`: what it had before anything of ours; `jobs`: the caps of those on it;
     `heat_percent`: how much of the cap heat leaves."""
-    caps = [site_mw if cap is None else cap for cap in jobs]
+    caps = [cap.of(site_mw) for cap in jobs]
     found = Wanted(max(caps), "job") if caps else Wanted(site_mw)
     if order_mw is not None and order_mw < found.mw:
         found = Wanted(order_mw, "order")

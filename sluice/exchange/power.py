@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sluice.base.errors import SluiceError
@@ -38,6 +38,8 @@ class GpuPower:
     most_w: float | None = None
     before_w: float | None = None  # what it is restored to; None: nothing of ours is in force
     power_w: float | None = None  # drawn on average since the report before
+    jobs_w: float | None = None  # what its jobs may have by the policy and --gpu-power; None: as the site has it
+    planned_w: float | None = None  # to what they are held as it was planned for their start; None: to nothing
     jobs: tuple[int, ...] = ()
     why: str = ""  # what the cap is from: "job", "order", "thermal"; empty: none of ours
     problem: str = ""  # why the wanted cap is not in force
@@ -73,14 +75,15 @@ class PowerReport:
 @dataclass(frozen=True, slots=True)
 class PowerOrder:
     """The caps that controllers want on a node, in watts by UUID of the physical GPU; without one for a GPU it has
-    what its jobs and the policy give it."""
+    what its jobs and the policy give it. `lifted`: jobs that these hold instead of what was planned for their start."""
 
     number: int = 0
     caps: dict[str, float] = field(default_factory=dict)
+    lifted: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {**asdict(self), "lifted": list(self.lifted)}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> PowerOrder:
@@ -89,7 +92,8 @@ class PowerOrder:
             caps = {_text(uuid, 96): _watts(cap) for uuid, cap in fields["caps"].items()}
             if len(caps) > _MOST_GPUS or None in caps.values():
                 raise ValueError("caps")
-            return cls(_number(fields["number"]), {uuid: cap for uuid, cap in caps.items() if cap is not None})
+            known = {uuid: cap for uuid, cap in caps.items() if cap is not None}
+            return cls(_number(fields["number"]), known, _jobs(fields.get("lifted", []), "lifted"))
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise SluiceError(f"power: not an order of caps: {error}") from error
 
@@ -114,14 +118,17 @@ def _watts(value: Any) -> float | None:
     return float(value)
 
 
+def _jobs(value: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_JOBS:
+        raise ValueError(name)
+    return tuple(_number(job) for job in value)
+
+
 def _gpu(fields: Mapping[str, Any]) -> GpuPower:
-    jobs = fields.get("jobs", [])
-    if not isinstance(jobs, list) or len(jobs) > _MOST_JOBS:
-        raise ValueError("jobs")
     watts = {name: _watts(fields.get(name)) for name in GpuPower.__dataclass_fields__ if name.endswith("_w")}
     return GpuPower(
         uuid=_text(fields["uuid"], 96),
-        jobs=tuple(_number(job) for job in jobs),
+        jobs=_jobs(fields.get("jobs", []), "jobs"),
         why=_text(fields.get("why", ""), 16),
         problem=_text(fields.get("problem", ""), 300),
         **watts,
@@ -165,18 +172,19 @@ class NodePowers:
             if order is None or order.number == report.order:
                 return {}
             if order.number < report.order:  # the clock of the controller before was ahead
-                order = self._orders[report.node] = PowerOrder(report.order + 1, order.caps)
+                order = self._orders[report.node] = replace(order, number=report.order + 1)
             return {"order": order.to_dict()}
 
-    def order(self, node: str, caps: Mapping[str, float]) -> PowerOrder:
+    def order(self, node: str, caps: Mapping[str, float], lifted: Iterable[int] = ()) -> PowerOrder:
         """Want these caps on a node from now on, instead of those before; the same again is no new order."""
+        jobs = tuple(sorted(lifted)[:_MOST_JOBS])
         with self._lock:
             before = self._orders.get(node)
-            if before is not None and before.caps == caps:
+            if before is not None and before.caps == caps and before.lifted == jobs:
                 return before
             in_force = self._reports[node][1].order if node in self._reports else 0
             number = max(math.ceil(self._wall() * 1000), in_force + 1, before.number + 1 if before else 0)
-            order = self._orders[node] = PowerOrder(number, dict(caps))
+            order = self._orders[node] = PowerOrder(number, dict(caps), jobs)
             return order
 
     def latest(self) -> dict[str, Latest]:

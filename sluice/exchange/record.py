@@ -57,6 +57,7 @@ class Grant:
     warned: bool = False
     clean: bool | None = None  # None: not yet taken back
     power_mw: int | None = None  # the job's power cap of the whole GPU; None: none of its own
+    planned_mw: int | None = None  # it started with, to fit into a budget, and has until controllers order another
 
 
 @dataclass

@@ -1,5 +1,5 @@
 """Budgets of watts on real daemons: what is kept for guarantees, caps that fall when one is lowered, and jobs that give
-way then, no guaranteed one among them."""
+way then, no guaranteed one among them; their spans say so."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
 from gpu_sim.fields import get_values, set_values
+from sluice.controllerd.power.keeper import SETTLE_S
 from tests.integration.jobs import LASTS, shown, submit
 from tests.integration.policy_site import PolicySite
 from tests.integration.settled import let_it_save, status, until
+from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.cluster
 
@@ -49,8 +52,19 @@ monitoring: {running: 5s}
 SAVES = "trap 'touch $SLUICE_CHECKPOINT_FILE' USR1; touch $SLUICE_CHECKPOINT_FILE; while :; do sleep 0.2; done"
 
 
+TRACES = """
+traces: {{endpoint: "{}", settle: 1s, headers_file: /etc/slurm/none}}
+"""
+
+
+@dataclass
 class Site(PolicySite):
-    """The cluster, and its power."""
+    """The cluster, its power, and where spans are sent to."""
+
+    receiver: OtlpReceiver
+
+    def write(self, text: str) -> None:
+        super().write(text + TRACES.format(self.receiver.endpoint))
 
     def power(self, *words: str, user: str = "root", check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.cluster.run(["sluice", "power", *words], user=user, check=check)
@@ -121,10 +135,11 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
             "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0\n",
         }
     )
-    found = Site(made)
-    found.apply(POLICY)
-    found.in_force("place")
-    yield found
+    with OtlpReceiver() as receiver:
+        found = Site(made, receiver)
+        found.apply(POLICY)
+        found.in_force("place")
+        yield found
 
 
 def test_of_equal_jobs_the_one_that_has_saved_is_preempted(site: Site) -> None:
@@ -203,6 +218,10 @@ def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one
 
     site.power("budget", "hall", "--end")
     site.until(lambda: {gpu["cap_w"] for gpu in site.gpus() if int(own) in gpu["jobs"]} == {MOST_W})
+    site.run("scancel", guests[-1])
+    site.until(lambda: site.receiver.jobs("slurm.job.id", guests[-1]))
+    (job,) = site.receiver.jobs("slurm.job.id", guests[-1])
+    assert "slurm.power.stopped" in [event.name for event in job.events]
 
 
 def test_only_what_can_be_kept_and_only_by_administrators(site: Site) -> None:
@@ -215,7 +234,16 @@ def test_only_what_can_be_kept_and_only_by_administrators(site: Site) -> None:
 def test_a_daemon_that_starts_again_lifts_no_cap_and_knows_what_was_lowered(site: Site) -> None:
     site.power("budget", "hall", "--now", "10kW", "--for", "1h")
     site.until(lambda: site.budget()["capped_gpus"])
-    before = {gpu["uuid"]: gpu["cap_w"] for gpu in site.gpus() if gpu["jobs"]}
+    before: dict[str, float] = {}
+
+    def none_was_raised() -> bool:
+        """Lately: idle GPUs draw less by their new caps, which others get."""
+        earlier = before.copy()
+        time.sleep(SETTLE_S + 2)
+        before.update({gpu["uuid"]: gpu["cap_w"] for gpu in site.gpus() if gpu["jobs"]})
+        return bool(earlier) and all(cap <= earlier.get(uuid, 0) for uuid, cap in before.items())
+
+    site.until(none_was_raised)
     site.cluster.stop_daemon("controllerd@ctl1")
     site.cluster.start_daemon("controllerd@ctl1")
     site.until(lambda: site.power("show", check=False).returncode == 0 and len(site.gpus()) == len(NODES) * GPUS)
@@ -241,13 +269,15 @@ def test_a_controller_that_dies_as_a_budget_is_lowered_leaves_the_rest_to_the_ot
     site.until(lambda: shown(cluster, guest)["Restarts"] == "1")
 
 
-def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
+def limit(site: Site) -> str:
+    """Of p1's first GPU."""
+    return get_values(site.cluster.layout.gpu_sim("p1"), 0)["power_limit"]
+
+
+def start_with_less(site: Site) -> str:
     """Ten GPUs of guests have 3736 W of 6 kW, without the daemon, which would let them expect less. Stock Slurm chooses
     how many of them each of the nodes has."""
     cluster = site.cluster
-    site.run("scancel", "-u", "alice")
-    site.run("scancel", "-u", "bob")
-    site.power("budget", "hall", "--end")
     site.until(lambda: not site.run("squeue", "-h").stdout.strip())
     site.until(lambda: {gpu["cap_w"] for gpu in site.gpus()} == {MOST_W})
     cluster.stop_daemon("controllerd@ctl2")
@@ -256,11 +286,29 @@ def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
     site.in_force("place", "ctl2")
     site.planned("ctl2")
     job = submit(cluster, "-A", "guests", "--gpus=10", "-N2", "-w", "p1", wrap="exec sleep 600", user="bob")
+    site.until(lambda: shown(cluster, job)["JobState"] == "RUNNING" and limit(site) == "445")
+    return job
 
-    def limit() -> str:
-        return get_values(cluster.layout.gpu_sim("p1"), 0)["power_limit"]
 
-    site.until(lambda: shown(cluster, job)["JobState"] == "RUNNING" and limit() == "445")
+def test_a_cap_with_which_a_job_started_is_raised_when_there_is_room(site: Site) -> None:
+    cluster = site.cluster
+    site.run("scancel", "-u", "alice")
+    site.run("scancel", "-u", "bob")
+    site.power("budget", "hall", "--end")
+    job = start_with_less(site)
+    cluster.start_daemon("controllerd@ctl2")
+    site.apply(POLICY)
+    site.until(lambda: site.power("show", "--gpus", check=False).returncode == 0)
+    site.until(lambda: {gpu["cap_w"] for gpu in site.gpus() if int(job) in gpu["jobs"]} == {MOST_W})
+    record = json.loads(site.run("cat", f"/run/sluice/agent/jobs/{job}.json", node="p1").stdout)
+    assert {event["detail"]["watts"] for event in record["events"] if event["action"] == "power"} == {445}
+    assert {grant["planned_mw"] for grant in record["grants"]} == {None}
+    site.run("scancel", job)
+
+
+def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
+    cluster = site.cluster
+    job = start_with_less(site)
     site.apply(POLICY[: POLICY.index("  budgets:")])
     site.in_force("place", "ctl2")
     site.run("scontrol", "requeue", job)
@@ -270,4 +318,4 @@ def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
     site.until(lambda: not site.run("pgrep", "-x", "slurmstepd", check=False).stdout)
     site.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     until(lambda: shown(cluster, job), lambda job: job["JobState"] == "RUNNING" and job["Restarts"] != "0", timeout=300)
-    assert limit() == str(MOST_W)
+    assert limit(site) == str(MOST_W)

@@ -74,7 +74,6 @@ class PowerControl:
         self._uses: tuple[BudgetUse, ...] = ()
         self._gpus: list[Gpu] = []
         self._reported: dict[str, GpuPower] = {}
-        self._own_caps: dict[str, tuple[tuple[int, ...], float]] = {}  # by GPU: its jobs, and the cap of these
         self._to_stop: deque[tuple[int, str]] = deque()
         self._saving: dict[int, _Saving] = {}
         self._stopped_total = 0
@@ -122,7 +121,7 @@ class PowerControl:
                 return
             self._uses = decision.uses
             for node in latest:
-                self.powers.order(node, decision.caps.get(node, {}))
+                self.powers.order(node, decision.caps.get(node, {}), decision.lifted.get(node, ()))
             self._to_stop.extend((job, self._words(decision.uses)) for job in decision.stop)
             met.write(site.state_save / met.FILE_NAME, keeper.met)  # and the plan: budgets are kept on a full disk, too
             power_plan.write(plan, self._plan(policy, decision))
@@ -199,7 +198,7 @@ class PowerControl:
                 least = gpu.least_w or (kind.least if kind else default)
                 key = f"{node}/{gpu.uuid}"
                 self._reported[key] = gpu
-                want = self._wanted(key, gpu, default)
+                want = gpu.jobs_w or gpu.before_w or (None if gpu.why else gpu.cap_w) or default
                 lowest = min(want, max(least, default * policy.lowest_percent / 100))
                 found.append(
                     Gpu(
@@ -214,19 +213,10 @@ class PowerControl:
                         booked_w=self._booked(kind, gpu, lowest),
                         jobs=gpu.jobs,
                         silent=not one.fresh,
+                        planned_w=gpu.planned_w,
                     )
                 )
-        self._own_caps = {key: own for key, own in self._own_caps.items() if key in self._reported}
         return found
-
-    def _wanted(self, key: str, gpu: GpuPower, default: float) -> float:
-        """The cap of its jobs, by the policy or --gpu-power, also while an order is lower; else what the site has."""
-        if gpu.why == "job" and gpu.cap_w is not None:
-            self._own_caps[key] = gpu.jobs, gpu.cap_w
-        jobs, cap = self._own_caps.get(key, ((), 0.0))
-        if cap and jobs == gpu.jobs:
-            return cap
-        return gpu.before_w or (None if gpu.why else gpu.cap_w) or default
 
     def _class_of(self, policy: ControlPower, node: str, gpu: GpuPower) -> ControlGpu | None:
         """Of a node with several types, the one with the GPU's default limit."""

@@ -48,6 +48,8 @@ class Gpu:
     jobs: tuple[int, ...] = ()
     silent: bool = False
     """Its node has not reported lately: its cap stays as it is."""
+    planned_w: float | None = None
+    """To what its jobs are held as it was planned for their start; an order of as much replaces that, and is raised."""
 
     @property
     def key(self) -> str:
@@ -104,6 +106,8 @@ class Decision:
 
     caps: Mapping[str, Mapping[str, float]]
     """By node, then by UUID; a GPU without one has no order."""
+    lifted: Mapping[str, frozenset[int]]
+    """By node, jobs whose orders replace what was planned for their start."""
     published: Mapping[int, float]
     """By job: watts of each of its GPUs that the planner counts."""
     binding: frozenset[str]
@@ -178,11 +182,15 @@ class Keeper:
             for state in inside[limit.name]
         )
         caps: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        lifted: defaultdict[str, frozenset[int]] = defaultdict(frozenset)
         for key, gpu in known.items():
             if (watts := self._of[key].ordered) is not None:
                 caps[gpu.node][gpu.uuid] = float(int(watts))
+                if gpu.planned_w is not None:
+                    lifted[gpu.node] |= {*gpu.jobs}
         return Decision(
             caps=caps,
+            lifted=lifted,
             published=_published(known, states, binding),
             binding=binding,
             stop=stop,
@@ -222,7 +230,8 @@ class Keeper:
         targets: dict[str, float] = {}
         for one in filled.values():
             for key, watts in one.caps.items():
-                targets[key] = min(watts, targets.get(key, watts))
+                planned = known[key].planned_w
+                targets[key] = min(watts, targets.get(key, watts), watts if planned is None else planned)
         higher = [key for key, gpu in known.items() if not gpu.silent and self._lower(key, gpu, states, targets)]
         room = {
             limit.name: limit.left_w - sum(one.part * self._bound(one) for one in inside[limit.name])

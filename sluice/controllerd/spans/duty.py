@@ -21,10 +21,10 @@ from pathlib import Path
 
 from policy.node import FILE_NAME, NodePolicyFile
 from policy.traces import NodeTraces
-from sluice.base import events
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.controllerd.daemon import Duty, Site, of_site
+from sluice.controllerd.spans.happened import Happened
 from sluice.controllerd.spans.job_spans import GOING, MOST_LINKS, Hidden, JobLife, base_of, lives, spans_of, task_of
 from sluice.controllerd.spans.span import Span
 from sluice.controllerd.spans.waits import Waits
@@ -216,10 +216,11 @@ class Spans:
         late = self._take_late(work)
         rows = stream(site.commands, start=int(since), end=int(until) + 1, states=_ENDED)
         ended = sorted({row.id for row in rows if not self._is_done(work.state, row)} | late)
+        happened = Happened(site.state_save, site.events)
         for at in range(0, len(ended), _BATCH):
             if site.stopping.is_set() or not site.leads():
                 return
-            self._write(site, work, ended[at : at + _BATCH], since, until, hidden, late)
+            self._write(site, work, ended[at : at + _BATCH], since, until, hidden, late, happened)
             if time.monotonic() - work.saved > _SAVE_S:
                 work.save()
         work.state.cursor = max(work.state.cursor, until)
@@ -255,10 +256,10 @@ class Spans:
         until: float,
         hidden: Hidden,
         late: Set[int],
+        happened: Happened,
     ) -> None:
         """Spans of jobs that ended within a time, or whose records came late, into the spool."""
         cluster = site.config().get("ClusterName", "")
-        takeovers = [one for one in events.read(site.events) if one.kind.startswith(("takeover", "controller."))]
         rows, steps = _rows(site, numbers)
         others = self._waited_for(site, work, rows)
         gangs = self._gangs(site, work, numbers)
@@ -286,7 +287,8 @@ class Spans:
                     records=records,
                     reasons=reasons,
                     decisions=work.waits.starts_of(*task_of(first)),
-                    takeovers=takeovers,
+                    happened=happened.to_job(number),
+                    saves=happened.saves_of(number),
                     waited_for=others[number],
                     gang=gangs[number],
                     hidden=hidden,

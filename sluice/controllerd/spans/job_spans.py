@@ -8,6 +8,7 @@
           slurm.job.wait.reason a piece for each reason
           slurm.job.decision    how slurmctld came to the nodes
         slurm.job.run
+          slurm.job.checkpoint  the last save of the run that all its nodes made
           slurm.step            steps as accounting has them, batch and extern among them
           slurm.node            what the node agent recorded on a node, with what it did as events
           slurm.node.prolog         from Slurm's start until the job had its GPUs there
@@ -25,6 +26,7 @@ from sluice.controllerd.spans.span import Span, SpanEvent, Value
 from sluice.controllerd.spans.waits import StartDecision
 from sluice.exchange.job_runs import Began, nearest, runs_of
 from sluice.exchange.record import JobRecord
+from sluice.exchange.saves import JobSaves
 from sluice.slurm.allocations import Allocation
 
 GOING = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING", "CONFIGURING", "STOPPED"})
@@ -34,6 +36,8 @@ _SAME_JOB_S = 300.0  # a requeued job is submitted again by slurmctld within thi
 _SLOW_START_S = 2.0  # accounting's start is a whole second; further away the decision did not start the attempt
 MOST_LINKS = 32
 _MOST_EVENTS = 200
+_CLOCKS_S = 1.0  # a node's clock, and accounting's whole seconds
+_SAME_SAVE_S = 0.2  # the measured time of a save is rounded
 
 Reasons = Sequence[tuple[float, str]]
 """From when a job waited for which reason, by time."""
@@ -58,7 +62,8 @@ class JobLife:
     records: Sequence[JobRecord] = ()
     reasons: Reasons = ()
     decisions: Sequence[StartDecision] = ()
-    takeovers: Sequence[Event] = ()
+    happened: Sequence[Event] = ()  # to it, or to the controllers
+    saves: JobSaves = field(default_factory=JobSaves)
     waited_for: Sequence[Allocation] = ()  # the jobs on which it depended
     gang: Sequence[Allocation] = ()  # the jobs with which it was to start together
     hidden: Hidden = field(default_factory=Hidden)
@@ -131,7 +136,7 @@ class _Spans:
             start,
             end,
             self._of_job(last),
-            [_takeover(event) for event in self.life.takeovers if start <= event.time <= end],
+            [self._event(event) for event in self.life.happened if start <= event.time <= end][:_MOST_EVENTS],
             links,
             _failure(last),
             remote_parent=bool(self.context.parent),
@@ -184,9 +189,23 @@ class _Spans:
             found |= {"slurm.array.job_id": base_of(row), "slurm.array.task_id": task}
         if self.life.gang:
             found["slurm.gang.job_ids"] = [str(one.id) for one in self.life.gang]
+        if self.life.saves.signals:
+            found |= {
+                "slurm.checkpoint.signals": self.life.saves.signals,
+                "slurm.checkpoint.answers": self.life.saves.answers,
+            }
         if "+" in row.label:
             found |= {"slurm.het.job_id": base_of(row), "slurm.het.offset": row.label.partition("+")[2]}
         return found
+
+    def _event(self, event: Event) -> SpanEvent:
+        """What happened to the job or the controllers; words for people stay here."""
+        facts: dict[str, Value] = {}
+        if "node" in event.fields and not self.life.hidden.nodes:
+            facts["host.name"] = str(event.fields["node"])
+        if "outcome" in event.fields:
+            facts["slurm.journal.outcome"] = str(event.fields["outcome"])
+        return SpanEvent(f"slurm.{event.kind}", event.time, facts)
 
     def _attempt(self, number: int, row: Allocation) -> Iterator[Span]:
         submit, end = float(row.submit or 0), _end_of(row)
@@ -234,8 +253,21 @@ class _Spans:
                 yield self._span(
                     "slurm.step", f"step {name}", run.id, step.start, step.end, of_step, error=_failure(step)
                 )
-        for record in nearest(self.runs, start, end) or ():
+        records = nearest(self.runs, start, end) or ()
+        yield from self._checkpoint(run, row, records)
+        for record in records:
             yield from self._node(run, record)
+
+    def _checkpoint(self, run: Span, row: Allocation, records: Sequence[JobRecord]) -> Iterator[Span]:
+        """From the signal, where the save answered one, else from the first node's save, to the last one's."""
+        until = run.end + _CLOCKS_S
+        times = [one.saved for one in records if one.saved is not None and run.start <= one.saved <= until]
+        if not times or len(times) < max(row.node_count, len(records)):
+            return
+        first, last, saves = min(times), max(times), self.life.saves
+        answers = run.start <= saves.signalled <= first and last - saves.signalled <= (saves.save_s or 0) + _SAME_SAVE_S
+        start = saves.signalled if answers else first
+        yield self._span("slurm.job.checkpoint", "checkpoint", run.id, start, last, {"slurm.checkpoint.asked": answers})
 
     def _node(self, run: Span, record: JobRecord) -> Iterator[Span]:
         """What happened on a node, by the node's clock; its prolog begins by slurmctld's."""
@@ -247,6 +279,8 @@ class _Spans:
             SpanEvent(f"slurm.node.{event.action}", event.time, {"slurm.node.times": event.times})
             for event in record.events[:_MOST_EVENTS]
         ]
+        if record.saved is not None:
+            events.append(SpanEvent("slurm.node.save", record.saved))
         yield self._span("slurm.node", f"node {record.node}", run.id, record.started, ended, facts, events=events)
         granted = next((event.time for event in record.events if event.action == "grant"), None)
         for name, start, end in (("prolog", run.start, granted), ("epilog", run.end, record.ended)):
@@ -262,10 +296,6 @@ def _end_of(row: Allocation) -> float:
 
 def _failure(row: Allocation) -> str:
     return "" if row.state in _GOOD or row.state in GOING else row.state
-
-
-def _takeover(event: Event) -> SpanEvent:
-    return SpanEvent(f"slurm.{event.kind}", event.time)
 
 
 def _pieces(start: float, end: float, eligible: int | None, reasons: Reasons) -> Iterator[tuple[float, float, str]]:

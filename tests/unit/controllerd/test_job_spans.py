@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sluice.base.events import Event as Happened
+from sluice.base.events import Event as AnEvent
+from sluice.base.events import append
+from sluice.controllerd.spans.happened import Happened
 from sluice.controllerd.spans.identity import job_span_id
 from sluice.controllerd.spans.job_spans import Hidden, JobLife, lives, spans_of, task_of
 from sluice.controllerd.spans.span import Span
 from sluice.controllerd.spans.waits import StartDecision
 from sluice.exchange.record import Event, Grant, JobRecord
+from sluice.exchange.saves import SAVES_FILE, JobSaves, Saves
 from sluice.slurm.allocations import Allocation
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -153,10 +157,89 @@ def test_tasks_of_an_array_and_parts_of_a_heterogeneous_job_are_one_trace() -> N
     assert parts[1].attributes["slurm.het.offset"] == "1" and parts[1].attributes["slurm.het.job_id"] == 17
 
 
+SAVED = replace(RECORD, saved=1260.5)
+
+
+def test_a_save_that_answered_a_signal_begins_with_it() -> None:
+    other = replace(SAVED, node="g-2", saved=1263.0)
+    life = JobLife("main", [row(node_count=2)], records=[SAVED, other], saves=JobSaves(signalled=1250.0, save_s=13.0))
+    spans = spans_of(life)
+    check_whole(spans)
+    (checkpoint,) = named(spans, "slurm.job.checkpoint")
+    assert (checkpoint.start, checkpoint.end, checkpoint.attributes["slurm.checkpoint.asked"]) == (1250, 1263, True)
+    assert [(e.name, e.time) for e in named(spans, "slurm.node")[1].events][-1] == ("slurm.node.save", 1263.0)
+
+
+@pytest.mark.parametrize(
+    "saves",
+    [
+        JobSaves(),
+        JobSaves(signalled=1270.0, save_s=3.0),
+        JobSaves(signalled=1150.0, save_s=3.0),
+        JobSaves(2000.0, 2000.0),
+    ],
+)
+def test_a_save_of_its_own_is_a_moment(saves: JobSaves) -> None:
+    (checkpoint,) = named(spans_of(JobLife("main", [JOB], records=[SAVED], saves=saves)), "slurm.job.checkpoint")
+    assert (checkpoint.start, checkpoint.end, checkpoint.attributes["slurm.checkpoint.asked"]) == (
+        1260.5,
+        1260.5,
+        False,
+    )
+
+
+@pytest.mark.parametrize("changes", [{"saved": None}, {"saved": 1090.0}, {"saved": 1500.0}])
+def test_what_not_all_nodes_saved_in_the_run_is_no_save_of_the_job(changes: dict[str, Any]) -> None:
+    other = replace(SAVED, node="g-2", **changes)
+    spans = spans_of(JobLife("main", [row(node_count=2)], records=[SAVED, other]))
+    assert not named(spans, "slurm.job.checkpoint")
+    assert not named(spans_of(JobLife("main", [row(node_count=2)], records=[SAVED])), "slurm.job.checkpoint")
+
+
+def test_how_often_it_was_asked_to_save() -> None:
+    job = spans_of(JobLife("main", [JOB], saves=JobSaves(signals=3, answers=2)))[0]
+    assert (job.attributes["slurm.checkpoint.signals"], job.attributes["slurm.checkpoint.answers"]) == (3, 2)
+    assert "slurm.checkpoint.signals" not in spans_of(JobLife("main", [JOB]))[0].attributes
+
+
+def test_what_happened_to_a_job_alone_and_to_all(tmp_path: Path) -> None:
+    """A requeue for a node's failure, and a replay of the failover journal by the next controller."""
+    file = tmp_path / "events"
+    append(file, "takeover", leader="ctl2")
+    append(file, "health.requeue", node="g-1", job=17, reason="secret")
+    append(file, "health.requeue", node="g-1", job=18, reason="secret")
+    append(file, "drill", job="17")
+    Saves({17: JobSaves(signals=1)}).write(tmp_path / SAVES_FILE)
+    replays = tmp_path / "sluice.journal/replays.jsonl"
+    replays.parent.mkdir()
+    replays.with_name("replays.jsonl.1").write_text('{"at": 1200, "restored": [16, 17], "unsettled": []}\n')
+    replays.write_text('torn {\n[]\n{"at": 1300, "unsettled": [{"job": 17, "why": "damaged"}, {"why": 1}]}\n')
+    found = Happened(tmp_path, file)
+    assert [event.kind for event in found.to_job(19)] == ["takeover"]
+    assert (found.saves_of(17).signals, found.saves_of(19).signals) == (1, 0)
+    happened = [replace(one, time=1100.0) if one.time > 2000 else one for one in found.to_job(17)]
+    job = spans_of(JobLife("main", [JOB], happened=happened))[0]
+    assert [(event.name, event.attributes) for event in job.events] == [
+        ("slurm.journal.replay", {"slurm.journal.outcome": "restored"}),
+        ("slurm.journal.replay", {"slurm.journal.outcome": "unsettled"}),
+        ("slurm.takeover", {}),
+        ("slurm.health.requeue", {"host.name": "g-1"}),
+    ]
+    hidden = spans_of(JobLife("main", [JOB], happened=happened, hidden=Hidden(nodes=True)))[0]
+    assert [event.attributes for event in hidden.events][-1] == {}
+
+
+def test_a_damaged_file_of_saves_costs_checkpoints_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / SAVES_FILE).write_text("{")
+    found = Happened(tmp_path, tmp_path / "none")
+    assert found.saves_of(17) == JobSaves() and found.to_job(17) == []
+    assert SAVES_FILE in caplog.text
+
+
 def test_links_takeovers_and_what_is_hidden() -> None:
     other = row(id=16, label="16", admin_comment=f"traceparent:00-{TRACE}-{PARENT}-01")
-    happened = [Happened(1, 1200.0, "takeover", {}), Happened(2, 5000.0, "takeover", {})]
-    life = JobLife("main", [JOB], records=[RECORD], takeovers=happened, waited_for=[other])
+    happened = [AnEvent(1, 1200.0, "takeover", {}), AnEvent(2, 5000.0, "takeover", {})]
+    life = JobLife("main", [JOB], records=[RECORD], happened=happened, waited_for=[other])
     job = spans_of(life)[0]
     assert job.links == [(TRACE, job_span_id("main", TRACE, 16))]
     assert [(event.name, event.time) for event in job.events] == [("slurm.takeover", 1200.0)]

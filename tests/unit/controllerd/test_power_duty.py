@@ -84,9 +84,11 @@ class Daemon:
             self.control.step(cast(Site, self.site))
 
     def report(
-        self, node: str, jobs: tuple[int, ...], drawn: float = 600, cap: float = 700, why: str = ""
+        self, node: str, jobs: tuple[int, ...], drawn: float = 600, cap: float = 700, why: str = "", **caps: float
     ) -> dict[str, Any]:
-        gpus = tuple(GpuPower(f"{node}-{job}", cap, 700, 200, 700, power_w=drawn, jobs=(job,), why=why) for job in jobs)
+        gpus = tuple(
+            GpuPower(f"{node}-{job}", cap, 700, 200, 700, power_w=drawn, jobs=(job,), why=why, **caps) for job in jobs
+        )
         return self.control.powers.take(PowerReport(node, 0, gpus).to_dict())
 
     def plan(self) -> list[str]:
@@ -204,16 +206,29 @@ def test_a_new_leader_takes_over_the_caps_in_force(daemon: Daemon) -> None:
 
 def test_a_job_with_a_cap_of_its_own_takes_no_watts_from_others(daemon: Daemon) -> None:
     def step(cap: float, why: str) -> dict[str, Any]:
-        daemon.report("n2", (3,), drawn=cap, cap=cap, why=why)
+        daemon.report("n2", (3,), drawn=cap, cap=cap, why=why, jobs_w=300)
         daemon.step(drawn=700)
         return daemon.report("n1", (1, 2))["order"]["caps"]
 
     for _ in range(int(LOOK_S) + 2):
-        daemon.report("n2", (3,), drawn=300, cap=300, why="job")
+        daemon.report("n2", (3,), drawn=300, cap=300, why="job", jobs_w=300)
         daemon.step(drawn=700)
     daemon.control.lower({"name": "hall", "watts": 1800, "seconds": 60})  # 700 + 700 + 300
     assert step(300, "job") == {}
     assert step(250, "order") == {}  # it wants no more while it has less
+
+
+def test_a_cap_that_was_planned_for_a_start_is_replaced_by_an_order(daemon: Daemon) -> None:
+    for _ in range(int(LOOK_S) + 2):
+        daemon.report("n2", (1,), drawn=300, cap=300, why="job", planned_w=300)
+        daemon.step()
+    order = daemon.report("n2", (1,), drawn=300, cap=300, why="job", planned_w=300)["order"]
+    assert (order["caps"], order["lifted"]) == ({"n2-1": 300}, [1])
+    for _ in range(6):
+        daemon.report("n2", (1,), drawn=300, cap=300, why="order")
+        daemon.step()
+    order = daemon.report("n2", (1,), drawn=300, cap=300, why="order")["order"]
+    assert (order["caps"], order["lifted"]) == ({}, [])  # there is room
 
 
 def test_a_limit_that_the_site_has_raised_counts(daemon: Daemon) -> None:

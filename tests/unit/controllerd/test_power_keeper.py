@@ -55,6 +55,7 @@ class Cluster:
         self.of = {number + 1: PowerJob(number + 1, 0, float(number)) for number in range(count)}
         self.booked = LOWEST
         self.silent: set[str] = set()
+        self.planned: dict[str, float] = {}
         self.elsewhere = 0.0
 
     def draws(self) -> float:
@@ -67,13 +68,18 @@ class Cluster:
         ]
         gpus = [
             Gpu("n", key, cap, LEAST, LOWEST, MOST, IDLE, min(cap, self.demand[key]) if key in self.jobs else IDLE,
-                self.booked, self.jobs.get(key, ()), key in self.silent)
+                self.booked, self.jobs.get(key, ()), key in self.silent, self.planned.get(key))
             for key, cap in self.caps.items()
         ]  # fmt: skip
         found = self.keeper.step(self.now, gpus, self.of, limits)
         self.now += 1
         orders = found.caps.get("n", {})
-        self.caps = {key: cap if key in self.silent else orders.get(key, MOST) for key, cap in self.caps.items()}
+        lifted = found.lifted.get("n", frozenset())
+        self.planned = {key: cap for key, cap in self.planned.items() if lifted.isdisjoint(self.jobs[key])}
+        self.caps = {
+            key: cap if key in self.silent else min(orders.get(key, MOST), self.planned.get(key, MOST))
+            for key, cap in self.caps.items()
+        }
         return found
 
 
@@ -91,6 +97,33 @@ def test_a_lowered_budget_is_met_by_the_next_report_and_room_is_given_back_once(
     assert seen[0] <= 1200  # not at once
     assert seen[-1] == 1600
     assert seen == sorted(seen)  # and it does not swing
+
+
+def test_a_cap_that_was_planned_for_a_start_becomes_an_order_and_is_raised_when_there_is_room() -> None:
+    cluster = Cluster(4)
+    cluster.planned = {"g3": 250.0}
+    cluster.caps["g3"] = 250.0
+    first = cluster.step(1600)
+    assert first.caps["n"]["g3"] == 250 and first.lifted["n"] == {4} and not cluster.planned
+    seen = []
+    for _ in range(10):
+        assert not cluster.step(1450).lifted
+        seen.append(cluster.caps["g3"])
+        assert sum(cluster.caps.values()) <= 1450
+    assert seen[:3] == [250.0] * 3 and seen[-1] == pytest.approx(1450 / 4, abs=1)  # not at once, and as all others
+    for _ in range(10):
+        cluster.step(1600)
+    assert cluster.caps["g3"] == MOST
+
+
+def test_a_planned_cap_is_lowered_like_any_other_and_of_a_silent_node_stays() -> None:
+    cluster = Cluster(2)
+    cluster.planned, cluster.caps["g1"] = {"g1": 300.0}, 300.0
+    cluster.silent = {"g1"}
+    assert cluster.step(800).caps.get("n", {}).get("g1", 300.0) == 300.0
+    cluster.silent = set()
+    cluster.step(500)
+    assert cluster.draws() <= 500
 
 
 def test_jobs_are_stopped_only_where_a_budget_was_lowered() -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -91,13 +91,15 @@ class Slurm:
         self.numbers: list[int] = []
         self.daemon: subprocess.Popen[str] | None = None
 
-    def run_jobs(self, count: int, ago: int = 0) -> None:
-        """Jobs that end now, or some seconds ago."""
+    def run_jobs(self, count: int, ago: int = 0, *, saved: bool = False) -> None:
+        """Jobs that end now, or some seconds ago; `saved`: after they have saved their state, as their nodes report."""
         now = int(time.time()) - ago
         with (self.folder / "bin/jobs").open("a") as file:
             for _ in range(count):
                 number = len(self.numbers) + 1
                 self.numbers.append(number)
+                if saved:
+                    JobRecords(self.folder / RECORDS).append([replace(record_of(number, now), saved=now - 5.0)])
                 job: dict[str, Any] = {
                     "JobIDRaw": number, "JobID": number, "User": "alice", "State": "COMPLETED", "Submit": now - 20,
                     "Eligible": now - 20, "Start": now - 10, "End": now, "NodeList": "g-1", "ElapsedRaw": 10,
@@ -148,7 +150,7 @@ def test_nothing_is_lost_or_doubled_by_kills_and_a_receiver_that_is_away(
     until((tmp_path / FOLDER / "state.json").exists)
     away_until = 0.0
     for kill in range(KILLS):
-        slurm.run_jobs(chance.randrange(1, 20))
+        slurm.run_jobs(chance.randrange(1, 20), saved=True)
         if kill == KILLS // 2:
             receiver.away, away_until = True, time.monotonic() + AWAY_S
         receiver.away = time.monotonic() < away_until
@@ -168,7 +170,8 @@ def test_nothing_is_lost_or_doubled_by_kills_and_a_receiver_that_is_away(
         }
 
     until(lambda: jobs() == set(map(str, slurm.numbers)))
-    until(lambda: len(receiver.by_id()) == 5 * len(slurm.numbers))  # job, attempt, wait, reason, run
+    # job, attempt, wait, reason, run; node, epilog, checkpoint
+    until(lambda: len(receiver.by_id()) == 8 * len(slurm.numbers))
     slurm.kill()
     until(lambda: not senders(tmp_path))  # they end when they see that their daemon has
     content: dict[bytes, set[bytes]] = {}
@@ -291,8 +294,8 @@ class OneLook:
     def restart(self) -> None:
         self.spans = Spans()
 
-    def endpoint(self, endpoint: str) -> None:
-        settings = NodeTraces(endpoint=endpoint, settle=1, headers_file="/none")
+    def endpoint(self, endpoint: str, settle: int = 1) -> None:
+        settings = NodeTraces(endpoint=endpoint, settle=settle, headers_file="/none")
         (self.slurm.folder / FILE_NAME).write_text(NodePolicy(traces=settings).render())
 
 
@@ -371,6 +374,7 @@ def test_a_requeued_job_that_waits_has_not_ended_even_after_a_restart(one_look: 
 
 
 def test_nodes_have_time_to_report_and_what_is_long_sent_is_forgotten(one_look: OneLook) -> None:
+    one_look.endpoint("http://receiver:4318", settle=60)
     one_look.slurm.run_jobs(1)
     assert one_look.look() == []
     one_look.slurm.run_jobs(1, ago=1800)

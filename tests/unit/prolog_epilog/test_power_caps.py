@@ -23,7 +23,7 @@ from prolog_epilog.power.heat import Heat
 from prolog_epilog.power.journal import Journal
 from prolog_epilog.power.keeper import PowerKeeper
 from prolog_epilog.power.reports import PowerReports
-from prolog_epilog.power.rules import Wanted, cap_for, job_cap, read_watts, wanted
+from prolog_epilog.power.rules import JobCap, Wanted, cap_for, job_cap, read_watts, wanted, within
 from prolog_epilog.power_limits import PowerLimit
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.state import RefusalError, Settings, State
@@ -69,7 +69,7 @@ def test_the_cap_of_a_gpu(
     def mw(watts: int | None) -> int | None:
         return None if watts is None else watts * 1000
 
-    assert wanted(H100, site * 1000, [mw(job) for job in jobs], mw(order), heat) == expected
+    assert wanted(H100, site * 1000, [JobCap(mw(job)) for job in jobs], mw(order), heat) == expected
 
 
 def test_the_first_cap_of_the_policy_that_fits_counts() -> None:
@@ -87,21 +87,26 @@ def test_the_first_cap_of_the_policy_that_fits_counts() -> None:
 
 def test_what_a_job_may_ask_for() -> None:
     cap = NodeCap(watts=300, at_most=400)
-    assert job_cap(None, None, None, H100, 700_000) is None
-    assert job_cap(cap, None, None, H100, 700_000) == 300_000
-    assert job_cap(cap, 400, None, H100, 700_000) == 400_000 and job_cap(cap, 250, None, H100, 700_000) == 250_000
-    assert job_cap(cap, 400, 350, H100, 700_000) == 350_000 and job_cap(None, None, 350, H100, 700_000) == 350_000
-    assert job_cap(None, None, 100, H100, 700_000) == 200_000  # a budget's cap is as low as the hardware goes
-    assert job_cap(NodeCap(watts=900), None, None, H100, 700_000) == 700_000
+    assert job_cap(None, None, H100, 700_000) is None
+    assert job_cap(cap, None, H100, 700_000) == 300_000
+    assert job_cap(cap, 400, H100, 700_000) == 400_000 and job_cap(cap, 250, H100, 700_000) == 250_000
+    assert job_cap(NodeCap(watts=900), None, H100, 700_000) == 700_000
     for asked, refusal in ((401, Refusal.POWER_OVER_POLICY), (199, Refusal.POWER_OUT_OF_RANGE)):
         with pytest.raises(RefusalError) as told:
-            job_cap(cap, asked, None, H100, 700_000)
+            job_cap(cap, asked, H100, 700_000)
         assert told.value.refusal is refusal
     with pytest.raises(RefusalError, match="at most 700 W"):
-        job_cap(None, 701, None, H100, 700_000)
+        job_cap(None, 701, H100, 700_000)
     with pytest.raises(RefusalError, match="at most 500 W"):
-        job_cap(None, 501, None, H100, 500_000)  # what the site has set
-    assert job_cap(NodeCap(watts=300, at_most=600), 600, None, H100, 500_000) == 600_000
+        job_cap(None, 501, H100, 500_000)  # what the site has set
+    assert job_cap(NodeCap(watts=300, at_most=600), 600, H100, 500_000) == 600_000
+
+
+def test_a_job_is_held_to_the_lower_of_its_own_cap_and_what_was_planned() -> None:
+    assert [JobCap(*caps).of(600) for caps in ((), (700,), (700, 350), (300, 350), (None, 350), (None, 650))] == [
+        600, 700, 350, 300, 350, 600,
+    ]  # fmt: skip
+    assert [within(watts, H100) for watts in (100, 350, 900)] == [200_000, 350_000, 700_000]
 
 
 def test_watts_are_read_as_job_submit_writes_them() -> None:
@@ -178,10 +183,12 @@ class Site:
     def set(self, gpu: int = 0, **values: object) -> None:
         set_values(self.folder, gpu, {name: str(value) for name, value in values.items()})
 
-    def job(self, job: int, *gpus: int, asked: str | None = None, account: str = "physics") -> JobRecord:
+    def job(
+        self, job: int, *gpus: int, asked: str | None = None, account: str = "physics", planned: str | None = None
+    ) -> JobRecord:
         """A job's prolog, as far as power goes."""
         chosen = [self.state.devices[gpu] for gpu in gpus]
-        plan = self.keeper.plan(account, chosen, asked, None)
+        plan = self.keeper.plan(account, chosen, asked, planned)
         grants = [Grant(one.index, one.uuid, one.vendor, one.model, 1 << 30) for one in chosen]
         record = JobRecord(job, 1000, "ann", account, "main", "n1", time.time(), grants=grants)
         self.keeper.give(record, plan)
@@ -402,9 +409,54 @@ def test_what_no_node_sends_is_refused(wrong: dict[str, object]) -> None:
 
 
 def test_what_is_no_order_is_refused() -> None:
-    for wrong in ({}, {"number": 1, "caps": {"a": None}}, {"number": "1", "caps": {}}, {"number": 1, "caps": [1]}):
+    for wrong in ({}, {"number": 1, "caps": {"a": None}}, {"number": "1", "caps": {}}, {"number": 1, "caps": [1]},
+                  {"number": 1, "caps": {}, "lifted": 1}, {"number": 1, "caps": {}, "lifted": [-1]}):  # fmt: skip
         with pytest.raises(SluiceError, match="not an order of caps"):
             PowerOrder.from_dict(wrong)
+
+
+@needs_root
+def test_a_planned_cap_holds_until_the_controllers_order_another(make_site: Callable[[str], Site]) -> None:
+    site = make_site("nvidia")
+    site.state.jobs.prepare()
+    site.policy = NodePower(report=True)
+    reports = PowerReports(site.state, site.keeper, lambda: site.policy, lambda _: {})
+    uuids = [site.state.devices[gpu].gpu_uuid for gpu in (0, 1)]
+
+    def reported() -> list[tuple[float | None, ...]]:
+        found = {one.uuid: one for one in reports.report().gpus}
+        return [(found[uuid].cap_w, found[uuid].jobs_w, found[uuid].planned_w) for uuid in uuids]
+
+    site.job(1, 0, planned="350")
+    second = site.job(2, 1, asked="500W", planned="350")
+    assert reported() == [(350, None, 350), (350, 500, 350)]
+    site.keeper.obey(PowerOrder(1, dict.fromkeys(uuids, 450.0)))  # not of these jobs: a controller that knew none here
+    assert reported() == [(350, None, 350), (350, 500, 350)]
+    site.keeper.obey(PowerOrder(2, dict.fromkeys(uuids, 450.0), lifted=(1, 2)))
+    assert reported() == [(450, None, None), (450, 500, None)]
+    assert site.state.jobs.load(2).grants[0].planned_mw is None
+    site.keeper.obey(PowerOrder(3))
+    assert reported() == [(700, None, None), (500, 500, None)]
+    site.end(second)
+    site.job(3, 1, planned="300")
+    assert reported()[1] == (300, None, 300)
+
+
+@needs_root
+def test_an_agent_that_dies_as_it_lifts_a_planned_cap_leaves_the_rest_to_the_next(
+    make_site: Callable[[str], Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site("nvidia")
+    site.state.jobs.prepare()
+    site.job(1, 0, planned="350")
+    with monkeypatch.context() as killed:
+        killed.setattr(PowerKeeper, "_lift", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            site.keeper.obey(PowerOrder(1, {site.state.devices[0].gpu_uuid: 450.0}, lifted=(1,)))
+    assert site.limit() == 350
+    site.again()
+    site.keeper.run()
+    assert site.limit() == 450
 
 
 @needs_root
