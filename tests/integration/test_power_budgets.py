@@ -16,7 +16,7 @@ from dev_cluster.cluster import DevCluster
 from gpu_sim.fields import get_values, set_values
 from tests.integration.jobs import shown, submit
 from tests.integration.policy_site import PolicySite
-from tests.integration.settled import status, until
+from tests.integration.settled import let_it_save, status, until
 
 pytestmark = pytest.mark.cluster
 
@@ -177,6 +177,7 @@ def test_a_controller_that_dies_as_a_budget_is_lowered_leaves_the_rest_to_the_ot
     site.power("budget", "hall", "--now", "19kW", "--for", "1h")
     guest = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p2", wrap="exec sleep 600", user="bob")
     site.until(lambda: shown(cluster, guest)["JobState"] == "RUNNING" and site.drawn() > 0.98 * GPUS * MOST_W)
+    let_it_save(cluster, "bob")  # else the other controller would start it on its node a second time
     cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
     lowered = cluster.layout.state / "sluice.power-lowered.json"
     lowered.write_text(lowered.read_text().replace("19000", "3000"))
@@ -208,12 +209,10 @@ def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
     site.apply(POLICY[: POLICY.index("  budgets:")])
     site.in_force("place", "ctl2")
     site.run("scontrol", "requeue", job)
-    # The last word of the first run's step would end the second.
+    # The end of the first run must not come to a node that has the second. Where it does, the agent has the job started
+    # again, which Slurm does after two minutes.
+    site.until(lambda: site.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").stdout.split() == ["PENDING"])
     site.until(lambda: not site.run("pgrep", "-x", "slurmstepd", check=False).stdout)
-
-    def runs_again() -> bool:
-        site.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
-        return (shown(cluster, job)["JobState"], shown(cluster, job)["Restarts"]) == ("RUNNING", "1")
-
-    site.until(runs_again)
+    site.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    until(lambda: shown(cluster, job), lambda job: job["JobState"] == "RUNNING" and job["Restarts"] != "0", timeout=300)
     assert limit() == str(MOST_W)
