@@ -408,6 +408,12 @@ CU(cuDevicePrimaryCtxReset_v2, CUdevice device)
     return end_primary(device, true);
 }
 
+/* Libraries look for these names of before. */
+ALIAS(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (device), CUdevice device)
+ALIAS(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, (device), CUdevice device)
+ALIAS(cuCtxPushCurrent, cuCtxPushCurrent_v2, (context), CUcontext context)
+ALIAS(cuCtxPopCurrent, cuCtxPopCurrent_v2, (context), CUcontext *context)
+
 /* ---- green contexts: a part of a device's primary context, which they keep ---- */
 
 typedef struct {

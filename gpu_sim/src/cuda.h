@@ -166,6 +166,7 @@ const struct cuda_tracer *cuda_tracer(void);
 void cuda_happened(CUcontext context, CUstream stream, struct cuda_activity *activity);
 
 CUresult cuda_load(struct cu_code **code, const void *image);
+void cuda_drop_variables(CUcontext context);
 
 CU(cuDriverGetVersion, int *version);
 CU(cuDeviceGetUuid_v2, unsigned char *uuid, CUdevice device);

@@ -1,5 +1,5 @@
-/* Simulated CUDA: code. Whatever is loaded has every function that is asked for, and a function that is launched takes
- * a given time of its stream and does nothing. */
+/* Simulated CUDA: code. Whatever is loaded has every function and every variable that is asked for, and a function that
+ * is launched takes a given time of its stream and does nothing. */
 #include "cuda.h"
 
 #include <pthread.h>
@@ -11,7 +11,90 @@ typedef struct cu_code {
     CUfunction functions;
 } *CUmodule;
 
+/* A variable of code has an address in each context that uses the code. */
+struct variable {
+    struct variable *next;
+    const struct cu_code *code;
+    CUcontext context;
+    CUdeviceptr address;
+    char name[];
+};
+
+/* Of every variable: no image is read, which would have it. All constants of a module have no more. */
+enum { VARIABLE_SIZE = 64 << 10 };
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct variable *variables;
+
+/* ---- variables ---- */
+
+/* Of code, in all contexts, or of a context, which takes its memory along; the other one is NULL. */
+static void drop_variables(const struct cu_code *code, CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    for (struct variable **place = &variables, *it; (it = *place) != NULL;) {
+        if (it->code != code && it->context != context) {
+            place = &it->next;
+            continue;
+        }
+        *place = it->next;
+        if (context == NULL) {
+            rt_free(cuda_pointer(it->address), RT_DEVICE);
+        }
+        free(it);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void cuda_drop_variables(CUcontext context)
+{
+    drop_variables(NULL, context);
+}
+
+/* The lock is held. */
+static CUresult add_variable(struct variable **added, const struct cu_code *code, CUcontext context, const char *name)
+{
+    void *memory;
+    struct variable *it = malloc(sizeof *it + strlen(name) + 1);
+    CUresult result =
+        it != NULL ? result_of(rt_alloc(context, RT_DEVICE, VARIABLE_SIZE, &memory)) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result != CUDA_SUCCESS) {
+        free(it);
+        return result;
+    }
+    *it = (struct variable){variables, code, context, (uintptr_t)memory};
+    strcpy(it->name, name);
+    *added = variables = it;
+    return CUDA_SUCCESS;
+}
+
+CU(cuModuleGetGlobal_v2, CUdeviceptr *address, size_t *size, const struct cu_code *code, const char *name)
+{
+    CUcontext context;
+    CUresult result = code != NULL && name != NULL && *name != 0 ? cuda_context(&context) : CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    pthread_mutex_lock(&lock);
+    struct variable *it = variables;
+    while (it != NULL && (it->code != code || it->context != context || strcmp(it->name, name) != 0)) {
+        it = it->next;
+    }
+    if (it == NULL) {
+        result = add_variable(&it, code, context, name);
+    }
+    if (it != NULL && address != NULL) {
+        *address = it->address;
+    }
+    pthread_mutex_unlock(&lock);
+    if (size != NULL) {
+        *size = VARIABLE_SIZE;
+    }
+    return result;
+}
+
+ALIAS(cuLibraryGetGlobal, cuModuleGetGlobal_v2, (address, size, library, name), CUdeviceptr *address, size_t *size,
+      const struct cu_code *library, const char *name)
 
 /* ---- loading ---- */
 
@@ -67,6 +150,7 @@ CU(cuModuleUnload, CUmodule module)
         next = function->next;
         free(function);
     }
+    drop_variables(module, NULL);
     free(module);
     return CUDA_SUCCESS;
 }
@@ -152,6 +236,8 @@ CU(cuFuncGetModule, CUmodule *module, CUfunction function)
     return CUDA_SUCCESS;
 }
 
+ALIAS(cuKernelGetLibrary, cuFuncGetModule, (library, kernel), CUmodule *library, CUfunction kernel)
+
 /* ---- functions ---- */
 
 CU(cuFuncGetAttribute, int *value, int attribute, CUfunction function)
@@ -233,6 +319,25 @@ CU(cuOccupancyAvailableDynamicSMemPerBlock, size_t *bytes, CUfunction function, 
         return CUDA_ERROR_INVALID_VALUE;
     }
     *bytes = (size_t)(48 << 10) / (size_t)blocks;
+    return CUDA_SUCCESS;
+}
+
+/* How a function that moves tiles sees a tensor; the caller keeps it and does not look inside. */
+CU(cuTensorMapEncodeTiled, void *map, int type, uint32_t rank, void *tensor, const uint64_t *sizes,
+   const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int l2,
+   int outside)
+{
+    enum { MAP_SIZE = 128, MAP_ALIGNMENT = 64, MAX_RANK = 5 };
+    (void)type;
+    (void)interleave;
+    (void)swizzle;
+    (void)l2;
+    (void)outside;
+    if (map == NULL || (uintptr_t)map % MAP_ALIGNMENT != 0 || rank == 0 || rank > MAX_RANK || tensor == NULL ||
+        sizes == NULL || (strides == NULL && rank > 1) || box == NULL || steps == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    memset(map, 0, MAP_SIZE);
     return CUDA_SUCCESS;
 }
 

@@ -160,6 +160,7 @@ static CUresult local_get(void **value, CUcontext context, void *key)
 
 void cuda_context_ends(CUcontext context)
 {
+    cuda_drop_variables(context);
     for (;;) {
         pthread_mutex_lock(&lock);
         struct local_value **place = &local_values;

@@ -393,6 +393,9 @@ CU(cuGraphInstantiate_v2, CUgraphExec *executable, CUgraph graph, CUgraphNode *n
     return instantiate(executable, graph, 0);
 }
 
+ALIAS(cuGraphInstantiate, cuGraphInstantiate_v2, (executable, graph, node, text, size), CUgraphExec *executable,
+      CUgraph graph, CUgraphNode *node, char *text, size_t size)
+
 CU(cuGraphInstantiateWithFlags, CUgraphExec *executable, CUgraph graph, unsigned long long flags)
 {
     return instantiate(executable, graph, flags);

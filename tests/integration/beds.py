@@ -36,5 +36,6 @@ def beds(*, v1: bool, alone: bool = False) -> list[Any]:
     """On which beds a test runs; `v1`: version 1 of cgroups makes a difference for it; `alone`: it is of that one."""
     if alone:
         return ["v1"]
-    newer = pytest.param(f"{NEWER} v2", marks=pytest.mark.trixie)
-    return ["v2", *(["v1"] if v1 or _FULL else []), *([newer] if _NEWER else [])]
+    native = ["v2", *(["v1"] if v1 or _FULL else [])]
+    newer = [*(["v2"] if _NEWER else []), *(["v1"] if v1 and _FULL else [])]
+    return [*native, *(pytest.param(f"{NEWER} {version}", marks=pytest.mark.trixie) for version in newer)]

@@ -97,7 +97,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests of clusters made on a `bed` run on version 2 of cgroups, those marked `cgroup1` on version 1 as well.
 
-    At full scale all run on both, and there and by `make test-trixie` on version 2 with Slurm 24.11.
+    At full scale all run on both, and there and by `make test-trixie` on version 2 with Slurm 24.11. At full scale
+    those marked run on version 1 with that Slurm, too.
     """
     if "bed" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("cgroup1")

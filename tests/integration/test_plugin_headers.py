@@ -10,6 +10,7 @@ import pytest
 from sluice.base.run import run_command
 from sluice.plugin.builder import sources_folder
 from sluice.plugin.sources import SourcesUnavailableError, public_headers, release_name
+from sluice.plugin.symbols import missing
 
 # Where each release of Slurm is to be had. 26.05 is the newest; its private headers differ from those that we know.
 _SUITES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "sid"}
@@ -39,6 +40,8 @@ def test_job_submit_and_spank_compile_against_public_headers(slurm: str, full_sc
         "spank_sluice.so",
         "spank_sluice_limit.so",
     }
+    lacking = missing(tmp_path / "job_submit_sluice.so", [tmp_path / "libsluice_controller.so"])
+    assert [name for name in lacking if name.startswith("sluice_")] == []  # slurmctld would end at the first submission
 
 
 def test_headers_of_a_release_that_does_not_exist(tmp_path: Path) -> None:

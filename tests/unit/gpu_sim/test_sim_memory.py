@@ -432,6 +432,44 @@ print(json.dumps([len(failed), used()]))
     ) == [0, CONTEXT]
 
 
+def test_a_variable_of_code_has_memory_in_each_context_until_the_code_or_the_context_goes(dgx: Node) -> None:
+    assert dgx.run(
+        CUDA
+        + """
+def load():
+    it = c.c_void_p()
+    ok(cu.cuModuleLoadData(c.byref(it), b"code"))
+    return it
+def variable(module, name=b"table", call=cu.cuModuleGetGlobal_v2):
+    address, size = c.c_uint64(), c.c_size_t()
+    code = call(c.byref(address), c.byref(size), module, name)
+    return (address.value, size.value // 1024) if code == 0 else -code
+start()
+before, module = used(), load()
+table, size = variable(module)
+same = [variable(module) == (table, 64), variable(module, call=cu.cuLibraryGetGlobal) == (table, 64)]
+others = {table, variable(module, b"other")[0], variable(load())[0]}
+wrong = [variable(None), variable(module, b""), cu.cuModuleGetGlobal_v2(None, None, module, b"table")]
+data, back = os.urandom(size * 1024), c.create_string_buffer(size * 1024)
+ok(cu.cuMemcpyHtoD_v2(c.c_uint64(table), data, c.c_size_t(len(data))))
+ok(cu.cuMemcpyDtoH_v2(back, c.c_uint64(table), c.c_size_t(len(data))))
+context = c.c_void_p()
+ok(cu.cuCtxCreate_v2(c.byref(context), 0, 0))
+elsewhere = variable(module)[0] not in others
+ok(cu.cuCtxDestroy_v2(context))
+held = used() - before
+ok(cu.cuModuleUnload(module))
+fresh = load()
+ok(cu.cuDevicePrimaryCtxReset_v2(0))
+start()
+after = used()
+ok(cu.cuMemcpyHtoD_v2(c.c_uint64(variable(fresh)[0]), data, c.c_size_t(len(data))))
+ok(cu.cuModuleUnload(fresh))
+print(json.dumps([size, same, len(others), wrong, back.raw == data, elsewhere, held, after - before, used() - before]))
+"""
+    ) == [64, [True, True], 3, [-1, -1, 0], True, True, 2, 0, 0]
+
+
 def test_a_slot_without_its_owners_lock_holds_nothing(dgx: Node) -> None:
     """What a dead process left does not count, and what was forged for a live one does not; the slot is used again."""
     forged = layout.Slot(pid=os.getpid(), gpu=0, instance=layout.NO_INSTANCE, start=1, bytes=5000 * MIB, space=1)

@@ -1,5 +1,5 @@
-"""What Python programs use GPUs with, unmodified, on the simulated driver: NVIDIA's bindings, numba, CuPy and PyTorch,
-to the last MiB of their jobs. `pip install -e .[gpu-python]` brings them."""
+"""What Python programs use GPUs with, unmodified, on the simulated driver: NVIDIA's bindings, cuBLAS, numba, CuPy and
+PyTorch, to the last MiB of their jobs. `pip install -e .[gpu-python]` brings them."""
 
 from __future__ import annotations
 
@@ -42,6 +42,34 @@ said = [left(), take(runtime.cudaMalloc, 302)[0]]
 code, address = take(runtime.cudaMalloc, 200)
 said += [code, take(driver.cuMemAlloc, 102)[0], take(driver.cuMemAlloc, 100)[0], left()]
 said += [int(runtime.cudaFree(address)[0]), left(), int(runtime.cudaMallocAsync(202 << 20, 0)[0])]
+print(json.dumps(said))
+""",
+    "nvidia.cublas": """
+import ctypes as c, importlib.util, json
+from pathlib import Path
+[package] = importlib.util.find_spec("nvidia.cublas").submodule_search_locations
+[library] = Path(package).glob("lib/libcublas.so.*")
+c.CDLL(str(library).replace("cublas.so", "cublasLt.so"), mode=c.RTLD_GLOBAL)
+blas, cu = c.CDLL(str(library)), c.CDLL("libcuda.so.1")
+context, handle = c.c_void_p(), c.c_void_p()
+codes = [cu.cuInit(0), cu.cuDevicePrimaryCtxRetain(c.byref(context), 0), cu.cuCtxSetCurrent(context)]
+def left():
+    free = c.c_size_t()
+    assert cu.cuMemGetInfo_v2(c.byref(free), c.byref(c.c_size_t())) == 0
+    return free.value >> 20
+def take(mib):
+    address = c.c_uint64()
+    return cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(mib << 20)), address
+def create():
+    return blas.cublasCreate_v2(c.byref(handle))
+said = [max(codes), left(), take(300)]
+code, rest = said.pop()
+said += [code, create(), cu.cuMemFree_v2(rest), create()]
+own = 300 - left()
+code, vector = take(left())
+one = c.byref(c.c_float(1))
+said += [0 < own < 100, code, take(2)[0], blas.cublasSaxpy_v2(handle, 1000, one, vector, 1, vector, 1)]
+said += [cu.cuCtxSynchronize(), blas.cublasDestroy_v2(handle), cu.cuMemFree_v2(vector), 300 - left()]
 print(json.dumps(said))
 """,
     "numba.cuda": """
@@ -106,6 +134,7 @@ print(json.dumps(said))
 }
 EXPECTED = {
     "cuda.bindings": [ROOM, 2, 0, 2, 0, 0, 0, 200, 2],
+    "nvidia.cublas": [0, ROOM, 0, 3, 0, 0, True, 0, 2, 0, 0, 0, 0, 0],
     "numba.cuda": [ROOM, True, True, True, True, 0, 200, True],
     "cupy": [ROOM, True, True, True, True, 0, 0, True, 200, True],
     "torch": [ROOM, True, True, True, True, 0, 200, True, True],
