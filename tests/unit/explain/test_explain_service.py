@@ -273,7 +273,7 @@ def test_only_root_and_slurm_user_may_serve(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def fake_encode(payload: bytes, *, readable_by: int | None = None) -> str:
-    return json.dumps({"uid": ME, "for": readable_by, "payload": payload.hex()})
+    return json.dumps({"uid": ME, "for": readable_by, "payload": payload.hex()}, separators=(",", ":"))
 
 
 def fake_decode(credential: str) -> Message:
