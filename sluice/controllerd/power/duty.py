@@ -357,7 +357,10 @@ class PowerControl:
             return
         log.warning("job %d of %s gives way: %s", number, job.user, why)
         fields: dict[str, Any] = {"job": number, "account": job.account, "reason": why, "saved": saved or None}
-        events.append(site.events, "power.stopped", **fields)
+        try:
+            events.append(site.events, "power.stopped", **fields)
+        except (OSError, SluiceError) as error:  # a full disk keeps no budget from being met
+            log.error("event power.stopped: %s", one_line(str(error)))
         self._stopped_total += 1
         commands = site.commands
         if not self.policy.cancel:

@@ -318,6 +318,15 @@ def test_a_job_whose_signal_fails_is_stopped_all_the_same(daemon: Daemon, monkey
     assert daemon.site.ran == ["scontrol requeue 2"]
 
 
+def test_a_job_is_stopped_where_no_event_can_be_written(daemon: Daemon, caplog: Any) -> None:
+    """As on a full disk."""
+    daemon.step(int(LOOK_S) + 2)
+    daemon.site.events = daemon.site.state_save / "none" / "events.jsonl"
+    daemon.control._to_stop.append((2, "why"))
+    daemon.control.stop(cast(Site, daemon.site))
+    assert daemon.site.ran == ["scontrol requeue 2"] and "event power.stopped" in caplog.text
+
+
 def test_no_job_gives_way_to_a_budget_that_is_taken_out(daemon: Daemon) -> None:
     daemon.site.comment = "sluice:checkpoint"
     site = cast(Site, daemon.site)
