@@ -37,14 +37,14 @@ static int add_candidate(void *item, void *argument)
     return 0;
 }
 
-/* One line for each job that has to go, with what it loses. */
+/* One line for each job that has to go, with what it loses; not again in its time of grace. */
 static void say_victims(const job_record_t *job, uint32_t victims, int64_t now_s)
 {
     for (uint32_t i = 0; i < victims; i++) {
         const struct sluice_candidate *victim = &sluice_hook.candidates[sluice_hook.victims[i]];
         const job_record_t *goes = sluice_hook.candidate_jobs[sluice_hook.victims[i]];
         bool saved = victim->checkpoint_s > victim->started_s;
-        if (!i || goes != sluice_hook.candidate_jobs[sluice_hook.victims[i - 1]])
+        if (!goes->preempt_time && (!i || goes != sluice_hook.candidate_jobs[sluice_hook.victims[i - 1]]))
             info("select/sluice: job %u makes room for job %u and loses %" PRId64 " s of work, since its %s",
                  goes->job_id, job->job_id, now_s - (saved ? victim->checkpoint_s : victim->started_s),
                  saved ? "last save" : "start");

@@ -74,10 +74,13 @@ class Checkpoints:
         return found
 
     def ask(self, job: Job, policy: NodeCheckpoint, now: float) -> bool:
-        """Whether a job that is to be ended saves when it is signalled; then it counts as signalled now."""
+        """Whether a job that is to be ended saves when it is signalled; then it counts as signalled now. In its first
+        minute a program may not catch the signal yet, which ends it for good, and has little to lose."""
         if policy.rhythm(job.account, job.comment) is None:
             return False
         one = self.saves.jobs.setdefault(job.id, JobSaves(started=float(job.start_time or now), seen=now))
+        if now - one.started < _LEAST_S and (one.saved or 0.0) <= one.started:
+            return False
         one.signalled = now
         one.signals += 1
         return True

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -100,6 +100,7 @@ class PowerControl:
             (site.state_save / met.FILE_NAME).unlink(missing_ok=True)  # one that is added later is not lowered
             self._forget_orders()
             self._gpus = []
+            self._keeper = None
             return
         with self._lock:
             now = time.monotonic()
@@ -303,26 +304,41 @@ class PowerControl:
     # ---- jobs that give way ----
 
     def stop(self, site: Site) -> None:
-        """Those that save their state are asked to, and have until then or for a bounded time; caps hold meanwhile."""
-        with self._lock:
-            if not site.leads() or self._keeper is None or self._keeper.spared(self._saving):
-                self._saving.clear()
-        if not site.leads():
-            return
-        new = {}
-        while self._to_stop:
-            number, why = self._to_stop.popleft()
-            if number in self._jobs and number not in self._saving:
-                new[number] = why
+        """Those that save their state are asked to, and have until then or for a bounded time, while caps keep the
+        budget."""
+        policy = self.policy_file.current().checkpoint
         now, clock = time.time(), time.monotonic()
-        seconds = min(self.policy_file.current().checkpoint.before_requeue_s, _MOST_SAVING_S)
-        asked = controller_of(site).ask_to_save(self._jobs[number] for number in new) if new and seconds else set()
-        self._saving |= {number: _Saving(now, clock + (number in asked) * seconds, why) for number, why in new.items()}
+        with self._lock:
+            new = self._news(site, clock)
+            wait = self._keeper is not None and not self._keeper.exceeded
+        seconds = min(policy.before_requeue_s, _MOST_SAVING_S) if wait else 0.0
+        savers = {job.id: job for job, _ in new if seconds and policy.rhythm(job.account, job.comment) is not None}
+        self._saving |= {job.id: _Saving(now, clock + (job.id in savers) * seconds, why) for job, why in new}
         for number, one in list(self._saving.items()):
             saved = controller_of(site).saved(number) or 0.0
-            if saved >= one.asked or clock >= one.until:
+            if saved >= one.asked or clock >= one.until or not wait:
                 del self._saving[number]
                 self._end(site, number, one.why, saved)
+        if savers:  # after all others, as it can take long
+            for number in savers.keys() - controller_of(site).ask_to_save(savers.values()):
+                self._saving[number] = replace(self._saving[number], until=clock)
+
+    def _news(self, site: Site, clock: float) -> list[tuple[Job, str]]:
+        """Jobs that are to be stopped since the last look; those that are to be no more are forgotten."""
+        new = {number: why for number, why in self._to_stop if number not in self._saving}
+        self._to_stop.clear()
+        if self._keeper is None or self._ceased(clock) or not site.leads():  # whoever leads decides again
+            self._spare(new)
+            self._spare(self._saving)
+            return []
+        if self._keeper.kept:
+            self._spare(self._saving)
+        return [(self._jobs[number], why) for number, why in new.items() if number in self._jobs]
+
+    def _spare(self, jobs: dict[int, Any]) -> None:
+        if self._keeper is not None:
+            self._keeper.spare(jobs)
+        jobs.clear()
 
     def _end(self, site: Site, number: int, why: str, saved: float) -> None:
         """Through Slurm, as it preempts: requeued where that can be, else cancelled."""
@@ -331,7 +347,10 @@ class PowerControl:
             return
         log.warning("job %d of %s gives way: %s", number, job.user, why)
         fields: dict[str, Any] = {"job": number, "account": job.account, "reason": why, "saved": saved or None}
-        events.append(site.events, "power.stopped", **fields)
+        try:
+            events.append(site.events, "power.stopped", **fields)
+        except (OSError, SluiceError) as error:  # a full disk keeps no budget from being met
+            log.error("event power.stopped: %s", one_line(str(error)))
         self._stopped_total += 1
         commands = site.commands
         if not self.policy.cancel:

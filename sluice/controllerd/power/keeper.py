@@ -146,6 +146,8 @@ class Keeper:
         """By budget, the watts that it was kept with last: jobs give way until it is kept with fewer. The next daemon
         goes on from there."""
         self._stopped: dict[int, float] = {}
+        self.exceeded = False
+        """Whether not even the hardware's lowest caps keep a budget for which jobs give way."""
 
     def adopt(self, orders: Mapping[str, float], met: Mapping[str, float]) -> None:
         """What an earlier daemon left. `orders`: caps in force by GPU, which stay until something else is decided."""
@@ -153,13 +155,15 @@ class Keeper:
         for key, watts in orders.items():
             self._of.setdefault(key, _Memory()).ordered = watts
 
-    def spared(self, waiting: Iterable[int]) -> bool:
-        """Whether all budgets are kept while jobs that were to be stopped still run; then they are not."""
-        if self._short_since:
-            return False
-        for job in waiting:
+    @property
+    def kept(self) -> bool:
+        """Whether no job has to give way now."""
+        return not self._short_since
+
+    def spare(self, jobs: Iterable[int]) -> None:
+        """Jobs that were to be stopped, and were not."""
+        for job in jobs:
             self._stopped.pop(job, None)
-        return True
 
     def step(self, now: float, gpus: Iterable[Gpu], jobs: Mapping[int, PowerJob], limits: Sequence[Limit]) -> Decision:
         """Look at everything once; to be called each second or so. O(GPUs * budgets)."""
@@ -300,6 +304,8 @@ class Keeper:
             elif now - self._short_since.setdefault(limit.name, now) >= SHORT_S:
                 found += _victims(filled[limit.name].below_w, inside[limit.name], known, jobs, {*self._stopped, *found})
         self.met = {limit.name: self.met[limit.name] for limit in limits}
+        self._short_since = {name: at for name, at in self._short_since.items() if name in self.met}
+        self.exceeded = any(filled[name].short_w for name in self._short_since)
         self._stopped |= dict.fromkeys(found, now)
         return tuple(found)
 

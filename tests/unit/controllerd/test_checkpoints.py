@@ -93,6 +93,15 @@ def test_a_new_job_begins_with_what_saves_of_its_account_take() -> None:
     assert jobs[1].interval_s == round(daly(120.0, 10 * DAY))  # its own last save
 
 
+def test_a_job_that_may_not_catch_the_signal_yet_is_not_asked_before_it_is_ended() -> None:
+    checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint", 9000)
+    assert not checkpoints.ask(job, POLICY, 9059.0)
+    assert checkpoints.ask(job, POLICY, 9060.0) and checkpoints.saves.jobs[1].signalled == 9060.0
+    assert not checkpoints.ask(running(2, "", 9000), POLICY, 9060.0)
+    checkpoints.saves.jobs[3] = JobSaves(started=9000.0, saved=9001.0)  # it has shown that it catches it
+    assert checkpoints.ask(running(3, "sluice:checkpoint", 9000), POLICY, 9010.0)
+
+
 def test_nodes_that_get_other_gpus_change_what_is_expected() -> None:
     checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint", 9000, nodes="n[1-2]", count=2)
     checkpoints.saves.classes = {"h100": ClassFailures(), "b200": ClassFailures(failures=9)}

@@ -256,11 +256,11 @@ def test_a_job_that_saves_is_asked_to_before_it_gives_way(daemon: Daemon) -> Non
     signal = "scancel --signal=USR1 --full 2"
     daemon.control._to_stop.append((2, "again"))
     daemon.control.stop(site)
-    daemon.now += 29
+    daemon.step(29, cap=300, why="order")
     daemon.control._to_stop.append((2, "why"))
     daemon.control.stop(site)
     assert daemon.site.ran == [signal]
-    daemon.now += 1  # it has not answered within checkpoint.before_requeue
+    daemon.step(1, cap=300, why="order")  # it has not answered within checkpoint.before_requeue
     daemon.control.stop(site)
     assert daemon.site.ran == [signal, "scontrol requeue 2"]
     assert daemon.control.why({"job": 2}, None)["would_lose_s"] > 1e9
@@ -275,18 +275,85 @@ def test_a_job_that_saves_is_asked_to_before_it_gives_way(daemon: Daemon) -> Non
 
     daemon.control._to_stop.append((2, "why"))
     daemon.control.stop(site)
-    daemon.site.led = False  # the daemon that leads now decides again
+    daemon.site.led = False
     daemon.control.stop(site)
-    daemon.site.led, daemon.now = True, daemon.now + 60
+    daemon.site.led = True
     daemon.control.stop(site)
-    assert daemon.site.ran[4:] == [signal]
-
     daemon.control._to_stop.append((2, "why"))
     daemon.control.stop(site)
-    daemon.control.lower({"name": "hall", "end": True})  # it is not needed any more
-    daemon.now += 60
+    daemon.now += 60  # another daemon leads meanwhile: nothing of this one runs
+    daemon.control._to_stop.append((3, "why"))
     daemon.control.stop(site)
     assert daemon.site.ran[4:] == [signal, signal]
+
+    daemon.step(int(LOOK_S) + 4, cap=300, why="order")
+    daemon.control.stop(site)
+    assert daemon.site.ran[6:] == [signal]  # it decides again
+    daemon.control.lower({"name": "hall", "end": True})  # it is not needed any more
+    daemon.control.stop(site)
+    daemon.step(60, cap=300, why="order")
+    daemon.control.stop(site)
+    assert daemon.site.ran[6:] == [signal]
+
+
+def test_a_job_does_not_save_while_the_lowest_caps_do_not_keep_the_budget(daemon: Daemon) -> None:
+    daemon.site.comment = "sluice:checkpoint"
+    site = cast(Site, daemon.site)
+    daemon.step(int(LOOK_S) + 2)
+    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
+    daemon.step(3, cap=300, why="order")
+    daemon.control.stop(site)
+    assert daemon.site.ran == ["scancel --signal=USR1 --full 2"]
+    daemon.control.lower({"name": "hall", "watts": 1700, "seconds": 60, "by": "oper"})  # 2 * 700 are not known, 2 * 200
+    daemon.control.stop(site)
+    assert daemon.site.ran[1:] == ["scontrol requeue 2"]
+    daemon.control._to_stop.append((2, "why"))
+    daemon.control.stop(site)
+    assert daemon.site.ran[2:] == ["scontrol requeue 2"]
+
+
+def test_a_job_whose_signal_fails_is_stopped_all_the_same(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon.site.comment = "sluice:checkpoint"
+    site = cast(Site, daemon.site)
+    daemon.step(int(LOOK_S) + 2)
+    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
+    daemon.step(3, cap=300, why="order")
+    run = daemon.site.run
+
+    def scancel_hangs(*words: str, **named: Any) -> Any:
+        if words[0] == "scancel":
+            raise SluiceError("scancel: took too long")
+        return run(*words, **named)
+
+    monkeypatch.setattr(daemon.site, "run", scancel_hangs)
+    with pytest.raises(SluiceError):
+        daemon.control.stop(site)
+    daemon.step(30, cap=300, why="order")
+    daemon.control.stop(site)
+    assert daemon.site.ran == ["scontrol requeue 2"]
+
+
+def test_a_job_is_stopped_where_no_event_can_be_written(daemon: Daemon, caplog: Any) -> None:
+    """As on a full disk."""
+    daemon.step(int(LOOK_S) + 2)
+    daemon.site.events = daemon.site.state_save / "none" / "events.jsonl"
+    daemon.control._to_stop.append((2, "why"))
+    daemon.control.stop(cast(Site, daemon.site))
+    assert daemon.site.ran == ["scontrol requeue 2"] and "event power.stopped" in caplog.text
+
+
+def test_no_job_gives_way_to_a_budget_that_is_taken_out(daemon: Daemon) -> None:
+    daemon.site.comment = "sluice:checkpoint"
+    site = cast(Site, daemon.site)
+    daemon.step(int(LOOK_S) + 2)
+    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
+    daemon.step(3, cap=300, why="order")
+    daemon.control.stop(site)
+    (daemon.site.conf_folder / FILE_NAME).write_text(compile_node(parse("level: place\n")).render())
+    daemon.step(1)
+    controller_of(site)._checkpoints.saves.jobs[2].saved = time.time() + 1
+    daemon.control.stop(site)
+    assert daemon.site.ran == ["scancel --signal=USR1 --full 2"]
 
 
 def test_a_node_that_is_switched_off_counts_no_more(daemon: Daemon) -> None:

@@ -193,6 +193,17 @@ def test_of_equal_jobs_those_that_lose_least_are_stopped_first() -> None:
     assert stopped == [2, 3]
 
 
+def test_a_budget_that_is_taken_out_keeps_no_other_from_being_kept() -> None:
+    cluster = Cluster(4)
+    cluster.step({"hall": 1600, "row": 1600})
+    cluster.step({"hall": 1600, "row": 700})
+    assert not cluster.keeper.kept and not cluster.keeper.exceeded
+    cluster.step({"hall": 1600, "row": 4 * LEAST - 1})
+    assert cluster.keeper.exceeded
+    cluster.step({"hall": 1600})
+    assert cluster.keeper.kept and not cluster.keeper.exceeded
+
+
 def test_guaranteed_jobs_are_never_stopped() -> None:
     cluster = Cluster(2)
     cluster.of = {number: replace(job, rank=GUARANTEED) for number, job in cluster.of.items()}
