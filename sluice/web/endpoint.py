@@ -133,7 +133,7 @@ class Endpoint:
     going: Going | None = None
     """It is to go."""
     text: Answer | None = None
-    """The same as text, for requests, where that costs less."""
+    """Gives the answer to requests in place of `answer`, as a text that costs less to make."""
 
 
 def words_of(text: str) -> frozenset[str]:

@@ -8,7 +8,7 @@ import gc
 import json
 import sys
 import time
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -247,15 +247,17 @@ class Jobs:
     def _first(self, query: Query, found: set[int] | None, after: Mark | None, most: int) -> list[Mark]:
         """The first marks after one; from the order of all jobs where so many are soon met in it, or sorted."""
         order = self._orders[query.sort]
+        places = _places(query, order, after)
         if found is None:
-            return list(islice(_walk(query, order, after), most))
+            return [order[place] for place in places[:most]]
         steps = _STEPS * len(found)
         if most * len(order) <= steps * len(found):  # they are met by then, if they are spread evenly
-            walked = islice(_walk(query, order, after), steps)
+            walked = map(order.__getitem__, places[:steps])
             marks = list(islice((mark for mark in walked if mark[1] in found), most))
-            if len(marks) == most:
+            if len(marks) == most or len(places) <= steps:
                 return marks
-        return list(islice(_walk(query, self._sorted(found, query.sort), after), most))
+        order = self._sorted(found, query.sort)
+        return [order[place] for place in _places(query, order, after)[:most]]
 
     def _sorted(self, numbers: Iterable[int], name: str) -> list[Mark]:
         """The marks of these jobs in their order; what the most requests take."""
@@ -265,15 +267,11 @@ class Jobs:
         return sorted((-1 if (value := value_of(by_id[one])) is None else value, one) for one in numbers)
 
 
-def _walk(query: Query, order: list[Mark], after: Mark | None) -> Iterator[Mark]:
-    """The marks of an ascending order that come after one, in the order of the query."""
+def _places(query: Query, order: list[Mark], after: Mark | None) -> range:
+    """Where in an ascending order the marks are that come after one, in the order of the query."""
     if query.descending:
-        places = range((len(order) if after is None else bisect_left(order, after)) - 1, -1, -1)
-    else:
-        begin = 0 if after is None else bisect_left(order, after)
-        begin += 1 if after is not None and begin < len(order) and order[begin] == after else 0
-        places = range(begin, len(order))
-    return map(order.__getitem__, places)
+        return range((len(order) if after is None else bisect_left(order, after)) - 1, -1, -1)
+    return range(0 if after is None else bisect_right(order, after), len(order))
 
 
 def _words(job: Job, name: str) -> tuple[str, ...]:

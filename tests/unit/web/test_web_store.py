@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,24 @@ def test_pages_are_what_a_plain_filter_and_sort_give(monkeypatch: pytest.MonkeyP
             found += [job.id for job in page.jobs]
             cursor = page.next
         assert found == wanted
+
+
+@pytest.mark.parametrize("descending", [True, False])
+def test_few_jobs_at_the_end_of_many_are_found_without_sorting_them(
+    monkeypatch: pytest.MonkeyPatch, descending: bool
+) -> None:
+    """Whoever asks for the last page, or makes up its cursor, would have all that match sorted each time."""
+    jobs = Jobs()
+    for number in range(1, 101):
+        jobs.put(job_row(a_job(number, user="a" if number % 2 else "b", priority=number)))
+    jobs.index()
+    monkeypatch.setattr(jobs, "_sorted", None)
+    query = Query(users=frozenset("a"), sort="priority", descending=descending, limit=48)
+    page = jobs.page(query, None)
+    assert page.next is not None
+    last = jobs.page(replace(query, cursor=page.next), None)
+    assert [job.id for job in last.jobs] == ([3, 1] if descending else [97, 99])
+    assert last.next is None
 
 
 @pytest.mark.parametrize("cursor", ["AAAA", "=", "\x00", "[]", "W10", "x" * 600, "WzIsImlkIiwxLDEsMV0", "\u00e9"])
