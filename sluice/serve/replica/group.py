@@ -164,22 +164,26 @@ def member(gpus: int, parent: str | None) -> int:
 
 def _stage(spec: ReplicaSpec, stopped: threading.Event, credentials: list[str]) -> Staged:
     """From the peer that the credential names, if there is one; else, or where it gives nothing, from the storage."""
-    if not credentials:
-        return stage(spec, stopped)
-    share = _share(*credentials)
+    share = _share(*credentials) if credentials else None
     try:
         return stage(spec, stopped, share)
     finally:
-        share.end()
+        if share is not None:
+            share.end()
 
 
-def _share(credential: str) -> Share:
-    """What takes from one peer; nobody knows of this one, or has its key."""
+def _share(credential: str) -> Share | None:
+    """What takes from one peer; nobody knows of this one, or has its key. None: munged does not decode that, as where
+    the step began later than a credential holds."""
     from sluice.serve.replica.certificate import make_context
     from sluice.serve.replica.share import Share
-    from sluice.slurm.munge import decode
+    from sluice.slurm.munge import MungeError, decode
 
-    message = decode(credential)
+    try:
+        message = decode(credential)
+    except MungeError as error:
+        log("share-failed", what=error)
+        return None
     if message.uid != os.geteuid():
         raise UsageError(f"a peer of uid {message.uid}", remedy="members are started by sluice-replica alone")
     orders = Orders("go on", (Peer(**json.loads(message.payload)),), reads=False)

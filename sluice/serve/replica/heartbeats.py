@@ -29,7 +29,7 @@ class Heartbeats:
         obey: Callable[[Orders], None],
     ) -> None:
         self._uid, self._beat, self._obey = registry_uid, beat, obey
-        self._tickets: dict[tuple[str, int], str] = {}  # each is its thread's alone
+        self._tickets: dict[tuple[str, int], tuple[str, str]] = {}  # for the next one and, if it fails, the one after
         self._threads = [
             _Thread(f"{host}:{port}", (host, port), self._exchange) for host, port in registries
         ]  # fmt: skip
@@ -56,20 +56,21 @@ class Heartbeats:
         from sluice.slurm.munge import decode, encode
 
         credential = encode(render(self._beat()), readable_by=self._uid)
-        line = f"{self._tickets.get(address, '')} {credential}\n".lstrip()
+        ticket, other = self._tickets.get(address, ("", ""))  # no other thread has this address
+        line = f"{ticket} {credential}\n".lstrip()
         try:
             with socket.create_connection(address, timeout=_CONNECT_S) as connection:
                 connection.settimeout(_ANSWER_S)
                 connection.sendall(line.encode())
                 answer = _line(connection)
         except SluiceError:
-            self._tickets.pop(address, None)  # it may be of a version that takes none
+            self._tickets[address] = other, ticket  # by turns: it may be of a version that takes none, or only busy
             raise
         message = decode(answer)
         if message.uid != self._uid:
             raise SluiceError(f"orders of uid {message.uid}, and not of {self._uid}", remedy="see who has its port")
         orders = parse_orders(message.payload)
-        self._tickets[address] = orders.ticket
+        self._tickets[address] = orders.ticket, ""
         self._obey(orders)
 
 

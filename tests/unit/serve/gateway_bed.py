@@ -258,8 +258,10 @@ class Bed:
         """Bytes on a connection of their own, and all that comes back."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
-        with suppress(OSError):
-            answer = await asyncio.wait_for(reader.read(), 60)
+        answer = b""
+        with suppress(OSError):  # it may be reset after the answer, where not all was read of what was sent
+            while piece := await asyncio.wait_for(reader.read(1 << 16), 60):
+                answer += piece
         writer.close()
         return answer
 

@@ -14,10 +14,10 @@ from tests.unit.serve.test_registry import BEAT
 UID = 990
 
 
-def test_a_ticket_goes_before_the_next_heartbeats_until_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_goes_before_the_next_heartbeats_by_turns_while_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(munge, "encode", lambda payload, readable_by: f"MUNGE:{readable_by}:")
     monkeypatch.setattr(munge, "decode", lambda text: munge.Message(bytes.fromhex(text), UID, UID))
-    answers = Orders(ticket="abc.1"), Orders(ticket="abc.2"), None, Orders()
+    answers = Orders(ticket="abc.1"), Orders(ticket="abc.2"), None, None, Orders(), Orders()
     lines, obeyed = [], []
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(20)
@@ -32,5 +32,7 @@ def test_a_ticket_goes_before_the_next_heartbeats_until_one_is_refused(monkeypat
             beats.now()
     beats.end()
     credential = f"MUNGE:{UID}:\n"
-    assert lines == [credential, f"abc.1 {credential}", f"abc.2 {credential}", credential]
-    assert obeyed == [Orders(ticket="abc.1"), Orders(ticket="abc.2"), Orders()]
+    assert lines == [
+        credential, f"abc.1 {credential}", f"abc.2 {credential}", credential, f"abc.2 {credential}", credential
+    ]  # fmt: skip
+    assert obeyed == [Orders(ticket="abc.1"), Orders(ticket="abc.2"), Orders(), Orders()]

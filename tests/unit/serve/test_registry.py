@@ -187,3 +187,11 @@ def test_a_ticket_holds_for_its_launch_and_for_two_minutes_at_most() -> None:
     others = given.replace(b"0", b"1", 1), given[:-1], given + b"0", LAUNCH.encode(), b"MUNGE:AwQFAAA=:"
     assert not [one for one in (*others, b"", b".", b"\xff") if tickets.launch(one, 60.0)]
     assert Tickets().launch(given, 60.0) is None, "of a process before"
+
+
+def test_of_what_is_too_long_for_a_ticket_nothing_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: words as long as a line may be, which the loop that reads all heartbeats would hash."""
+    signed: list[str] = []
+    monkeypatch.setattr(Tickets, "_signature", lambda tickets, launch, period: signed.append(launch) or "")
+    assert Tickets().launch(b"\xff" * (64 << 10) + b".x", 60.0) is None
+    assert not signed

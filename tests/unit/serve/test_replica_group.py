@@ -6,12 +6,15 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sluice.exchange.serving import State
+from sluice.serve.replica import group
+from sluice.slurm import munge
 from tests.unit.serve.replica_bed import PROGRAM, ROOT, Registry, replica, spec_of
 
 SIZE = 9 << 20
@@ -63,3 +66,18 @@ def test_the_other_node_gets_the_model_from_the_first_one(tmp_path: Path, regist
 
 def test_without_broadcast_each_node_reads_the_storage(tmp_path: Path, registry: Registry) -> None:
     assert staged_by_the_member(tmp_path, registry, 0) == (SIZE, 0)
+
+
+def test_a_member_whose_credential_is_over_reads_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its step began later than munged decodes what it was given: the replica does not fail for that."""
+
+    def expired(credential: str) -> munge.Message:
+        raise munge.MungeError(f"munge: Expired credential {credential}")
+
+    monkeypatch.setattr(munge, "decode", expired)
+    (tmp_path / "model").write_bytes(bytes(SIZE))
+    (tmp_path / "disk").mkdir()
+    spec = spec_of(tmp_path / "model", stage=str(tmp_path / "disk"))
+    staged = group._stage(spec, threading.Event(), ["MUNGE:x:"])
+    staged.release()
+    assert (staged.copied, staged.taken) == (SIZE, 0)
