@@ -36,7 +36,7 @@ DEPTH = 50
 """Jobs of the queue that are planned, the first in order of submission."""
 OFF_S = 30
 """For which Slurm starts nothing on a node that it called off (SuspendTimeout)."""
-_DOUBLED = 4  # times that a back-off is doubled
+_DOUBLED = 3  # times that a back-off is doubled, as in fleetd
 _BOOTS = 20  # of which the next one is predicted
 _SPREAD = 0.2  # a boot takes up to so much longer or shorter than usual
 

@@ -86,6 +86,7 @@ def test_a_spare_node_hides_boots_that_nobody_foresees_and_costs_its_idle_time()
         ("fleet", 50, 0, 50 + BOOT_S, 0),  # it asks again for give_back_within
         # Given back at 60, 180, 360 and 660, asked again after 60, 120, 240 and 480 s.
         ("fleet", 1000, 0, 1140 + BOOT_S, 4),
+        ("fleet", 2500, 0, 2760 + BOOT_S, 7),  # ... and then after 480 s each
         ("fleet", 1000, 1, 60 + BOOT_S, 1),  # on the other pool
         # Each of the nodes is DOWN after boot_within.
         ("power-saving", 1000, 0, 1000 + BOOT_S, 2),
