@@ -284,7 +284,7 @@ class Replay:
         self._look_at(node.locked)
 
     def _pay(self, node: _Node) -> None:
-        paid = self.now - (node.asked or 0.0)
+        paid = max(0.0, self.now - (node.asked or 0.0))  # one that there was no stock for is asked for later
         self._sums.paid_s += paid
         self._sums.cost += paid / HOUR * node.price
 
