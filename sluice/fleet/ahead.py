@@ -107,11 +107,16 @@ def decide(
     kept = set(wanted)
     # After the plan's starts, one that is always due: the spare nodes.
     for at, count in [*_counts(_bounded(due, times), times), (now, times.spare)]:
+        if not count:
+            continue
+        if not any(node.state == "off" or _serves(node, now) for node in spare):
+            break  # nothing is left to ask for or to keep, however many jobs wait
         served = [node for node in spare if _serves(node, at)][:count]
         lacking = [node for node in spare if node.state == "off"][: count - len(served)]
         kept.update(node.name for node in served)
         ask += [node.name for node in lacking]
-        spare = [node for node in spare if node not in served and node not in lacking]
+        taken = {node.name for node in (*served, *lacking)}
+        spare = [node for node in spare if node.name not in taken]
     return Decision(tuple(ask), _let_go(now, nodes, kept, times))
 
 
@@ -122,7 +127,7 @@ def _bounded(due: Iterable[PlannedStart], times: PoolTimes) -> Iterator[PlannedS
         if times.ahead is None or not one.count:
             yield one
             continue
-        before, count = taken.get(one.account, 0.0), one.count
+        before, count = taken.get(one.account, 0.0), min(one.count, times.ahead)
         if before + one.nodes_worth(times) > times.ahead + _ROUNDING:
             count = min(count, math.floor(times.ahead - before + _ROUNDING))
         allowed = replace(one, count=count)

@@ -88,8 +88,11 @@ class Launches:
             self._leave(launch, seen, view)
 
     def _finishes(self, launch: Launch, seen: SlurmNode) -> bool:
-        """Whether a dynamic node that has left the policy keeps its machine, as jobs run there."""
-        return bool(seen.made) and seen.want == "on" and bool(self._state.jobs_on(launch.node))
+        """Whether a dynamic node that has left the policy keeps its machine: jobs run there, or may until it is seen
+        drained, or slurmctld has just started and does not know.
+        """
+        may_run = seen.want == "on" and (not seen.drained or bool(self._state.jobs_on(launch.node)))
+        return bool(seen.made) and (may_run or seen.want == "unknown")
 
     def _leave(self, launch: Launch, seen: SlurmNode, view: SlurmView) -> None:
         """The provider takes the machine back soon: jobs that save their state do, all that may start elsewhere. From

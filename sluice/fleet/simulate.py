@@ -36,7 +36,7 @@ DEPTH = 50
 """Jobs of the queue that are planned, the first in order of submission."""
 OFF_S = 30
 """For which Slurm starts nothing on a node that it called off (SuspendTimeout)."""
-_DOUBLED = 4  # times that a back-off is doubled
+_DOUBLED = 3  # times that a back-off is doubled, as in fleetd
 _BOOTS = 20  # of which the next one is predicted
 _SPREAD = 0.2  # a boot takes up to so much longer or shorter than usual
 
@@ -284,7 +284,7 @@ class Replay:
         self._look_at(node.locked)
 
     def _pay(self, node: _Node) -> None:
-        paid = self.now - (node.asked or 0.0)
+        paid = max(0.0, self.now - (node.asked or 0.0))  # one that there was no stock for is asked for later
         self._sums.paid_s += paid
         self._sums.cost += paid / HOUR * node.price
 

@@ -15,6 +15,7 @@ from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.driver import Failure, Machine
 from sluice.fleet.journal import Memory, parse_journal, render_journal
 from sluice.fleet.keeper import Keeper
+from sluice.fleet.state import FRESH_S
 from sluice.fleet.views import (
     Act,
     Changed,
@@ -272,6 +273,8 @@ class World:
         if not (self.hostile and self.chance.random() < 0.2):  # else slurmctld does not answer
             self.keeper.see(self._view())
         for act in self.keeper.step(self.clock):
+            if isinstance(act, TerminateAct):
+                self._check_end(act)
             self._perhaps_killed()
             self._do(act)
             self._perhaps_killed()
@@ -531,6 +534,16 @@ class World:
             node.want, node.since = "up", self.now
 
     # ---- what must hold ----
+
+    def _check_end(self, act: TerminateAct) -> None:
+        """A node that leaves its pool keeps its machine under a job; views may be old."""
+        for launch in self.keeper.memory.launches.values():
+            decided = launch.machine == act.machine and launch.since == self.clock and launch.why == "no_pool"
+            number = self.nodes[launch.node].job if decided and launch.node in self.nodes else None
+            if number is None or self.jobs[number].state != "running":
+                continue
+            if self.jobs[number].ends - self.jobs[number].run_s < self.now - FRESH_S:
+                self.problems.append(f"{act.machine}: ended while job {number} runs on {launch.node}")
 
     def _check(self) -> None:
         alive: dict[str, int] = {}

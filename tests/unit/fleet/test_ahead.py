@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sluice.fleet import ahead
 from sluice.fleet.ahead import MARGIN_S, Decision, PlannedStart, PoolNode, PoolTimes, decide, predicted_boot
 
 NOW = 1000.0
@@ -84,6 +85,9 @@ def test_one_account_has_no_more_nodes_asked_for_ahead_than_the_policy_allows() 
     part = PlannedStart(LAST, count=1, gpus=2, account="physics")
     assert decided(nodes, *[part] * 4, gpus=8, ahead=1).ask == ("n1",)
     assert decided(nodes, *[part] * 9, gpus=8, ahead=1).ask == ("n1",)
+    spread = PlannedStart(LAST, count=5, gpus=5, account="physics")  # five nodes, of each one GPU
+    assert decided(nodes, spread, gpus=8, ahead=1).ask == ("n1",)
+    assert decided(nodes, spread, part, gpus=8, ahead=2).ask == ("n1", "n2")
     chosen = PlannedStart(LAST, frozenset({"n7"}))
     assert decided(nodes, chosen, mine, gpus=8, ahead=1).ask == ("n7", "n1"), "what Slurm has planned is not bounded"
 
@@ -93,6 +97,15 @@ def test_two_starts_do_not_count_on_the_same_node() -> None:
     assert decided(nodes, PlannedStart(NOW, count=1), PlannedStart(LAST, count=1)) == Decision(ask=("n2",))
     named = PlannedStart(LAST, frozenset({"n1"}))
     assert decided(nodes, named, PlannedStart(LAST, count=1)) == Decision(ask=("n2",))
+
+
+def test_jobs_that_no_node_is_left_for_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    serves = ahead._serves
+    monkeypatch.setattr(ahead, "_serves", lambda node, at: asked.append(node) or serves(node, at))
+    nodes = [busy(f"n{number}", LAST + 1) for number in range(50)]
+    assert decided([*nodes, off("x")], *[PlannedStart(LAST, count=1)] * 1000) == Decision(ask=("x",))
+    assert len(asked) < 200
 
 
 def test_what_boots_for_a_job_serves_no_other_start() -> None:

@@ -572,6 +572,24 @@ def test_a_node_that_leaves_a_dynamic_pool_keeps_its_machine_while_its_job_runs(
     assert one.node().pool == "p"
 
 
+@pytest.mark.parametrize("want", ["on", "unknown"])  # the latter as slurmctld begins
+def test_no_machine_is_ended_under_a_job_that_comes_while_its_node_leaves_a_dynamic_pool(want: Want) -> None:
+    one = Fleet()
+    one.running()
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"p": POLICY.pools["p"].model_copy(update={"nodes": "n2"})}))
+
+    def ended(seen: SlurmNode, *jobs: SlurmJob) -> bool:
+        one.now += 20
+        one.keeper.see(SlurmView(one.now, {"n1": seen, "n2": SlurmNode("off")}, {job.id: job for job in jobs}))
+        return any(isinstance(act, TerminateAct) for act in one.keeper.step(one.now))
+
+    leaves = SlurmNode(want, made="sluice-made-1", pool="p")
+    assert not ended(leaves), "until it is drained, jobs may come"
+    leaves = replace(leaves, want="on", drained=True, reason=POOL_REASON)
+    assert not ended(leaves, SlurmJob(7, waits=False, nodes=frozenset({"n1"})))
+    assert ended(leaves)
+
+
 def test_a_restart_does_not_begin_the_wait_for_a_node_that_slurm_will_power_up_again() -> None:
     one = Fleet()
     machine = one.running()

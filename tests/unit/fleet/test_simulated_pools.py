@@ -29,7 +29,13 @@ def job(submit: float, run: float, gpus: int = 4, **more: Any) -> TraceJob:
 
 
 def figures(
-    way: Way, *jobs: TraceJob, fixed: str | None = None, outs: tuple[StockOut, ...] = (), more: int = 0, **fields: Any
+    way: Way,
+    *jobs: TraceJob,
+    fixed: str | None = None,
+    outs: tuple[StockOut, ...] = (),
+    more: int = 0,
+    more_fields: dict[str, Any] | None = None,
+    **fields: Any,
 ) -> Figures:
     """`more`: nodes of a second pool."""
     shape = Shape(name="s", gpus={"h100": 4}, cpus=64, memory=512 << 10, price=36.0)
@@ -38,7 +44,7 @@ def figures(
     }  # fmt: skip
     pools = {"p": Pool.model_validate(usual | fields)}
     if more:
-        pools["q"] = Pool.model_validate(usual | {"nodes": f"q[1-{more}]"})
+        pools["q"] = Pool.model_validate(usual | {"nodes": f"q[1-{more}]"} | (more_fields or {}))
     fixed_nodes = read_nodes(fixed) if fixed else []
     return Replay(Trace("test", list(jobs)), fixed_nodes, pools, way, Booting(BOOT_S), stock_outs=outs).run()
 
@@ -86,6 +92,7 @@ def test_a_spare_node_hides_boots_that_nobody_foresees_and_costs_its_idle_time()
         ("fleet", 50, 0, 50 + BOOT_S, 0),  # it asks again for give_back_within
         # Given back at 60, 180, 360 and 660, asked again after 60, 120, 240 and 480 s.
         ("fleet", 1000, 0, 1140 + BOOT_S, 4),
+        ("fleet", 2500, 0, 2760 + BOOT_S, 7),  # ... and then after 480 s each
         ("fleet", 1000, 1, 60 + BOOT_S, 1),  # on the other pool
         # Each of the nodes is DOWN after boot_within.
         ("power-saving", 1000, 0, 1000 + BOOT_S, 2),
@@ -107,6 +114,16 @@ def test_no_job_of_several_nodes_keeps_those_that_it_has_without_the_others() ->
     # node the first one finds when it tries again; then it is asked for and given back twice.
     assert (found.jobs, found.given_back, found.wasted_boots) == (2, 4, 3)
     assert found.wait_p50_s == 90 + BOOT_S - 1
+
+
+def test_a_node_that_is_given_back_before_there_is_stock_costs_nothing() -> None:
+    outs = StockOut("p", 0, 100), StockOut("q", 0, 500)
+    found = figures(
+        "fleet", job(0, 10, 8, nodes=2), nodes="p1", more=1, more_fields={"give_back_within": "600s"}, outs=outs
+    )
+    # Given back at 60, as p1 cannot be had; p1 is there from 120 on and q1 from 500 on, for the job that ends at 610.
+    assert found.given_back == 1
+    assert found.cost == pytest.approx((610 - 120 + 610 - 500) / 100)
 
 
 def test_a_job_that_no_node_can_run_is_said() -> None:
