@@ -460,6 +460,33 @@ def test_an_agent_that_dies_as_it_lifts_a_planned_cap_leaves_the_rest_to_the_nex
 
 
 @needs_root
+def test_an_order_lifts_a_planned_cap_only_of_gpus_for_which_it_has_one(make_site: Callable[[str], Site]) -> None:
+    """E.g. as the driver did not answer for the other GPU when the controllers decided."""
+    site = make_site("nvidia")
+    site.state.jobs.prepare()
+    site.job(1, 0, 1, planned="350")
+    first, second = (site.state.devices[gpu].gpu_uuid for gpu in (0, 1))
+    site.keeper.obey(PowerOrder(1, {first: 450.0}, lifted=(1,)))
+    site.keeper.run()
+    assert (site.limit(0), site.limit(1)) == (450, 350)
+    site.keeper.obey(PowerOrder(2, {first: 450.0, second: 400.0}, lifted=(1,)))
+    assert (site.limit(0), site.limit(1)) == (450, 400)
+
+
+@needs_root
+def test_an_order_for_one_run_lifts_nothing_of_the_next_for_a_later_agent(make_site: Callable[[str], Site]) -> None:
+    site = make_site("nvidia")
+    site.state.jobs.prepare()
+    record = site.job(1, 0, planned="350")
+    site.keeper.obey(PowerOrder(1, {site.state.devices[0].gpu_uuid: 450.0}, lifted=(1,)))
+    site.end(record)
+    site.job(1, 0, planned="300")  # it was requeued; the controllers are away
+    site.again()
+    site.keeper.run()
+    assert site.limit() == 300
+
+
+@needs_root
 def test_heat_lowers_the_cap_of_a_busy_gpu(make_site: Callable[[str], Site]) -> None:
     site, now = make_site("nvidia"), [0.0]
     site.policy = NodePower(thermal=NodeThermal(after_s=10, lower_percent=20, least_percent=60))
