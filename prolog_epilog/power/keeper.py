@@ -184,7 +184,7 @@ class PowerKeeper:
         Raises OSError."""
         with self._state.lock:
             for record in lifted:
-                if record.job in self._state.records:
+                if self._state.records.get(record.job) is record:  # not of a later run
                     self._state.jobs.save(record)
         with self._lock:
             if order.lifted:
