@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policy.node_power import NodePower
@@ -85,7 +85,7 @@ class PowerKeeper:
         except SluiceError as error:
             log("problem", what=error.what, remedy=error.remedy)
         self._heats.load(self._journal.steps)
-        self._lift(self._journal.order)
+        self._keep_lifted(self._journal.order, self._lift(self._journal.order))
         if self._journal.before:
             self._unsure_until = self._clock() + _UNSURE_S
 
@@ -161,23 +161,35 @@ class PowerKeeper:
         log("power-order", number=order.number, gpus=len(order.caps))
         lifted = self._lift(order)
         self.settle({*before.caps, *order.caps})
-        with self._state.lock:
-            for record in lifted:
-                if record.job in self._state.records:
-                    self._state.jobs.save(record)
+        self._keep_lifted(order, lifted)
 
     def _lift(self, order: PowerOrder) -> list[JobRecord]:
-        """What was planned for the start of jobs is replaced by the order; the records that this changes."""
+        """What was planned for the start of jobs is replaced by the order, on GPUs that have a cap by it; the records
+        that this changes."""
+        found: list[JobRecord] = []
         with self._state.lock:
-            found = [
-                record
-                for record in map(self._state.records.get, order.lifted)
-                if record is not None and any(grant.planned_mw is not None for grant in record.grants)
-            ]
-            for record in found:
-                for grant in record.grants:
+            for record in filter(None, map(self._state.records.get, order.lifted)):
+                grants = [
+                    grant
+                    for grant in record.grants
+                    if grant.planned_mw is not None and self._state.devices[grant.index].gpu_uuid in order.caps
+                ]
+                for grant in grants:
                     grant.planned_mw = None
+                found += [record] if grants else []
         return found
+
+    def _keep_lifted(self, order: PowerOrder, lifted: Iterable[JobRecord]) -> None:
+        """Into the records; the journal then lifts nothing for a later agent, as numbers may be of a later run by then.
+        Raises OSError."""
+        with self._state.lock:
+            for record in lifted:
+                if self._state.records.get(record.job) is record:  # not of a later run
+                    self._state.jobs.save(record)
+        with self._lock:
+            if order.lifted:
+                self._journal.order = replace(order, lifted=())
+                self._journal.save()
 
     @property
     def order(self) -> PowerOrder:

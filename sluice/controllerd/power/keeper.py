@@ -190,7 +190,7 @@ class Keeper:
         for key, gpu in known.items():
             if (watts := self._of[key].ordered) is not None:
                 caps[gpu.node][gpu.uuid] = float(int(watts))
-                if gpu.planned_w is not None:
+                if gpu.planned_w is not None and watts <= gpu.planned_w:  # of a silent node it may be from before
                     lifted[gpu.node] |= {*gpu.jobs}
         return Decision(
             caps=caps,

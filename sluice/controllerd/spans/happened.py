@@ -21,13 +21,8 @@ JOURNAL = "sluice.journal"
 """Below StateSaveLocation."""
 REPLAYS = "replays.jsonl"
 REPLAY = "journal.replay"
-_OUTCOMES = (
-    "resubmitted",
-    "restored",
-    "ended",
-    "requeued",
-    "unsettled",
-)  # slurm_plugin/failover/replay_outcome_slurm.c
+_OUTCOMES = ("resubmitted", "restored", "ended", "requeued", "unsettled")
+"""slurm_plugin/failover/replay_outcome_slurm.c has them."""
 _MOST_BYTES = 16 << 20  # of one file of replays: slurmctld begins another after 1 MiB
 _OF_ALL_JOBS = ("takeover", "controller.")
 
@@ -77,7 +72,7 @@ def _replays(path: Path) -> Iterator[Event]:
     """What each replay of the failover journal did with each job; lines that are damaged are left out."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         for line in file.read(_MOST_BYTES).splitlines():
-            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 report = json.loads(line)
                 at = float(report["at"])
                 for outcome in _OUTCOMES:

@@ -213,7 +213,8 @@ def test_what_happened_to_a_job_alone_and_to_all(tmp_path: Path) -> None:
     replays = tmp_path / "sluice.journal/replays.jsonl"
     replays.parent.mkdir()
     replays.with_name("replays.jsonl.1").write_text('{"at": 1200, "restored": [16, 17], "unsettled": []}\n')
-    replays.write_text('torn {\n[]\n{"at": 1300, "unsettled": [{"job": 17, "why": "damaged"}, {"why": 1}]}\n')
+    damaged = 'torn {\n[]\n{"at": 1, "ended": [Infinity]}\n'
+    replays.write_text(damaged + '{"at": 1300, "unsettled": [{"job": 17, "why": "damaged"}, {"why": 1}]}\n')
     found = Happened(tmp_path, file)
     assert [event.kind for event in found.to_job(19)] == ["takeover"]
     assert (found.saves_of(17).signals, found.saves_of(19).signals) == (1, 0)

@@ -126,6 +126,15 @@ def test_a_planned_cap_is_lowered_like_any_other_and_of_a_silent_node_stays() ->
     assert cluster.draws() <= 500
 
 
+def test_an_older_order_lifts_no_planned_cap_of_a_node_that_fell_silent() -> None:
+    cluster = Cluster(4)
+    assert cluster.step(1450).caps["n"]["g3"] > 250  # before the job that started with less
+    cluster.planned, cluster.caps["g3"], cluster.silent = {"g3": 250.0}, 250.0, {"g3"}
+    assert not cluster.step(1450).lifted
+    cluster.silent = set()
+    assert cluster.step(1450).lifted == {"n": {4}} and cluster.caps["g3"] == 250
+
+
 def test_jobs_are_stopped_only_where_a_budget_was_lowered() -> None:
     cluster = Cluster(4)
     for _ in range(10):

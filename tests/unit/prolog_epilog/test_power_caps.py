@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -457,6 +457,53 @@ def test_an_agent_that_dies_as_it_lifts_a_planned_cap_leaves_the_rest_to_the_nex
     site.again()
     site.keeper.run()
     assert site.limit() == 450
+
+
+@needs_root
+def test_an_order_lifts_a_planned_cap_only_of_gpus_for_which_it_has_one(make_site: Callable[[str], Site]) -> None:
+    """E.g. as the driver did not answer for the other GPU when the controllers decided."""
+    site = make_site("nvidia")
+    site.state.jobs.prepare()
+    site.job(1, 0, 1, planned="350")
+    first, second = (site.state.devices[gpu].gpu_uuid for gpu in (0, 1))
+    site.keeper.obey(PowerOrder(1, {first: 450.0}, lifted=(1,)))
+    site.keeper.run()
+    assert (site.limit(0), site.limit(1)) == (450, 350)
+    site.keeper.obey(PowerOrder(2, {first: 450.0, second: 400.0}, lifted=(1,)))
+    assert (site.limit(0), site.limit(1)) == (450, 400)
+
+
+@needs_root
+def test_an_order_for_one_run_lifts_nothing_of_the_next_for_a_later_agent(make_site: Callable[[str], Site]) -> None:
+    site = make_site("nvidia")
+    site.state.jobs.prepare()
+    record = site.job(1, 0, planned="350")
+    site.keeper.obey(PowerOrder(1, {site.state.devices[0].gpu_uuid: 450.0}, lifted=(1,)))
+    site.end(record)
+    site.job(1, 0, planned="300")  # it was requeued; the controllers are away
+    site.again()
+    site.keeper.run()
+    assert site.limit() == 300
+
+
+@needs_root
+def test_a_run_that_starts_as_an_order_is_obeyed_keeps_its_record(
+    make_site: Callable[[str], Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site("nvidia")
+    site.state.jobs.prepare()
+    record = site.job(1, 0, planned="350")
+    settle = site.keeper.settle
+
+    def slow(uuids: Iterable[str]) -> dict[str, str]:
+        monkeypatch.setattr(site.keeper, "settle", settle)
+        site.end(record)
+        site.state.jobs.save(site.job(1, 1, planned="300"))
+        return settle(uuids)
+
+    monkeypatch.setattr(site.keeper, "settle", slow)
+    site.keeper.obey(PowerOrder(1, {site.state.devices[0].gpu_uuid: 450.0}, lifted=(1,)))
+    assert [grant.planned_mw for grant in site.state.jobs.load(1).grants] == [300_000]
 
 
 @needs_root
