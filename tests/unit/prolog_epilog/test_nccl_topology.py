@@ -211,6 +211,8 @@ def test_what_is_not_known_is_not_written(tmp_path: Path) -> None:
     unknown = replace(inventory.processors, family=None)
     for changes in ({"pci": inventory.pci[:3]}, {"processors": unknown}, {"gpus": []}, {"gpus": mute}):
         assert topology_xml(replace(inventory, **changes), devices, ()) is None
+    large = replace(inventory.processors, numa={0: "0-895", 1: "896"})  # NCCL ends where a word is too long
+    assert topology_xml(replace(inventory, processors=large), devices, ()) is None
     arm = replace(inventory, processors=replace(inventory.processors, arch="aarch64"))
     assert 'arch="arm64"/' not in str(topology_xml(arm, devices, ())) and "arm64" in str(topology_xml(arm, devices, ()))
     away = [replace(one, numa_node=None) for one in inventory.pci]
