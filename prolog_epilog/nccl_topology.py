@@ -72,7 +72,12 @@ def topology_xml(inventory: Inventory, devices: Sequence[NodeDevice], nics: Cont
     shown = {device.address for device in inventory.pci if len(device.address) == _ADDRESS}
     kind = _kind_of(inventory.processors)
     masks = {numa: _mask(cpus) for numa, cpus in inventory.processors.numa.items()}
-    if not devices or not ends.keys() <= shown or kind is None or any(len(mask) > _MOST_TEXT for mask in masks.values()):
+    if (
+        not devices
+        or not ends.keys() <= shown
+        or kind is None
+        or any(len(mask) > _MOST_TEXT for mask in masks.values())
+    ):
         return None
     lines = list(_system(inventory, kind, masks, ends).lines())
     return "".join(lines) if sum("</" not in line for line in lines) <= _MOST_ELEMENTS else None
@@ -151,9 +156,11 @@ class Topologies:
     def write(self, record: JobRecord, open: Container[str], nics: Container[str]) -> None:
         """Files for a step that can open these device files and interfaces, and for tasks that get one of its GPUs
         each: that is narrowed down later. Without one, e.g. on a full disk, NCCL looks for itself."""
-        usable = self._usable(record, open)
-        for devices in [usable, *([one] for one in usable)]:
-            text = topology_xml(self._state.inventory, devices, nics)
+        usable, inventory = self._usable(record, open), self._state.inventory
+        whole = topology_xml(inventory, usable, nics)
+        if whole is not None and self._path(record, whole).exists():
+            return  # the last one of a step's: each of its tasks comes here
+        for text in (*(topology_xml(inventory, [one], nics) for one in usable), whole):
             try:
                 if text is not None:
                     self._keep(self._path(record, text), text)

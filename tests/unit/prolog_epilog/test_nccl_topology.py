@@ -227,6 +227,22 @@ def test_inventories_with_a_loop_are_refused(tmp_path: Path) -> None:
         Inventory.from_json(inventory.to_json(), source="test")
 
 
+def test_a_steps_tasks_make_its_files_once(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a task asks, the other ones wait."""
+    state, made = agent.state, []
+    state.inventory = inventory_of("dgx-h100", tmp_path / "node")
+    state.devices = devices_of(state.inventory)
+    one = record(grants=[Grant(device.index, device.uuid, "nvidia", "H100", 80 * GIB) for device in state.devices])
+    agent.topologies.prepare()
+    monkeypatch.setattr(
+        "prolog_epilog.nccl_topology.topology_xml", lambda *words: made.append(words) or topology_xml(*words)
+    )
+    for _ in range(128):
+        agent.topologies.write(one, [device.own_file for device in state.devices], ["mlx5_0"])
+    assert len(made) == 9 + 127
+    assert len(list((state.settings.run / "topology").rglob("*.xml"))) == 9
+
+
 def test_files_are_roots_and_go_with_their_job(agent: Agent, tmp_path: Path) -> None:
     state = agent.state
     state.inventory = inventory_of("dgx-h100", tmp_path / "node")
