@@ -28,6 +28,7 @@ VARIABLE = "NCCL_TOPO_FILE"
 _READERS = frozenset({Vendor.NVIDIA, Vendor.AMD})  # NCCL's and RCCL's GPUs
 _ARCHES = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64"}
 _MOST_ELEMENTS = 192  # NCCL takes 256, and adds links between GPUs
+_MOST_TEXT = 253  # of an attribute: NCCL does not start with a longer one
 _MOST_FILES = 64  # of one job
 _ADDRESS = len("0000:00:00.0")  # NCCL reads no longer one
 _BASE_FAMILY = 15  # of CPUID: the rest of a larger one is in another field
@@ -55,7 +56,7 @@ def topology_xml(inventory: Inventory, devices: Sequence[NodeDevice], nics: Cont
     """The file for a task that has these GPUs, which it numbers in this order, and these interfaces.
 
     None where it would not be right or not be read: partitions of GPUs, a node whose processors or PCI the probe does
-    not know, too many devices.
+    not know, too many devices or CPUs.
     """
     capability = {gpu.pci_address: gpu.capability for gpu in inventory.gpus}
     ends: dict[str, _Element] = {}
@@ -70,13 +71,21 @@ def topology_xml(inventory: Inventory, devices: Sequence[NodeDevice], nics: Cont
             ends[nic.pci_address] = _Element("nic", {}, [_Element("net", {"name": nic.name})])
     shown = {device.address for device in inventory.pci if len(device.address) == _ADDRESS}
     kind = _kind_of(inventory.processors)
-    if not devices or not ends.keys() <= shown or kind is None:
+    masks = {numa: _mask(cpus) for numa, cpus in inventory.processors.numa.items()}
+    if (
+        not devices
+        or not ends.keys() <= shown
+        or kind is None
+        or any(len(mask) > _MOST_TEXT for mask in masks.values())
+    ):
         return None
-    lines = list(_system(inventory, kind, ends).lines())
+    lines = list(_system(inventory, kind, masks, ends).lines())
     return "".join(lines) if sum("</" not in line for line in lines) <= _MOST_ELEMENTS else None
 
 
-def _system(inventory: Inventory, kind: dict[str, object], ends: dict[str, _Element]) -> _Element:
+def _system(
+    inventory: Inventory, kind: dict[str, object], masks: dict[int, str], ends: dict[str, _Element]
+) -> _Element:
     """All processors, below them the switches on the way to the ends, and these."""
     below: dict[str | int, list[_Element]] = defaultdict(list)  # by the address of a switch, or a NUMA node
     for device in reversed(inventory.pci):  # a switch after what is below it
@@ -86,9 +95,8 @@ def _system(inventory: Inventory, kind: dict[str, object], ends: dict[str, _Elem
             numa = _NO_NODE if device.numa_node is None else device.numa_node
             below[device.above or numa].append(_Element("pci", _attributes(device), inner))
     system = _Element("system", {"version": 1})
-    cpus = inventory.processors.numa
-    for numa in sorted(cpus.keys() | ({_NO_NODE} & below.keys())):
-        mask = {"affinity": _mask(cpus[numa])} if cpus.get(numa) else {}
+    for numa in sorted(masks.keys() | ({_NO_NODE} & below.keys())):
+        mask = {"affinity": masks[numa]} if masks.get(numa) else {}
         system.inner.append(_Element("cpu", {"numaid": numa, **mask, **kind}, sorted(below[numa], key=_bus)))
     return system
 
@@ -148,9 +156,11 @@ class Topologies:
     def write(self, record: JobRecord, open: Container[str], nics: Container[str]) -> None:
         """Files for a step that can open these device files and interfaces, and for tasks that get one of its GPUs
         each: that is narrowed down later. Without one, e.g. on a full disk, NCCL looks for itself."""
-        usable = self._usable(record, open)
-        for devices in [usable, *([one] for one in usable)]:
-            text = topology_xml(self._state.inventory, devices, nics)
+        usable, inventory = self._usable(record, open), self._state.inventory
+        whole = topology_xml(inventory, usable, nics)
+        if whole is not None and self._path(record, whole).exists():
+            return  # the last one of a step's: each of its tasks comes here
+        for text in (*(topology_xml(inventory, [one], nics) for one in usable), whole):
             try:
                 if text is not None:
                     self._keep(self._path(record, text), text)

@@ -31,6 +31,7 @@ POWERS = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_power", "SPANK__SLURM_SPANK_OPTI
 PLANNED_POWER = "SPANK_SLUICE_GPU_POWER"  # set by slurmctld, to start within a budget
 MOST_TEXT = 64
 SET = "SLUICE_SET"  # what the agent set for libraries in the task whose environment this is, NAME=VALUE
+OF_GPUS = ("SLUICE_GPU_NUMA", "SLUICE_GPU_CORES", "SLUICE_GPU_NICS")
 VIRTUAL_TOPOLOGY = "/var/run/nvidia-topologyd/virtualTopology.xml"  # that NCCL reads without NCCL_TOPO_FILE
 CHECKPOINT_FILE = "SLUICE_CHECKPOINT_FILE"
 PROFILE_FOLDER = "SLUICE_PROFILE_FOLDER"
@@ -238,14 +239,14 @@ def task_prolog() -> None:
         own = "/{}/".format(os.environ.get("SLURM_JOB_ID"))
         if own not in os.environ.get(CHECKPOINT_FILE, own):  # of the job that submitted this one
             print("unset", CHECKPOINT_FILE)
+        forget(set_for_another_task(), {})
         return
     devices = ask(do="devices")
     said: dict[str, object] = {"open": [path for path in devices["files"] if opens(path)]}
     if "nics" in devices:
         said["nics"] = open_nics(devices)
-    inherited = os.environ.get(SET, "").split(" ")
     known = devices.get("variables", [])
-    stale = [name for name in known if f"{name}={os.environ.get(name)}" in inherited]
+    stale = set_for_another_task()
     configured = nccl_configured()
     set_by_user = [name for name in known if (name in os.environ or name in configured) and name not in stale]
     if set_by_user:
@@ -254,11 +255,10 @@ def task_prolog() -> None:
         said["profile"] = True
     export = ask(do="task", **said)["export"]
     folder = export.pop(PROFILE_FOLDER, None)
-    if not several_nodes():
-        export.pop("GLOO_SOCKET_IFNAME", None)
-    for name in stale:
-        if name not in export:
-            print("unset", name, flush=True)
+    if not several_nodes() and (interface := export.pop("GLOO_SOCKET_IFNAME", None)) is not None:
+        words = export[SET].split(" ")  # else a step would take its user's own for Sluice's
+        export[SET] = " ".join(word for word in words if word != f"GLOO_SOCKET_IFNAME={interface}")
+    forget(stale, export)
     for name, value in export.items():
         # Sluice's own of a job that submitted this one, or of the batch script on another node, are another's.
         if name not in os.environ or name in stale or name.startswith("SLUICE_"):
@@ -274,6 +274,19 @@ def task_prolog() -> None:
         say_export(PROFILE_FOLDER, folder)  # a step inherits the batch script's
 
 
+def set_for_another_task() -> list[str]:
+    """What Sluice set for libraries in a task from which this one has its environment, and nobody has changed."""
+    words = os.environ.get(SET, "").split(" ")
+    return [name for name, value in os.environ.items() if f"{name}={value}" in words]
+
+
+def forget(names: list[str], export: dict[str, str]) -> None:
+    """Remove what this task has inherited and is not set for it."""
+    for name in (*names, *OF_GPUS, SET):
+        if name in os.environ and name not in export:
+            print("unset", name, flush=True)
+
+
 def open_nics(devices: dict[str, Any]) -> list[str]:  # type: ignore[name-defined]  # noqa: F821 - as above
     """The RDMA interfaces that this process may open."""
     return [name for name, path in devices["nics"].items() if opens(path)]
@@ -287,8 +300,7 @@ def several_nodes() -> bool:
 def nccl_configured() -> list[str]:
     """What is set for NCCL in files of the site's or the user's, which an environment variable would override."""
     found = ["NCCL_TOPO_FILE"] if os.access(VIRTUAL_TOPOLOGY, os.R_OK) else []
-    own = "{}/.nccl.conf".format(os.environ.get("HOME", ""))
-    for path in ("/etc/nccl.conf", os.environ.get("NCCL_CONF_FILE", own)):
+    for path in ("/etc/nccl.conf", os.environ.get("NCCL_CONF_FILE") or home() + "/.nccl.conf"):
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - pathlib takes longer to load than all of this
                 lines = file.read(MOST_CONF).decode(errors="replace").splitlines()
@@ -296,6 +308,18 @@ def nccl_configured() -> list[str]:
             continue
         found += [line.partition("=")[0].strip() for line in lines if "=" in line and not line.startswith("#")]
     return found
+
+
+def home() -> str:
+    """The user's home, also where the environment does not say, as with srun --export=NONE."""
+    if "HOME" in os.environ:
+        return os.environ["HOME"]
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
 
 
 def say_export(name: str, value: str) -> None:

@@ -211,6 +211,8 @@ def test_what_is_not_known_is_not_written(tmp_path: Path) -> None:
     unknown = replace(inventory.processors, family=None)
     for changes in ({"pci": inventory.pci[:3]}, {"processors": unknown}, {"gpus": []}, {"gpus": mute}):
         assert topology_xml(replace(inventory, **changes), devices, ()) is None
+    large = replace(inventory.processors, numa={0: "0-895", 1: "896"})  # NCCL ends where a word is too long
+    assert topology_xml(replace(inventory, processors=large), devices, ()) is None
     arm = replace(inventory, processors=replace(inventory.processors, arch="aarch64"))
     assert 'arch="arm64"/' not in str(topology_xml(arm, devices, ())) and "arm64" in str(topology_xml(arm, devices, ()))
     away = [replace(one, numa_node=None) for one in inventory.pci]
@@ -223,6 +225,22 @@ def test_inventories_with_a_loop_are_refused(tmp_path: Path) -> None:
     inventory.pci = [PciDevice("0000:01:00.0", "0000:02:00.0"), PciDevice("0000:02:00.0", "0000:01:00.0")]
     with pytest.raises(SluiceError, match=r"pci.0: 0000:01:00.0 below '0000:02:00.0': twice, or before its switch"):
         Inventory.from_json(inventory.to_json(), source="test")
+
+
+def test_a_steps_tasks_make_its_files_once(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a task asks, the other ones wait."""
+    state, made = agent.state, []
+    state.inventory = inventory_of("dgx-h100", tmp_path / "node")
+    state.devices = devices_of(state.inventory)
+    one = record(grants=[Grant(device.index, device.uuid, "nvidia", "H100", 80 * GIB) for device in state.devices])
+    agent.topologies.prepare()
+    monkeypatch.setattr(
+        "prolog_epilog.nccl_topology.topology_xml", lambda *words: made.append(words) or topology_xml(*words)
+    )
+    for _ in range(128):
+        agent.topologies.write(one, [device.own_file for device in state.devices], ["mlx5_0"])
+    assert len(made) == 9 + 127
+    assert len(list((state.settings.run / "topology").rglob("*.xml"))) == 9
 
 
 def test_files_are_roots_and_go_with_their_job(agent: Agent, tmp_path: Path) -> None:

@@ -183,6 +183,45 @@ def test_what_sluice_set_for_another_task_is_not_its_users(answering: Answering,
     ]  # fmt: skip
 
 
+def test_nothing_of_another_task_is_left_where_this_one_gets_nothing(answering: Answering, tmp_path: Path) -> None:
+    """A job without GPUs, from within one that has some; a step whose GPUs are near no interface."""
+    inherited = {
+        "SLUICE_SET": "GLOO_SOCKET_IFNAME=eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "SLUICE_GPU_NICS": "mlx5_0",
+        "SLUICE_GPU_PROFILE": "gpu",  # a user's word
+    }
+    lines = ["unset GLOO_SOCKET_IFNAME", "unset SLUICE_GPU_NICS", "unset SLUICE_SET"]
+    without = program("sluice-task-prolog", "/nonexistent", tmp_path, SLURM_JOB_ID="8", **inherited)
+    assert (without.returncode, without.stdout.splitlines()) == (0, lines)
+    devices = b'{"ok": {"files": [], "nics": {}, "variables": ["GLOO_SOCKET_IFNAME"]}}\n'
+    path, _ = answering([devices, b'{"ok": {"export": {"SLUICE_GPU_NUMA": "0", "SLUICE_SET": ""}}}\n'])
+    step = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", **inherited)
+    assert step.stdout.splitlines() == [*lines[:2], "export SLUICE_GPU_NUMA=0", "export SLUICE_SET="]
+
+
+def test_a_network_for_gloo_that_was_not_set_is_the_users_later(answering: Answering, tmp_path: Path) -> None:
+    devices = b'{"ok": {"files": [], "nics": {}, "variables": ["GLOO_SOCKET_IFNAME"]}}\n'
+    export = {"GLOO_SOCKET_IFNAME": "eth0", "SLUICE_SET": "CUDA_DEVICE_ORDER=PCI_BUS_ID GLOO_SOCKET_IFNAME=eth0"}
+    path, _ = answering([devices, json.dumps({"ok": {"export": export}}).encode() + b"\n"])
+    done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", SLURM_JOB_NUM_NODES="1")
+    assert done.stdout == "export SLUICE_SET=CUDA_DEVICE_ORDER=PCI_BUS_ID\n"
+
+
+@pytest.mark.parametrize("environment", [{}, {"NCCL_CONF_FILE": ""}])
+def test_what_is_configured_for_nccl_is_found_where_nccl_looks(
+    answering: Answering, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """In the user's home, also with srun --export=NONE, and where no other file is named."""
+    (tmp_path / ".nccl.conf").write_text("NCCL_IB_HCA=mlx5_9\n")
+    devices = b'{"ok": {"files": [], "nics": {}, "variables": ["NCCL_IB_HCA"]}}\n'
+    path, asked = answering([devices, b'{"ok": {"export": {}}}\n'])
+    before = f"import pwd\npwd.getpwuid = lambda _: pwd.struct_passwd(('', '', 0, 0, '', {str(tmp_path)!r}, ''))\n"
+    done = program("sluice-task-prolog", path, tmp_path, before, SLURM_STEP_GPUS="0", **environment)
+    assert (done.returncode, asked[1].get("own")) == (0, ["NCCL_IB_HCA"]), done.stderr
+
+
 def test_a_task_says_that_it_saved_for_its_own_job(answering: Answering, tmp_path: Path) -> None:
     """sbatch in a job passes on that job's environment."""
     export = b'{"ok": {"export": {"SLUICE_CHECKPOINT_FILE": "/run/sluice/profile/8/checkpoint.saved"}}}\n'
