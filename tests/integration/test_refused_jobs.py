@@ -166,7 +166,7 @@ def test_forged_power_holds_the_job_and_not_the_node(stock: DevCluster, client: 
         assert reason.startswith(f"on {NODE}: --gpu-power=") and why in reason
         gone(stock, job)
     job = forged(stock, client, "SLUICE_GPU_POWER=1")  # as slurmctld says that a budget lets it start: its own loss
-    assert record(stock, job)["grants"][0]["power_mw"] == 200_000
+    assert record(stock, job)["grants"][0]["planned_mw"] == 200_000
     assert_in_service(stock)
     assert limit(stock) == 700
 
