@@ -311,7 +311,7 @@ def nccl_configured() -> list[str]:
 
 
 def home() -> str:
-    """The user's home, also where the environment does not say, as with srun --export=NONE."""
+    """The user's home, also where the environment does not say, as with --export=NONE."""
     if "HOME" in os.environ:
         return os.environ["HOME"]
     import pwd
