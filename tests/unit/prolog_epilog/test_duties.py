@@ -259,7 +259,7 @@ def test_a_record_that_cannot_be_written_is_written_when_there_is_room(
             return lambda *_: None
 
     nothing: Any = Nothing()
-    jobs = Jobs(state, *[nothing] * 7)
+    jobs = Jobs(state, *[nothing] * 8)
     woken: list[int] = []
     jobs.on_unwritten = lambda: woken.append(1)
     record = job()
