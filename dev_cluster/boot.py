@@ -554,12 +554,15 @@ class Boot:
             self.start(f"fleetd@{host}", host, fleetd_command(self.tree), env=self.ports.environment)
 
     def start_serving(self, host: str) -> None:
-        """What keeps services on a controller: root's helper, replicad, and a gateway where there is one."""
+        """What keeps services on a controller: root's helper, replicad, and a gateway where there is one, which listens
+        then."""
         for user, folder, mode in SERVE_FOLDERS:
             self.cluster.run(["install", "-d", "-o", user, "-g", user, "-m", mode, folder], node=host, cwd="/")
         for name, user, argv in serve_commands(host, self.tree):
             if f"{name}@{host}" not in self.commands:
                 self.start(f"{name}@{host}", host, argv, user=user, env=self.ports.environment)
+                if name == "gateway":
+                    self.wait_for(f"{name}@{host}", (ADDRESSES[host], self.ports.gateway))
 
     def start_agents(self) -> None:
         """The node agents, before any slurmd can start a job."""
