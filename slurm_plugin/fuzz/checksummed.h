@@ -36,4 +36,18 @@ static inline char *checksummed(const char *kind, const char *version, const uin
     return whole;
 }
 
+/* The data as they come, and as a file of a kind. Use it as the whole of LLVMFuzzerTestOneInput. */
+static inline int try_both(const char *kind, const char *version, const uint8_t *data, size_t size,
+                           void (*try_one)(const char *data, size_t length))
+{
+    size_t length = 0;
+    char *whole = checksummed(kind, version, data, size, &length);
+    try_one((const char *)data, size);
+    try_one(whole, length);
+    free(whole);
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
 #endif

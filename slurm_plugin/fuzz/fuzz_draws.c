@@ -4,13 +4,11 @@
 
 #include "fuzz/checksummed.h"
 
-static void in_order(const struct sluice_draw *lines, uint32_t count)
+static int compare(const struct sluice_draw *one, const struct sluice_draw *other)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        require(lines[i].watts >= 0 && lines[i].watts <= SLUICE_POWER_MAX_WATTS);
-        require(!i || lines[i - 1].id < lines[i].id ||
-                (lines[i - 1].id == lines[i].id && strcmp(lines[i - 1].name, lines[i].name) < 0));
-    }
+    if (one->kind != other->kind)
+        return one->kind < other->kind ? -1 : 1;
+    return one->id != other->id ? (one->id < other->id ? -1 : 1) : strcmp(one->name, other->name);
 }
 
 static void try(const char *data, size_t length)
@@ -22,24 +20,16 @@ static void try(const char *data, size_t length)
     require((error == SLUICE_OK) == (draws != NULL));
     if (error)
         require(memchr(text.text, '\0', sizeof(text.text)) != NULL);
-    if (draws) {
-        in_order(draws->estimates, draws->estimate_count);
-        in_order(draws->jobs, draws->job_count);
-        in_order(draws->budgets, draws->budget_count);
-        for (uint32_t i = 0; i < draws->job_count; i++)
-            require(sluice_draws_job(draws, draws->jobs[i].id) == draws->jobs[i].watts);
+    for (uint32_t i = 0; draws && i < draws->listed.count; i++) {
+        const struct sluice_draw *line = &draws->lines[i];
+        require(line->watts >= 0 && line->watts <= SLUICE_POWER_MAX_WATTS);
+        require(!i || compare(&draws->lines[i - 1], line) < 0);
+        require(line->kind != SLUICE_DRAW_JOB || sluice_draws_job(draws, line->id) == line->watts);
     }
     sluice_draws_release(draws);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    try((const char *)data, size);
-    size_t length = 0;
-    char *whole = checksummed("sluice-power", "1", data, size, &length);
-    try(whole, length);
-    free(whole);
-    return 0;
+    return try_both("sluice-power", "1", data, size, try);
 }

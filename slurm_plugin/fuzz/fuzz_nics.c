@@ -38,14 +38,7 @@ static void try(const char *data, size_t length)
     sluice_nics_free(nics);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    try((const char *)data, size);
-    size_t length = 0;
-    char *whole = checksummed("sluice-nics", "1", data, size, &length);
-    try(whole, length);
-    free(whole);
-    return 0;
+    return try_both("sluice-nics", "1", data, size, try);
 }

@@ -13,22 +13,15 @@ static void try(const char *data, size_t length)
     require((error == SLUICE_OK) == (list != NULL));
     if (error)
         require(memchr(text.text, '\0', sizeof(text.text)) != NULL);
-    for (uint32_t i = 0; list && i < list->count; i++) {
+    for (uint32_t i = 0; list && i < list->listed.count; i++) {
         require(list->gpus[i].gpu <= SLUICE_WITHDRAWN_MAX_GPU && list->gpus[i].node[0]);
         require(!i || strcmp(list->gpus[i - 1].node, list->gpus[i].node) < 0 ||
                 (!strcmp(list->gpus[i - 1].node, list->gpus[i].node) && list->gpus[i - 1].gpu < list->gpus[i].gpu));
     }
-    sluice_withdrawn_free(list);
+    sluice_withdrawn_release(list);
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    try((const char *)data, size);
-    size_t length = 0;
-    char *whole = checksummed("sluice-withdrawn", "1", data, size, &length);
-    try(whole, length);
-    free(whole);
-    return 0;
+    return try_both("sluice-withdrawn", "1", data, size, try);
 }

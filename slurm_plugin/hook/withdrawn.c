@@ -171,7 +171,7 @@ static bool follow_list(bool off)
     bool changed = false;
     if (!list)
         return false;
-    uint32_t count = off ? 0 : list->count;
+    uint32_t count = off ? 0 : list->listed.count;
     struct held *fresh = calloc(count + 1, sizeof(*fresh));
     if (fresh) {
         for (uint32_t i = 0; i < count; i++) {

@@ -15,15 +15,17 @@
 #define SLUICE_RUNTIME_DRAWS_H
 
 #include "rules/rules.h"
-
-#include <stdatomic.h>
+#include "runtime/listing.h"
 
 #define SLUICE_DRAWS_FILE "sluice.power"
 
 enum { SLUICE_DRAWS_MAX = 65536 /* lines */ };
 #define SLUICE_DRAWS_ANY UINT32_MAX /* user */
 
+enum sluice_draw_kind { SLUICE_DRAW_ESTIMATE, SLUICE_DRAW_JOB, SLUICE_DRAW_BUDGET, SLUICE_DRAW_KINDS };
+
 struct sluice_draw {
+    enum sluice_draw_kind kind;
     uint32_t id;                          /* of a user or a job; 0 in a budget's line */
     int32_t watts;                        /* of a GPU */
     char name[SLUICE_RULES_MAX_NAME + 1]; /* of a class or a budget; "" in a job's line */
@@ -31,10 +33,8 @@ struct sluice_draw {
 };
 
 struct sluice_draws {
-    const struct sluice_draw *estimates, *jobs, *budgets; /* sorted by id, then by name */
-    uint32_t estimate_count, job_count, budget_count;
-    atomic_uint users;
-    struct sluice_draw lines[];
+    struct sluice_listed listed;
+    struct sluice_draw lines[]; /* sorted by kind, id and name */
 };
 
 /* Read a file's content; needs no terminating zero. On success *draws is the caller's, to be released. Errors: INVALID

@@ -2,11 +2,11 @@
 #include "runtime/listing.h"
 
 #include "rules/rules.h"
+#include "runtime/fail.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,35 +78,132 @@ enum sluice_listing sluice_listing_look(struct sluice_listing_file *file, char *
     return said ? SLUICE_LISTING_SAME : there ? SLUICE_LISTING_NEW : SLUICE_LISTING_GONE;
 }
 
-__attribute__((format(printf, 3, 4))) static enum sluice_error refuse(struct sluice_error_text *text,
-                                                                      enum sluice_error error, const char *format, ...)
-{
-    va_list words;
-    va_start(words, format);
-    if (text)
-        vsnprintf(text->text, sizeof(text->text), format, words);
-    va_end(words);
-    return error;
-}
-
-enum sluice_error sluice_listing_open(const char *data, size_t length, const char *kind, const char **lines,
-                                      size_t *bytes, struct sluice_error_text *text)
+/* The lines between the first and the last, of a content whose kind and checksum are right. */
+static enum sluice_error open_lines(const char *data, size_t length, const char *kind, const char **lines,
+                                    size_t *bytes, struct sluice_error_text *text)
 {
     static const char key[] = "checksum = crc32:";
     enum { LAST = sizeof(key) - 1 + 8 + 1 };
     const char *last = length > LAST ? data + length - LAST : NULL;
     if (!last || last[-1] != '\n' || last[LAST - 1] != '\n' || memcmp(last, key, sizeof(key) - 1) != 0)
-        return refuse(text, SLUICE_ERROR_CORRUPT, "the last line is not a checksum: the file was cut off");
+        return sluice_fail_with(text, SLUICE_ERROR_CORRUPT, "the last line is not a checksum: the file was cut off");
     char wanted[9];
     const size_t body = length - LAST, named = strlen(kind);
     snprintf(wanted, sizeof(wanted), "%08" PRIx32, sluice_crc32(data, body));
     if (memcmp(wanted, last + sizeof(key) - 1, 8) != 0)
-        return refuse(text, SLUICE_ERROR_CORRUPT, "the checksum is not the file's, which is %s", wanted);
+        return sluice_fail_with(text, SLUICE_ERROR_CORRUPT, "the checksum is not the file's, which is %s", wanted);
     if (body <= named || memcmp(data, kind, named) != 0 || data[named] != ' ')
-        return refuse(text, SLUICE_ERROR_INVALID, "line 1: not a file of kind %s", kind);
+        return sluice_fail_with(text, SLUICE_ERROR_INVALID, "line 1: not a file of kind %s", kind);
     if (body < named + 3 || memcmp(data + named, " 1\n", 3) != 0)
-        return refuse(text, SLUICE_ERROR_VERSION, "line 1: a format that these plugins do not read");
+        return sluice_fail_with(text, SLUICE_ERROR_VERSION, "line 1: a format that these plugins do not read");
     *lines = data + named + 3;
     *bytes = body - named - 3;
     return SLUICE_OK;
+}
+
+size_t sluice_line_word(struct sluice_line *line, const char **word)
+{
+    *word = line->at;
+    if (!line->at)
+        return 0;
+    const char *stop = memchr(line->at, line->between, (size_t)(line->end - line->at));
+    line->at = stop ? stop + 1 : NULL;
+    return (size_t)((stop ? stop : line->end) - *word);
+}
+
+bool sluice_line_number(struct sluice_line *line, uint64_t most, uint64_t *number)
+{
+    const char *word;
+    const size_t length = sluice_line_word(line, &word);
+    *number = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (word[i] < '0' || word[i] > '9')
+            return false;
+        *number = *number * 10 + (uint64_t)(word[i] - '0');
+        if (*number > most)
+            return false;
+    }
+    return length > 0;
+}
+
+bool sluice_line_name(struct sluice_line *line, char *name, size_t size)
+{
+    const char *word;
+    const size_t length = sluice_line_word(line, &word);
+    if (length == 0 || length >= size)
+        return false;
+    for (size_t i = 0; i < length; i++)
+        if (word[i] <= ' ' || word[i] > '~')
+            return false;
+    memcpy(name, word, length);
+    name[length] = '\0';
+    return true;
+}
+
+struct sluice_listed *sluice_listed_new(const struct sluice_listing_kind *kind, uint32_t count)
+{
+    struct sluice_listed *made = calloc(1, kind->first + count * kind->size);
+    if (made) {
+        atomic_init(&made->users, 1);
+        made->count = count;
+    }
+    return made;
+}
+
+void sluice_listed_release(const struct sluice_listed *listed)
+{
+    struct sluice_listed *shared = (struct sluice_listed *)(uintptr_t)listed;
+    if (shared && atomic_fetch_sub(&shared->users, 1) == 1)
+        free(shared);
+}
+
+/* All lines end with a newline. */
+static enum sluice_error read_items(const struct sluice_listing_kind *kind, struct sluice_listed *made,
+                                    const char *lines, size_t bytes, struct sluice_error_text *text)
+{
+    char *items = (char *)made + kind->first;
+    const char *at = lines;
+    for (uint32_t i = 0; i < made->count; i++) {
+        const char *end = memchr(at, '\n', (size_t)(lines + bytes - at));
+        struct sluice_line line = {.at = at, .end = end, .between = ' '};
+        if (!kind->read(&line, items + i * kind->size))
+            return sluice_fail_with(text, SLUICE_ERROR_INVALID, "line %" PRIu32 ": not %s", i + 2, kind->wanted);
+        at = end + 1;
+    }
+    qsort(items, made->count, kind->size, kind->compare);
+    for (uint32_t i = 1; i < made->count; i++)
+        if (!kind->compare(items + (i - 1) * kind->size, items + i * kind->size)) {
+            kind->twice(items + i * kind->size, text);
+            return SLUICE_ERROR_INVALID;
+        }
+    return SLUICE_OK;
+}
+
+enum sluice_error sluice_listing_parse(const struct sluice_listing_kind *kind, const char *data, size_t length,
+                                       struct sluice_listed **made, struct sluice_error_text *text)
+{
+    const char *lines = NULL;
+    size_t bytes = 0;
+    uint32_t count = 0;
+    struct sluice_error_text unused;
+    text = text ? text : &unused;
+    *made = NULL;
+    if (length > SLUICE_LISTING_MAX_BYTES)
+        return sluice_fail_with(text, SLUICE_ERROR_CAPACITY, "larger than %d bytes", SLUICE_LISTING_MAX_BYTES);
+    enum sluice_error error = open_lines(data, length, kind->name, &lines, &bytes, text);
+    if (error)
+        return error;
+    for (size_t i = 0; i < bytes; i++)
+        count += lines[i] == '\n';
+    if (count > kind->most)
+        return sluice_fail_with(text, SLUICE_ERROR_CAPACITY, "more than %" PRIu32 " %s", kind->most, kind->items);
+    struct sluice_listed *listed = sluice_listed_new(kind, count);
+    if (!listed)
+        return sluice_fail_with(text, SLUICE_ERROR_NO_MEMORY, "no memory");
+    error = read_items(kind, listed, lines, bytes, text);
+    if (error)
+        sluice_listed_release(listed);
+    else
+        *made = listed;
+    return error;
 }

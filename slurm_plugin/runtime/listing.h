@@ -8,6 +8,7 @@
 
 #include "sluice/core.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/stat.h>
@@ -30,9 +31,46 @@ enum sluice_listing { SLUICE_LISTING_SAME, SLUICE_LISTING_GONE, SLUICE_LISTING_N
 enum sluice_listing sluice_listing_look(struct sluice_listing_file *file, char **data, size_t *length,
                                         struct sluice_error_text *text);
 
-/* Check a content's kind and checksum: its lines between the first and the last. Errors: CORRUPT, INVALID (another kind),
- * VERSION. */
-enum sluice_error sluice_listing_open(const char *data, size_t length, const char *kind, const char **lines,
-                                      size_t *bytes, struct sluice_error_text *text);
+/* What is left of a line: words with one `between` two of them; `at` is NULL behind the last of them. */
+struct sluice_line {
+    const char *at, *end;
+    char between;
+};
+
+/* The next word's length; 0: there is none. */
+size_t sluice_line_word(struct sluice_line *line, const char **word);
+/* The next word, digits alone. `most` is below 2^60. */
+bool sluice_line_number(struct sluice_line *line, uint64_t most, uint64_t *number);
+/* The next word, printable, with a terminating zero in `size` bytes. */
+bool sluice_line_name(struct sluice_line *line, char *name, size_t size);
+
+/* What a file's items, in one block, begin with. */
+struct sluice_listed {
+    atomic_uint users;
+    uint32_t count;
+};
+
+/* A kind of file, with an item in each line. */
+struct sluice_listing_kind {
+    const char *name;   /* in the first line */
+    const char *items;  /* in a message: more than 10 ITEMS */
+    const char *wanted; /* in a message: line 2: not WANTED */
+    uint32_t most;      /* items */
+    size_t first, size; /* of an item: where in its block the first one is, and bytes */
+    bool (*read)(struct sluice_line *line, void *item);
+    int (*compare)(const void *item, const void *other);
+    /* What a message says of an item that is there twice. */
+    void (*twice)(const void *item, struct sluice_error_text *text);
+};
+
+/* A block with `count` items, all zero, and one user; NULL without memory. */
+struct sluice_listed *sluice_listed_new(const struct sluice_listing_kind *kind, uint32_t count);
+/* A user less; the last one frees it. NULL does nothing. */
+void sluice_listed_release(const struct sluice_listed *listed);
+
+/* Read a content, which needs no terminating zero: its items, sorted, are the caller's, to be released. On failure *made
+ * is NULL. Errors: INVALID (`text` says the line), VERSION, CORRUPT, CAPACITY, NO_MEMORY. */
+enum sluice_error sluice_listing_parse(const struct sluice_listing_kind *kind, const char *data, size_t length,
+                                       struct sluice_listed **made, struct sluice_error_text *text);
 
 #endif

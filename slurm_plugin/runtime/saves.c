@@ -2,71 +2,84 @@
 #include "runtime/saves.h"
 
 #include "runtime/controller.h"
-#include "runtime/listing.h"
-#include "runtime/log.h"
-#include "runtime/ticker.h"
+#include "runtime/published.h"
 
-#include <pthread.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
-static struct {
-    pthread_mutex_t lock; /* guards `current` */
-    struct sluice_saves *current;
-    struct sluice_listing_file file;
-    struct sluice_tick *tick;
-} saves = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static bool read_line(struct sluice_line *line, void *item)
+{
+    struct sluice_save *save = item;
+    uint64_t job, time;
+    if (!sluice_line_number(line, UINT32_MAX, &job) || !sluice_line_number(line, SLUICE_SAVES_MAX_S, &time))
+        return false;
+    *save = (struct sluice_save){.job_id = (uint32_t)job, .at_s = (int64_t)time};
+    return !line->at;
+}
+
+static int compare(const void *a, const void *b)
+{
+    const struct sluice_save *one = a, *other = b;
+    return (one->job_id > other->job_id) - (one->job_id < other->job_id);
+}
+
+static void say_twice(const void *item, struct sluice_error_text *text)
+{
+    const struct sluice_save *save = item;
+    snprintf(text->text, sizeof(text->text), "job %" PRIu32 " is there twice", save->job_id);
+}
+
+static const struct sluice_listing_kind kind = {.name = "sluice-saves",
+                                                .items = "jobs",
+                                                .wanted = "a job's id and a time",
+                                                .most = SLUICE_SAVES_MAX,
+                                                .first = offsetof(struct sluice_saves, jobs),
+                                                .size = sizeof(struct sluice_save),
+                                                .read = read_line,
+                                                .compare = compare,
+                                                .twice = say_twice};
+static struct sluice_published saves = {.kind = &kind,
+                                        .name = "saves",
+                                        .file = SLUICE_SAVES_FILE,
+                                        .kept = "what was known of saves stays so",
+                                        .lock = PTHREAD_MUTEX_INITIALIZER};
+
+enum sluice_error sluice_saves_parse(const char *data, size_t length, struct sluice_saves **made,
+                                     struct sluice_error_text *text)
+{
+    struct sluice_listed *listed;
+    enum sluice_error error = sluice_listing_parse(&kind, data, length, &listed, text);
+    *made = (struct sluice_saves *)listed;
+    return error;
+}
 
 const struct sluice_saves *sluice_saves_acquire(void)
 {
-    pthread_mutex_lock(&saves.lock);
-    struct sluice_saves *current = saves.current;
-    if (current)
-        atomic_fetch_add(&current->users, 1);
-    pthread_mutex_unlock(&saves.lock);
-    return current;
+    return (const struct sluice_saves *)sluice_published_acquire(&saves);
 }
 
-static void publish(struct sluice_saves *next)
+void sluice_saves_release(const struct sluice_saves *released)
 {
-    pthread_mutex_lock(&saves.lock);
-    struct sluice_saves *before = saves.current;
-    saves.current = next;
-    pthread_mutex_unlock(&saves.lock);
-    sluice_saves_release(before);
+    sluice_listed_release((const struct sluice_listed *)released);
 }
 
-static void look(void *unused)
+int64_t sluice_saves_of(const struct sluice_saves *known, uint32_t job_id)
 {
-    (void)unused;
-    char *data;
-    size_t length;
-    struct sluice_saves *next = NULL;
-    struct sluice_error_text text = {.text = ""};
-    enum sluice_listing found = sluice_listing_look(&saves.file, &data, &length, &text);
-    if (found == SLUICE_LISTING_SAME)
-        return;
-    if (data)
-        (void)sluice_saves_parse(data, length, &next, &text);
-    free(data);
-    if (next || found == SLUICE_LISTING_GONE)
-        publish(next);
-    else
-        sluice_log_error("sluice: %s: %s; what was known of saves stays so", saves.file.path, text.text);
+    const struct sluice_save wanted = {.job_id = job_id};
+    const struct sluice_save *found =
+        known ? bsearch(&wanted, known->jobs, known->listed.count, sizeof(*known->jobs), compare) : NULL;
+    return found ? found->at_s : 0;
 }
 
 static bool start(const struct sluice_site *site)
 {
-    sluice_listing_follow(&saves.file, site->state_folder, SLUICE_SAVES_FILE);
-    look(NULL);
-    saves.tick = sluice_ticker_add("saves", SLUICE_LISTING_PERIOD_MS, look, NULL);
-    return saves.tick != NULL;
+    return sluice_published_start(&saves, site->state_folder);
 }
 
 static void stop(void)
 {
-    sluice_ticker_remove(saves.tick);
-    saves.tick = NULL;
-    publish(NULL);
+    sluice_published_stop(&saves);
 }
 
 __attribute__((constructor)) static void enlist(void)

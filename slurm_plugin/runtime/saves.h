@@ -12,10 +12,7 @@
 #ifndef SLUICE_RUNTIME_SAVES_H
 #define SLUICE_RUNTIME_SAVES_H
 
-#include "sluice/core.h"
-
-#include <stdatomic.h>
-#include <stddef.h>
+#include "runtime/listing.h"
 
 #define SLUICE_SAVES_FILE "sluice.saves"
 
@@ -28,8 +25,7 @@ struct sluice_save {
 };
 
 struct sluice_saves {
-    uint32_t count;
-    atomic_uint users;
+    struct sluice_listed listed;
     struct sluice_save jobs[]; /* sorted by id */
 };
 

@@ -1,25 +1,81 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/withdrawn_internal.h"
+#include "runtime/withdrawn.h"
 
 #include "runtime/controller.h"
-#include "runtime/listing.h"
 #include "runtime/log.h"
+#include "runtime/published.h"
 #include "runtime/status.h"
-#include "runtime/ticker.h"
 
 #include <inttypes.h>
-#include <pthread.h>
-#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
 
-static struct {
-    pthread_mutex_t lock; /* guards `current` */
-    struct shared_list *current;
-    struct sluice_listing_file file;
-    struct sluice_tick *tick;
-    _Atomic uint64_t *listed;
-} withdrawn = {.lock = PTHREAD_MUTEX_INITIALIZER};
+/* NODE NUMBER, which has one spelling. */
+static bool read_line(struct sluice_line *line, void *item)
+{
+    static const char in_names[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+    struct sluice_withdrawn_gpu *gpu = item;
+    uint64_t number;
+    if (!sluice_line_name(line, gpu->node, sizeof(gpu->node)) || gpu->node[strspn(gpu->node, in_names)])
+        return false;
+    const char *digits = line->at;
+    if (!sluice_line_number(line, SLUICE_WITHDRAWN_MAX_GPU, &number) || line->at)
+        return false;
+    gpu->gpu = (uint32_t)number;
+    return digits[0] != '0' || line->end - digits == 1;
+}
 
-static _Atomic uint64_t generation_now;
+static int compare(const void *a, const void *b)
+{
+    const struct sluice_withdrawn_gpu *one = a, *other = b;
+    int names = strcmp(one->node, other->node);
+    return names ? names : (one->gpu > other->gpu) - (one->gpu < other->gpu);
+}
+
+static void say_twice(const void *item, struct sluice_error_text *text)
+{
+    const struct sluice_withdrawn_gpu *gpu = item;
+    snprintf(text->text, sizeof(text->text), "GPU %" PRIu32 " of node %s is named twice", gpu->gpu, gpu->node);
+}
+
+static _Atomic uint64_t generation_now, *listed_now;
+
+/* The generation last: who looks for the new list just before it is there finds the old one with its own generation,
+ * and looks again. */
+static void announce(struct sluice_listed *next, const struct sluice_listed *before)
+{
+    struct sluice_withdrawn *list = (struct sluice_withdrawn *)next;
+    atomic_store_explicit(listed_now, next->count, memory_order_relaxed);
+    if (next->count || (before && before->count))
+        sluice_log_info("sluice: %" PRIu32 " GPUs are out of service", next->count);
+    list->generation = atomic_load(&generation_now) + 1;
+    atomic_store_explicit(&generation_now, list->generation, memory_order_release);
+}
+
+static const struct sluice_listing_kind kind = {.name = "sluice-withdrawn",
+                                                .items = "GPUs",
+                                                .wanted = "a node's name and a GPU's number",
+                                                .most = SLUICE_WITHDRAWN_MAX,
+                                                .first = offsetof(struct sluice_withdrawn, gpus),
+                                                .size = sizeof(struct sluice_withdrawn_gpu),
+                                                .read = read_line,
+                                                .compare = compare,
+                                                .twice = say_twice};
+static struct sluice_published withdrawn = {.kind = &kind,
+                                            .name = "withdrawn",
+                                            .file = SLUICE_WITHDRAWN_FILE,
+                                            .kept = "the GPUs that were out of service stay so",
+                                            .announce = announce,
+                                            .lock = PTHREAD_MUTEX_INITIALIZER};
+
+enum sluice_error sluice_withdrawn_parse(const char *data, size_t length, struct sluice_withdrawn **made,
+                                         struct sluice_error_text *text)
+{
+    struct sluice_listed *listed;
+    enum sluice_error error = sluice_listing_parse(&kind, data, length, &listed, text);
+    *made = (struct sluice_withdrawn *)listed;
+    return error;
+}
 
 uint64_t sluice_withdrawn_generation(void)
 {
@@ -28,79 +84,23 @@ uint64_t sluice_withdrawn_generation(void)
 
 const struct sluice_withdrawn *sluice_withdrawn_acquire(void)
 {
-    pthread_mutex_lock(&withdrawn.lock);
-    struct shared_list *current = withdrawn.current;
-    if (current)
-        atomic_fetch_add(&current->users, 1);
-    pthread_mutex_unlock(&withdrawn.lock);
-    return current ? &current->shown : NULL;
+    return (const struct sluice_withdrawn *)sluice_published_acquire(&withdrawn);
 }
 
 void sluice_withdrawn_release(const struct sluice_withdrawn *list)
 {
-    sluice_withdrawn_free((struct sluice_withdrawn *)(uintptr_t)list);
-}
-
-static void publish(struct shared_list *list)
-{
-    pthread_mutex_lock(&withdrawn.lock);
-    struct shared_list *before = withdrawn.current;
-    list->shown.generation = atomic_load(&generation_now) + 1;
-    withdrawn.current = list;
-    pthread_mutex_unlock(&withdrawn.lock);
-    atomic_store_explicit(&generation_now, list->shown.generation, memory_order_release);
-    atomic_store_explicit(withdrawn.listed, list->shown.count, memory_order_relaxed);
-    if (list->shown.count || (before && before->shown.count))
-        sluice_log_info("sluice: %" PRIu32 " GPUs are out of service", list->shown.count);
-    sluice_withdrawn_free(before ? &before->shown : NULL);
-}
-
-/* Look at the file. */
-static void look(void *unused)
-{
-    (void)unused;
-    char *data;
-    size_t length;
-    struct sluice_withdrawn *list = NULL;
-    struct sluice_error_text text = {.text = ""};
-    enum sluice_listing found = sluice_listing_look(&withdrawn.file, &data, &length, &text);
-    if (found == SLUICE_LISTING_SAME)
-        return;
-    if (found == SLUICE_LISTING_GONE) {
-        struct shared_list *empty = sluice_withdrawn_new(0);
-        list = empty ? &empty->shown : NULL;
-    } else if (data) {
-        (void)sluice_withdrawn_parse(data, length, &list, &text);
-        free(data);
-    }
-    if (list)
-        publish((struct shared_list *)list);
-    else
-        sluice_log_error("sluice: %s: %s; the GPUs that were out of service stay so", withdrawn.file.path, text.text);
+    sluice_listed_release((const struct sluice_listed *)list);
 }
 
 static bool start(const struct sluice_site *site)
 {
-    sluice_listing_follow(&withdrawn.file, site->state_folder, SLUICE_WITHDRAWN_FILE);
-    withdrawn.listed = sluice_status_counter("withdrawn.listed");
-    struct shared_list *empty = sluice_withdrawn_new(0);
-    if (!empty)
-        return false;
-    publish(empty);
-    look(NULL);
-    withdrawn.tick = sluice_ticker_add("withdrawn", SLUICE_LISTING_PERIOD_MS, look, NULL);
-    return withdrawn.tick != NULL;
+    listed_now = sluice_status_counter("withdrawn.listed");
+    return sluice_published_start(&withdrawn, site->state_folder);
 }
 
 static void stop(void)
 {
-    sluice_ticker_remove(withdrawn.tick);
-    withdrawn.tick = NULL;
-    pthread_mutex_lock(&withdrawn.lock);
-    struct shared_list *last = withdrawn.current;
-    withdrawn.current = NULL;
-    pthread_mutex_unlock(&withdrawn.lock);
-    sluice_withdrawn_free(last ? &last->shown : NULL);
+    sluice_published_stop(&withdrawn);
 }
 
 __attribute__((constructor)) static void enlist(void)

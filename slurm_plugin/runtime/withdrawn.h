@@ -13,11 +13,7 @@
 #ifndef SLUICE_RUNTIME_WITHDRAWN_H
 #define SLUICE_RUNTIME_WITHDRAWN_H
 
-#include "sluice/core.h"
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "runtime/listing.h"
 
 #define SLUICE_WITHDRAWN_FILE "sluice.withdrawn"
 
@@ -33,18 +29,15 @@ struct sluice_withdrawn_gpu {
 };
 
 struct sluice_withdrawn {
-    const struct sluice_withdrawn_gpu *gpus; /* sorted by node and number */
-    uint32_t count;
-    uint64_t generation; /* grows with each change */
+    struct sluice_listed listed;
+    uint64_t generation;                /* grows with each change */
+    struct sluice_withdrawn_gpu gpus[]; /* sorted by node and number */
 };
 
-/*
- * Read a file's content; needs no terminating zero. On success *list is the caller's, to be given to
- * sluice_withdrawn_free. Errors: INVALID (`text` says the line), VERSION, CORRUPT, CAPACITY, NO_MEMORY.
- */
+/* Read a file's content; needs no terminating zero. On success *list is the caller's, to be released. Errors: INVALID
+ * (`text` says the line), VERSION, CORRUPT, CAPACITY, NO_MEMORY. */
 enum sluice_error sluice_withdrawn_parse(const char *data, size_t length, struct sluice_withdrawn **list,
                                          struct sluice_error_text *text);
-void sluice_withdrawn_free(struct sluice_withdrawn *list);
 
 /* Grows with each change of the list in force. One atomic load. */
 uint64_t sluice_withdrawn_generation(void);

@@ -9,14 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static enum sluice_error parse(const char *body, struct sluice_nics **nics, struct sluice_error_text *text)
-{
-    size_t length;
-    char *whole = with_checksum(body, &length);
-    enum sluice_error error = sluice_nics_parse(whole, length, nics, text);
-    free(whole);
-    return error;
-}
+PARSE_WITH_CHECKSUM(parse, sluice_nics_parse, struct sluice_nics)
 
 static void test_good(void)
 {

@@ -4,14 +4,7 @@
 #include "check.h"
 #include "with_checksum.h"
 
-static enum sluice_error parse(const char *body, struct sluice_saves **saves, struct sluice_error_text *text)
-{
-    size_t length;
-    char *whole = with_checksum(body, &length);
-    enum sluice_error error = sluice_saves_parse(whole, length, saves, text);
-    free(whole);
-    return error;
-}
+PARSE_WITH_CHECKSUM(parse, sluice_saves_parse, struct sluice_saves)
 
 static void test_good(void)
 {

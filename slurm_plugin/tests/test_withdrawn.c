@@ -4,31 +4,23 @@
 #include "check.h"
 #include "with_checksum.h"
 
-/* Parse `body` with its checksum below. */
-static enum sluice_error parse(const char *body, struct sluice_withdrawn **list, struct sluice_error_text *text)
-{
-    size_t length;
-    char *whole = with_checksum(body, &length);
-    enum sluice_error error = sluice_withdrawn_parse(whole, length, list, text);
-    free(whole);
-    return error;
-}
+PARSE_WITH_CHECKSUM(parse, sluice_withdrawn_parse, struct sluice_withdrawn)
 
 static void test_good(void)
 {
     struct sluice_withdrawn *list;
     struct sluice_error_text text;
     CHECK_INT(parse("sluice-withdrawn 1\n", &list, &text), SLUICE_OK);
-    CHECK_INT(list->count, 0);
-    sluice_withdrawn_free(list);
+    CHECK_INT(list->listed.count, 0);
+    sluice_withdrawn_release(list);
     CHECK_INT(parse("sluice-withdrawn 1\nnode-2 10\nnode-2 9\nnode-1.a_b 255\n", &list, &text), SLUICE_OK);
-    CHECK_INT(list->count, 3);
+    CHECK_INT(list->listed.count, 3);
     CHECK_STR(list->gpus[0].node, "node-1.a_b");
     CHECK_INT(list->gpus[0].gpu, 255);
     CHECK_INT(list->gpus[1].gpu, 9); /* sorted */
     CHECK_INT(list->gpus[2].gpu, 10);
-    sluice_withdrawn_free(list);
-    sluice_withdrawn_free(NULL);
+    sluice_withdrawn_release(list);
+    sluice_withdrawn_release(NULL);
 }
 
 static void test_bad(void)
@@ -70,7 +62,7 @@ static void test_damaged(void)
     struct sluice_withdrawn *list;
     struct sluice_error_text text;
     CHECK_INT(sluice_withdrawn_parse(whole, length, &list, &text), SLUICE_OK);
-    sluice_withdrawn_free(list);
+    sluice_withdrawn_release(list);
     for (size_t cut = 0; cut < length; cut++) {
         CHECK_INT(sluice_withdrawn_parse(whole, cut, &list, &text), SLUICE_ERROR_CORRUPT);
         CHECK(list == NULL);

@@ -17,4 +17,15 @@ static inline char *with_checksum(const char *body, size_t *length)
     return whole;
 }
 
+/* Defines NAME(body, &made, text): what PARSE makes, a TYPE, of the body with its checksum under it. */
+#define PARSE_WITH_CHECKSUM(NAME, PARSE, TYPE)                                                                         \
+    static enum sluice_error NAME(const char *body, TYPE **made, struct sluice_error_text *text)                       \
+    {                                                                                                                  \
+        size_t length;                                                                                                 \
+        char *whole = with_checksum(body, &length);                                                                    \
+        enum sluice_error error = PARSE(whole, length, made, text);                                                    \
+        free(whole);                                                                                                   \
+        return error;                                                                                                  \
+    }
+
 #endif
