@@ -99,8 +99,9 @@ class PowerControl:
                 power_plan.write(plan, power_plan.render((), {}, {}))
             (site.state_save / met.FILE_NAME).unlink(missing_ok=True)  # one that is added later is not lowered
             self._forget_orders()
-            self._gpus = []
-            self._keeper = None
+            with self._lock:
+                self._gpus = []
+                self._keeper = None
             return
         with self._lock:
             now = time.monotonic()
@@ -324,15 +325,14 @@ class PowerControl:
                 self._saving[number] = replace(self._saving[number], until=clock)
 
     def _news(self, site: Site, clock: float) -> list[tuple[Job, str]]:
-        """Jobs that are to be stopped since the last look; those that are to be no more are forgotten."""
+        """Jobs that are to be stopped since the last look; where none is to be any more all are forgotten, or whoever
+        leads decides again."""
         new = {number: why for number, why in self._to_stop if number not in self._saving}
         self._to_stop.clear()
-        if self._keeper is None or self._ceased(clock) or not site.leads():  # whoever leads decides again
+        if self._keeper is None or self._keeper.kept or self._ceased(clock) or not site.leads():
             self._spare(new)
             self._spare(self._saving)
             return []
-        if self._keeper.kept:
-            self._spare(self._saving)
         return [(self._jobs[number], why) for number, why in new.items() if number in self._jobs]
 
     def _spare(self, jobs: dict[int, Any]) -> None:

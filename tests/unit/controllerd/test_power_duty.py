@@ -83,6 +83,15 @@ class Daemon:
             self.now += 1
             self.control.step(cast(Site, self.site))
 
+    def lower(self) -> None:
+        """So far that job 2 is to give way; job 1 is guaranteed."""
+        self.step(int(LOOK_S) + 2)
+        self.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
+        self.step(3, cap=300, why="order")
+
+    def stop(self) -> None:
+        self.control.stop(cast(Site, self.site))
+
     def report(
         self, node: str, jobs: tuple[int, ...], drawn: float = 600, cap: float = 700, why: str = "", **caps: float
     ) -> dict[str, Any]:
@@ -145,7 +154,7 @@ def test_a_controller_that_does_not_lead_orders_nothing(daemon: Daemon) -> None:
     assert not (daemon.site.state_save / "sluice.power").exists()
     assert daemon.report("n1", (1, 2)) == {}
     daemon.control._to_stop.append((2, "why"))
-    daemon.control.stop(cast(Site, daemon.site))
+    daemon.stop()
     assert daemon.site.ran == []
 
 
@@ -155,7 +164,7 @@ def test_a_lowered_budget_is_ordered_published_and_jobs_give_way(daemon: Daemon)
     assert daemon.report("n1", (1, 2))["order"]["caps"]["n1-2"] < 700
     assert daemon.plan()[1].startswith("budget hall 2000 ")
     daemon.step(3, cap=300, why="order")
-    daemon.control.stop(cast(Site, daemon.site))
+    daemon.stop()
     assert daemon.site.ran == ["scontrol requeue 2"]  # job 1 is guaranteed
     assert daemon.control.why({"job": 1}, None)["gives_way"] == "never stopped"
     with pytest.raises(SluiceError, match="no running job of yours"):
@@ -175,7 +184,7 @@ def test_a_daemon_that_dies_after_a_lowering_leaves_it_to_the_next(daemon: Daemo
         daemon.control = PowerControl(cast(Site, daemon.site))
         daemon.control.powers._clock = lambda: daemon.now
         daemon.step(int(LOOK_S) + 4, cap=300, why="order")
-        daemon.control.stop(cast(Site, daemon.site))
+        daemon.stop()
         assert daemon.site.ran == ran
     assert caplog.text.count("damaged") == len(damaged)
 
@@ -192,7 +201,7 @@ def test_without_a_file_that_can_be_written_a_budget_is_kept(daemon: Daemon) -> 
     for _ in range(3):
         with pytest.raises(IsADirectoryError):
             daemon.step(cap=300, why="order")
-    daemon.control.stop(cast(Site, daemon.site))
+    daemon.stop()
     assert daemon.site.ran == ["scontrol requeue 2"]
 
 
@@ -240,84 +249,82 @@ def test_a_limit_that_the_site_has_raised_counts(daemon: Daemon) -> None:
 
 
 def test_only_a_job_that_runs_is_cancelled_where_it_cannot_be_requeued(daemon: Daemon) -> None:
-    daemon.step(int(LOOK_S) + 2)
     daemon.site.refused = ("requeue",)  # as of a job that was requeued, and whose node is slow to end it
-    daemon.control._to_stop.append((2, "why"))
-    daemon.control.stop(cast(Site, daemon.site))
+    daemon.lower()
+    daemon.stop()
     assert daemon.site.ran == ["scontrol requeue 2", "scancel --state=RUNNING 2"]
+
+
+def test_no_job_is_stopped_for_a_budget_that_is_kept_by_then(daemon: Daemon) -> None:
+    """E.g. as Slurm's commands for the jobs before took long."""
+    daemon.lower()
+    daemon.control.lower({"name": "hall", "end": True})
+    daemon.stop()
+    assert daemon.site.ran == []
 
 
 def test_a_job_that_saves_is_asked_to_before_it_gives_way(daemon: Daemon) -> None:
     daemon.site.comment = "sluice:checkpoint"
-    daemon.step(int(LOOK_S) + 2)
-    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
-    daemon.step(3, cap=300, why="order")
-    site = cast(Site, daemon.site)
+    daemon.lower()
     signal = "scancel --signal=USR1 --full 2"
     daemon.control._to_stop.append((2, "again"))
-    daemon.control.stop(site)
+    daemon.stop()
     daemon.step(29, cap=300, why="order")
     daemon.control._to_stop.append((2, "why"))
-    daemon.control.stop(site)
+    daemon.stop()
     assert daemon.site.ran == [signal]
     daemon.step(1, cap=300, why="order")  # it has not answered within checkpoint.before_requeue
-    daemon.control.stop(site)
+    daemon.stop()
     assert daemon.site.ran == [signal, "scontrol requeue 2"]
     assert daemon.control.why({"job": 2}, None)["would_lose_s"] > 1e9
 
     daemon.control._to_stop.append((2, "why"))
-    daemon.control.stop(site)
-    controller_of(site)._checkpoints.saves.jobs[2].saved = time.time()
-    daemon.control.stop(site)
+    daemon.stop()
+    controller_of(cast(Site, daemon.site))._checkpoints.saves.jobs[2].saved = time.time()
+    daemon.stop()
     assert daemon.site.ran[2:] == [signal, "scontrol requeue 2"]
     assert json.loads(daemon.site.events.read_text().splitlines()[-1])["saved"] == pytest.approx(time.time(), abs=60)
     assert daemon.control.why({"job": 2}, None)["would_lose_s"] < 60
 
     daemon.control._to_stop.append((2, "why"))
-    daemon.control.stop(site)
+    daemon.stop()
     daemon.site.led = False
-    daemon.control.stop(site)
+    daemon.stop()
     daemon.site.led = True
-    daemon.control.stop(site)
+    daemon.stop()
     daemon.control._to_stop.append((2, "why"))
-    daemon.control.stop(site)
+    daemon.stop()
     daemon.now += 60  # another daemon leads meanwhile: nothing of this one runs
     daemon.control._to_stop.append((3, "why"))
-    daemon.control.stop(site)
+    daemon.stop()
     assert daemon.site.ran[4:] == [signal, signal]
 
     daemon.step(int(LOOK_S) + 4, cap=300, why="order")
-    daemon.control.stop(site)
+    daemon.stop()
     assert daemon.site.ran[6:] == [signal]  # it decides again
     daemon.control.lower({"name": "hall", "end": True})  # it is not needed any more
-    daemon.control.stop(site)
+    daemon.stop()
     daemon.step(60, cap=300, why="order")
-    daemon.control.stop(site)
+    daemon.stop()
     assert daemon.site.ran[6:] == [signal]
 
 
 def test_a_job_does_not_save_while_the_lowest_caps_do_not_keep_the_budget(daemon: Daemon) -> None:
     daemon.site.comment = "sluice:checkpoint"
-    site = cast(Site, daemon.site)
-    daemon.step(int(LOOK_S) + 2)
-    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
-    daemon.step(3, cap=300, why="order")
-    daemon.control.stop(site)
+    daemon.lower()
+    daemon.stop()
     assert daemon.site.ran == ["scancel --signal=USR1 --full 2"]
     daemon.control.lower({"name": "hall", "watts": 1700, "seconds": 60, "by": "oper"})  # 2 * 700 are not known, 2 * 200
-    daemon.control.stop(site)
+    daemon.stop()
     assert daemon.site.ran[1:] == ["scontrol requeue 2"]
     daemon.control._to_stop.append((2, "why"))
-    daemon.control.stop(site)
+    daemon.stop()
     assert daemon.site.ran[2:] == ["scontrol requeue 2"]
 
 
 def test_a_job_whose_signal_fails_is_stopped_all_the_same(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon.site.comment = "sluice:checkpoint"
-    site = cast(Site, daemon.site)
-    daemon.step(int(LOOK_S) + 2)
-    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
-    daemon.step(3, cap=300, why="order")
+    daemon.lower()
     run = daemon.site.run
 
     def scancel_hangs(*words: str, **named: Any) -> Any:
@@ -327,32 +334,28 @@ def test_a_job_whose_signal_fails_is_stopped_all_the_same(daemon: Daemon, monkey
 
     monkeypatch.setattr(daemon.site, "run", scancel_hangs)
     with pytest.raises(SluiceError):
-        daemon.control.stop(site)
+        daemon.stop()
     daemon.step(30, cap=300, why="order")
-    daemon.control.stop(site)
+    daemon.stop()
     assert daemon.site.ran == ["scontrol requeue 2"]
 
 
 def test_a_job_is_stopped_where_no_event_can_be_written(daemon: Daemon, caplog: Any) -> None:
     """As on a full disk."""
-    daemon.step(int(LOOK_S) + 2)
+    daemon.lower()
     daemon.site.events = daemon.site.state_save / "none" / "events.jsonl"
-    daemon.control._to_stop.append((2, "why"))
-    daemon.control.stop(cast(Site, daemon.site))
+    daemon.stop()
     assert daemon.site.ran == ["scontrol requeue 2"] and "event power.stopped" in caplog.text
 
 
 def test_no_job_gives_way_to_a_budget_that_is_taken_out(daemon: Daemon) -> None:
     daemon.site.comment = "sluice:checkpoint"
-    site = cast(Site, daemon.site)
-    daemon.step(int(LOOK_S) + 2)
-    daemon.control.lower({"name": "hall", "watts": 2000, "seconds": 60, "by": "oper"})
-    daemon.step(3, cap=300, why="order")
-    daemon.control.stop(site)
+    daemon.lower()
+    daemon.stop()
     (daemon.site.conf_folder / FILE_NAME).write_text(compile_node(parse("level: place\n")).render())
     daemon.step(1)
-    controller_of(site)._checkpoints.saves.jobs[2].saved = time.time() + 1
-    daemon.control.stop(site)
+    controller_of(cast(Site, daemon.site))._checkpoints.saves.jobs[2].saved = time.time() + 1
+    daemon.stop()
     assert daemon.site.ran == ["scancel --signal=USR1 --full 2"]
 
 
