@@ -85,7 +85,10 @@ class PowerKeeper:
         except SluiceError as error:
             log("problem", what=error.what, remedy=error.remedy)
         self._heats.load(self._journal.steps)
-        self._keep_lifted(self._journal.order, self._lift(self._journal.order))
+        try:
+            self._keep_lifted(self._journal.order, self._lift(self._journal.order))
+        except OSError as error:  # a full /run: the next agent lifts it again
+            log("problem", what=f"what an order has lifted is not kept: {error.strerror}")
         if self._journal.before:
             self._unsure_until = self._clock() + _UNSURE_S
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -454,6 +455,9 @@ def test_an_agent_that_dies_as_it_lifts_a_planned_cap_leaves_the_rest_to_the_nex
         with pytest.raises(KeyboardInterrupt):
             site.keeper.obey(PowerOrder(1, {site.state.devices[0].gpu_uuid: 450.0}, lifted=(1,)))
     assert site.limit() == 350
+    with monkeypatch.context() as full:
+        full.setattr(site.state.jobs, "save", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        site.again()
     site.again()
     site.keeper.run()
     assert site.limit() == 450
