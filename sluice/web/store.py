@@ -9,10 +9,9 @@ import json
 import sys
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -32,6 +31,7 @@ _CURSOR_VERSION = 1
 _SMALL = 4000  # of so many jobs names are looked at, and not kept
 _STEPS = 4  # places of the order of all jobs that are looked at in less time than one job is sorted in
 _SEARCHES = 16  # parts of names whose jobs are kept
+_MOST_TEXTS = 8 << 20  # bytes of jobs' texts that are kept: more than 10,000 usual ones
 _PIECE = 50  # rows that are taken before others are served
 _RENEWED = 50_000  # jobs that are replaced before what stays is frozen again
 MOST_CURSOR = 512
@@ -65,10 +65,28 @@ class Job:
         return {name: getattr(self, name) for name in FIELDS}
 
 
-@lru_cache(maxsize=4096)
-def text_of(job: Job) -> str:
-    """A job as it is now in JSON, which is the same for all who see it: made once for all answers and streams."""
-    return json.dumps(job.document(), separators=(",", ":"))
+class Texts:
+    """Jobs as they are now in JSON, which is the same for all who see them: made once for all answers and streams. Kept
+    are those that were asked for last.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._size = most, 0  # bytes, as JSON is ASCII
+        self._of: OrderedDict[Job, str] = OrderedDict()
+
+    def of(self, job: Job) -> str:
+        """The text of one."""
+        if (text := self._of.get(job)) is not None:
+            self._of.move_to_end(job)
+            return text
+        text = self._of[job] = json.dumps(job.document(), separators=(",", ":"))
+        self._size += len(text)
+        while self._size > self._most:
+            self._size -= len(self._of.popitem(last=False)[1])
+        return text
+
+
+text_of = Texts(_MOST_TEXTS).of
 
 
 @dataclass(frozen=True, slots=True)

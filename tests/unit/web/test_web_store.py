@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from sluice.base.errors import UsageError
 from sluice.base.hostlist import expand
 from sluice.controllerd.snapshot import job_row
 from sluice.web import store as module
-from sluice.web.store import SORTS, Jobs, Query
+from sluice.web.store import SORTS, Job, Jobs, Query, Texts
 from tests.unit.controllerd.slurm_objects import a_job
 
 
@@ -87,6 +88,23 @@ def test_few_jobs_at_the_end_of_many_are_found_without_sorting_them(
     last = jobs.page(replace(query, cursor=page.next), None)
     assert [job.id for job in last.jobs] == ([3, 1] if descending else [97, 99])
     assert last.next is None
+
+
+def test_texts_are_kept_up_to_a_size_those_that_were_asked_for_last() -> None:
+    """However long one tenant's names and comments are, of which a control character is six bytes."""
+    small, large = Job(job_row(a_job(1))), Job(job_row(a_job(2, comment="\x01" * 1000)))
+    size = len(Texts(0).of(small))
+    assert json.loads(Texts(0).of(large)) == large.document() and len(Texts(0).of(large)) > 6000
+    texts = Texts(6000 + 3 * size)
+    others = [Job(job_row(a_job(number))) for number in range(3, 10)]
+    made = {job: texts.of(job) for job in (small, *others)}
+    assert all(texts.of(job) is text for job, text in made.items())
+    assert texts.of(small) is made[small]
+    kept = texts.of(large)
+    assert texts.of(large) is kept and texts.of(small) is made[small]
+    assert texts.of(others[0]) is not made[others[0]]
+    texts = Texts(6000)
+    assert texts.of(large) is not texts.of(large)  # it alone is too large
 
 
 @pytest.mark.parametrize("cursor", ["AAAA", "=", "\x00", "[]", "W10", "x" * 600, "WzIsImlkIiwxLDEsMV0", "\u00e9"])
