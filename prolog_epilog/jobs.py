@@ -382,13 +382,13 @@ class Jobs:
         version does not say. `profile`: its user asks for a profile of it. `own`: variables that its user has set.
         """
         place = cgroups.place_of(peer.pid)
-        record = None if place is None else self._state.records.get(place.job)
-        if place is None or record is None:
-            raise RefusalError("this is not a task of a job with GPUs on this node", Refusal.NO_TASK)
-        if peer.uid not in (0, record.uid):
-            raise RefusalError(f"job {record.job}: belongs to another user", Refusal.WRONG_USER)
-        _refuse_again(record)
-        with self._state.lock:
+        with self._state.lock:  # a job that ends meanwhile is written for the last time
+            record = None if place is None else self._state.records.get(place.job)
+            if place is None or record is None:
+                raise RefusalError("this is not a task of a job with GPUs on this node", Refusal.NO_TASK)
+            if peer.uid not in (0, record.uid):
+                raise RefusalError(f"job {record.job}: belongs to another user", Refusal.WRONG_USER)
+            _refuse_again(record)
             cgroups.take_steps(place)  # Slurm 22.05 makes a task's folder while the step sets its limit, or after that
             self._refuse_strange(record, place, open)
             self._note_own(record, own)

@@ -126,6 +126,29 @@ def test_what_a_user_has_set_is_kept_and_recorded(agent: Agent, monkeypatch: pyt
     assert (event.action, event.detail, event.times) == ("own", {"set": ["NCCL_IB_HCA"]}, 100)
 
 
+def test_a_task_of_a_job_that_ends_meanwhile_does_not_write_its_record_again(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next agent would send it a second time."""
+
+    class Lock:
+        """The job's epilog had it before."""
+
+        def __enter__(self) -> None:
+            agent.state.records.pop(7, None)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    agent.state.records[7] = granted(GIB)
+    monkeypatch.setattr(agent.state, "lock", Lock())
+    monkeypatch.setattr("prolog_epilog.cgroups.place_of", lambda *_: Place(7, "0"))
+    monkeypatch.setattr("prolog_epilog.cgroups.take_steps", lambda *_: None)
+    answer = ask(agent, do="task", open=["/dev/nvidia0"], nics=[], own=["NCCL_IB_HCA"])
+    assert "not a task of a job" in str(answer["error"])
+    assert list(agent.state.jobs.folder.iterdir()) == []
+
+
 def test_the_drivers_are_let_go_for_a_change_of_layout(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, asked = Watch(Worker("nvidia")), []
     agent.watcher.watches["nvidia"] = watch
