@@ -177,12 +177,7 @@ class Replay:
         self._nodes = [_Node(-1, state="on") for _ in fixed]
         self._pools: list[_Pool] = []
         for name, pool in pools.items():
-            at = range(len(self._nodes), len(self._nodes) + len(pool.names))
-            times = PoolTimes(pool.idle, pool.least, pool.spare)
-            outs = [one for one in stock_outs if one.pool == name]
-            patience = pool.give_back_within if way == "fleet" else pool.boot_within
-            self._pools.append(_Pool(name, times, pool.boot_within, list(at), outs, patience, pool.back_off))
-            self._nodes += [_Node(len(self._pools) - 1, pool.shapes[0].price) for _ in at]
+            self._add(name, pool, [one for one in stock_outs if one.pool == name])
         self._backfill = Backfill(len(nodes), max_jobs=DEPTH)
         self._queue: list[int] = []
         self._running: dict[int, tuple[int, float]] = {}  # by job: its allocation, and when it ends at the latest
@@ -196,6 +191,13 @@ class Replay:
         self._rejected = 0
         self._sums = _Sums()
         self.now = 0.0
+
+    def _add(self, name: str, pool: Pool, outs: list[StockOut]) -> None:
+        at = range(len(self._nodes), len(self._nodes) + len(pool.names))
+        times = PoolTimes(pool.idle, pool.least, pool.spare)
+        patience = pool.give_back_within if self._way == "fleet" else pool.boot_within
+        self._pools.append(_Pool(name, times, pool.boot_within, list(at), outs, patience, pool.back_off))
+        self._nodes += [_Node(len(self._pools) - 1, pool.shapes[0].price) for _ in at]
 
     def run(self, progress: Callable[[int], None] = lambda ended: None) -> Figures:
         """All of it."""
