@@ -126,12 +126,12 @@ class _Memory:
     raise_to: float | None = None  # the least of the targets since `room_since`
     room_since: float = 0.0
 
-    def most_drawn(self, now: float, watts: float) -> float:
-        """The most that was drawn lately, now included."""
+    def most_drawn(self, now: float, watts: float, lately_s: float) -> float:
+        """The most that was drawn for so long, now included."""
         while self.drawn and self.drawn[-1][1] <= watts:
             self.drawn.pop()
         self.drawn.append((now, watts))
-        while self.drawn[0][0] < now - LATELY_S:
+        while self.drawn[0][0] < now - lately_s:
             self.drawn.popleft()
         return self.drawn[0][1]
 
@@ -205,7 +205,8 @@ class Keeper:
         memory = self._of[gpu.key]
         if gpu.jobs != memory.jobs:
             memory.drawn.clear()
-        drawn = memory.most_drawn(now, gpu.power_w)
+        ends = not self._stopped.keys().isdisjoint(gpu.jobs)  # it may save its state, and draws little meanwhile
+        drawn = memory.most_drawn(now, gpu.power_w, LATELY_S + STOPPING_S if ends else LATELY_S)
         fixed = gpu.cap_w if gpu.silent else None
         return GpuState(
             key=gpu.key,

@@ -150,6 +150,19 @@ def test_jobs_are_stopped_only_where_a_budget_was_lowered() -> None:
     assert cluster.draws() <= 800
 
 
+def test_a_job_that_draws_little_while_it_saves_gives_way_all_the_same() -> None:
+    cluster = Cluster(4)
+    cluster.step(1600)
+    assert [job for _ in range(5) for job in cluster.step(850).stop] == [4]
+    cluster.demand["g3"] = 60
+    for _ in range(60):
+        cluster.step(850)
+        assert not cluster.keeper.kept
+    del cluster.jobs["g3"]
+    cluster.step(850)
+    assert cluster.keeper.kept and cluster.draws() <= 850
+
+
 def test_the_next_daemon_stops_what_was_to_give_way() -> None:
     cluster = Cluster(4)
     cluster.step(1600)
