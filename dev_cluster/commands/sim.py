@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from sluice.base.errors import UsageError
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 _dir_option = click.option(
     "--dir",
@@ -108,7 +108,7 @@ class _Row:
 @_dir_option
 @click.option("--json", "as_json", is_flag=True, help="As JSON, memory in MiB.")
 @table_options
-def list_command(folder: Path | None, as_json: bool, fields: str | None, noheader: bool, parsable2: bool) -> None:
+def list_command(folder: Path | None, as_json: bool, table: TableOptions) -> None:
     """Print the simulated GPUs of the cluster, a line each."""
     from gpu_sim.fields import get_values
     from gpu_sim.state import holdings, read_state
@@ -148,7 +148,7 @@ def list_command(folder: Path | None, as_json: bool, fields: str | None, noheade
         Column("state", lambda row: row.state),
     ]
     default = ["node", "gpu", "name", "used", "memory", "utilisation", "temperature", "power", "state"]
-    print_table(columns, rows, default=default, fields=fields, noheader=noheader, parsable2=parsable2)
+    table.print(columns, rows, default=default)
 
 
 @command.command(name="fields")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from sluice.cli.daemon_options import oidc_option, tokens_option, verbose_option
+
 _PATH = click.Path(path_type=Path)
 
 
@@ -20,22 +22,8 @@ _PATH = click.Path(path_type=Path)
     help="Where the web process asks.",
 )
 @click.option("--web-user", default="sluice-web", show_default=True, metavar="USER", help="Who may ask besides root.")
-@click.option(
-    "--tokens",
-    type=_PATH,
-    default=Path("/etc/sluice/tokens.json"),
-    show_default=True,
-    metavar="FILE",
-    help="The store of `sluice token`.",
-)
-@click.option(
-    "--oidc",
-    type=_PATH,
-    default=Path("/etc/sluice/oidc.json"),
-    show_default=True,
-    metavar="FILE",
-    help="The OpenID provider, if there is one.",
-)
+@tokens_option
+@oidc_option
 @click.option(
     "--policy",
     type=_PATH,
@@ -69,7 +57,7 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--slurm-conf", "conf", type=_PATH, metavar="PATH", help="slurm.conf or its folder.")
 @click.option("--slurm-prefix", "prefix", type=_PATH, metavar="DIR", help="Where Slurm is installed.")
-@click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
+@verbose_option
 def command(
     path: Path, web_user: str, tokens: Path, oidc: Path, policy: Path, state: Path, serve_user: str,
     replica: Path | None, conf: Path | None, prefix: Path | None, verbose: bool,

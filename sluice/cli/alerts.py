@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sluice.cli.slurm_options import where_options
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
     from policy.alerts import NodeAlerts
@@ -58,9 +58,7 @@ def _alerts(config: dict[str, str]) -> NodeAlerts:
 def list_(
     everything: bool,
     as_json: bool,
-    fields: str | None,
-    parsable2: bool,
-    noheader: bool,
+    table: TableOptions,
     conf: Path | None,
     prefix: Path | None,
 ) -> None:
@@ -85,8 +83,8 @@ def list_(
         Column("value", lambda row: row["value"], lambda value: f"{value:g}", right=True),
     ]
     default = ("rule", "state", "since", "subject", "what")
-    print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
-    for silence in silences if everything and not parsable2 else ():
+    table.print(columns, rows, default=default)
+    for silence in silences if everything and not table.parsable2 else ():
         click.echo(
             f"silence {silence.id}: {silence.rule} {silence.subject} until {_moment(silence.until)} "
             f"by {silence.by} {silence.comment}".rstrip(),
@@ -94,7 +92,7 @@ def list_(
         )
     if waiting:
         click.echo(f"sluice: {waiting} messages wait for their sinks", err=True)
-    if not rows and not parsable2 and fields is None and not _alerts(config).rules:
+    if not rows and not table.asked and not _alerts(config).rules:
         click.echo("sluice: the policy has no rules for alerts", err=True)
 
 

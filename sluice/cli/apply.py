@@ -22,6 +22,6 @@ def command(last: bool, options: ChangeOptions) -> None:
 
     if last and options.path is not None:
         raise UsageError("--last and --file do not go together", remedy="leave one out")
-    site = options.site()
+    site = options.cluster.site()
     comparison = site.drift(keep_level=True) if last else site.compare(load_source(policy_path(options.path)))
     make_changes(site, comparison, action="apply", options=options)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sluice.cli.site_options import cluster_options
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.site_options import ClusterOptions, cluster_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
     from policy.audit import AuditEntry, AuditLog
@@ -71,10 +71,9 @@ def list_(
     until: str | None = None,
     text: str | None = None,
     last: int | None = None,
-    fields: str | None = None,
-    parsable2: bool = False,
-    noheader: bool = False,
     state: Path | None = None,
+    *,
+    table: TableOptions,
 ) -> None:
     """Entries as a table."""
     rows = list(_chosen(_log(state), user, action, subject, since, until, text))
@@ -89,9 +88,7 @@ def list_(
         Column("host", lambda one: one.host),
     ]
     default = ("seq", "time", "user", "action", "subject", "detail", "version")
-    print_table(
-        columns, rows[-last:] if last else rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader
-    )
+    table.print(columns, rows[-last:] if last else rows, default=default)
 
 
 @command.command()
@@ -146,7 +143,7 @@ def append(state: Path | None) -> None:
     help="Also refusals, from slurmctld's log; once for each controller's, and a rotated one.",
 )
 @cluster_options
-def collect_(delay: str, logs: tuple[Path, ...], conf: Path | None, prefix: Path | None, state: Path | None) -> None:
+def collect_(delay: str, logs: tuple[Path, ...], cluster: ClusterOptions) -> None:
     """Add submissions, and GPUs granted and returned, from Slurm's accounting since the last time; for a timer."""
     from policy.access import user_name
     from policy.collect import collect
@@ -158,8 +155,8 @@ def collect_(delay: str, logs: tuple[Path, ...], conf: Path | None, prefix: Path
         delay_s = parse_seconds(delay)
     except ValueError as error:
         raise UsageError(f"--delay: {error}") from error
-    client = connect(conf=conf, prefix=prefix, timeout=600)
-    count = collect(_log(state), client, user=user_name(), delay_s=delay_s, slurmctld_logs=logs)
+    client = connect(conf=cluster.conf, prefix=cluster.prefix, timeout=600)
+    count = collect(_log(cluster.state), client, user=user_name(), delay_s=delay_s, slurmctld_logs=logs)
     click.echo(f"sluice: {count} events", err=True)
 
 

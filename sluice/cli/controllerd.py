@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from sluice.cli.daemon_options import verbose_option
+
 STATE = Path("/var/lib/sluice/controllerd")
 _LATER = ("yaml", "ClusterShell.NodeSet", "influxdb_client._sync.rest", "sluice.slurm.text")
 """What duties import when they first need it: imported while root."""
@@ -55,7 +57,7 @@ EVENTS = Path("/var/lib/sluice/controllerd/events.jsonl")
 )
 @click.option("--slurm-conf", type=click.Path(path_type=Path), metavar="PATH", help="slurm.conf or its folder.")
 @click.option("--slurm-prefix", type=click.Path(path_type=Path), metavar="DIR", help="Where Slurm is installed.")
-@click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
+@verbose_option
 @click.pass_context
 def command(
     context: click.Context,

@@ -11,7 +11,7 @@ import click
 
 from sluice.base.text import one_line
 from sluice.cli.slurm_options import find_slurm_conf
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
     from gres_probe.doctor import Answer, Check
@@ -37,9 +37,7 @@ def command(
     only: tuple[str, ...],
     list_checks: bool,
     as_json: bool,
-    fields: str | None,
-    parsable2: bool,
-    noheader: bool,
+    table: TableOptions,
 ) -> None:
     """A read-only look at an existing Slurm site: a checklist with verdicts and remedies, within a minute.
 
@@ -64,7 +62,7 @@ def command(
         click.echo("\r\x1b[K", err=True, nl=False)
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "answers": [_document(answer) for answer in answers]}, indent=2))
-    elif fields or parsable2:
+    elif table.asked:
         columns: list[Column[Answer]] = [
             Column("check", lambda a: a.check.name),
             Column("title", lambda a: a.check.title),
@@ -72,7 +70,7 @@ def command(
             Column("what", lambda a: a.outcome.what),
             Column("remedy", lambda a: a.outcome.remedy),
         ]
-        print_table(columns, answers, default=DEFAULT_COLUMNS, fields=fields, parsable2=parsable2, noheader=noheader)
+        table.print(columns, answers, default=DEFAULT_COLUMNS)
     else:
         _print(answers)
     if any(answer.outcome.verdict is Verdict.FAIL for answer in answers):

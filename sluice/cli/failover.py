@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sluice.cli.slurm_options import find_slurm_conf
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
     from sluice.failover.drill import Report
@@ -142,9 +142,7 @@ def history(
     as_json: bool,
     reports: Path | None,
     slurm_conf: Path | None,
-    fields: str | None,
-    noheader: bool,
-    parsable2: bool,
+    table: TableOptions,
 ) -> None:
     """Who led when, who died or was killed and why, and drills; oldest first."""
     from sluice.failover.drill import REPORTS
@@ -164,14 +162,7 @@ def history(
         Column("epoch", lambda row: row.get("epoch"), right=True),
         Column("detail", _detail),
     ]
-    print_table(
-        columns,
-        rows,
-        default=("time", "host", "what", "epoch", "detail"),
-        fields=fields,
-        parsable2=parsable2,
-        noheader=noheader,
-    )
+    table.print(columns, rows, default=("time", "host", "what", "epoch", "detail"))
 
 
 def _local(moment: float) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from sluice.cli.daemon_options import verbose_option
 from sluice.cli.slurm_options import where_options
 
 _PATH = click.Path(path_type=Path)
@@ -40,7 +41,7 @@ _LATER = ("ClusterShell.NodeSet", "sluice.slurm.text")
     help="Credentials of drivers whose providers have no place of their own: POOL.json.",
 )
 @where_options
-@click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
+@verbose_option
 def command(
     state: Path, requests: Path, credentials: Path, conf: Path | None, prefix: Path | None, verbose: bool
 ) -> None:

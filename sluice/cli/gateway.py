@@ -6,24 +6,15 @@ from pathlib import Path
 
 import click
 
+from sluice.cli.daemon_options import oidc_option, tokens_option, verbose_option
+from sluice.cli.listening import Listening, check_networks, listening_options
+
 _PATH = click.Path(path_type=Path)
 
 
 @click.command("gateway")
-@click.option("--address", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=6825,
-    envvar="SLUICE_GATEWAY_PORT",
-    show_default=True,
-    metavar="PORT",
-    help="Where.",
-)
+@listening_options(6825, least=0, variable="SLUICE_GATEWAY_PORT")
 @click.option("--workers", type=click.IntRange(1, 12), default=2, show_default=True, metavar="N", help="Processes.")
-@click.option("--certificate", type=_PATH, metavar="FILE", help="TLS: the certificate and those above it, PEM.")
-@click.option("--key", type=_PATH, metavar="FILE", help="TLS: its key, PEM.")
-@click.option("--without-tls", is_flag=True, help="Listen on other addresses than this host's without TLS.")
 @click.option(
     "--proxy",
     "proxies",
@@ -42,23 +33,8 @@ _PATH = click.Path(path_type=Path)
     metavar="SOCKET",
     help="That of sluice-replicad.",
 )
-@click.option(
-    "--tokens",
-    type=_PATH,
-    default=Path("/etc/sluice/tokens.json"),
-    show_default=True,
-    metavar="FILE",
-    help="The store of `sluice token`.",
-)
-@click.option(
-    "--oidc",
-    "provider",
-    type=_PATH,
-    default=Path("/etc/sluice/oidc.json"),
-    show_default=True,
-    metavar="FILE",
-    help="The identity provider whose tokens are taken, if it is there.",
-)
+@tokens_option
+@oidc_option
 @click.option(
     "--records",
     type=_PATH,
@@ -79,19 +55,15 @@ _PATH = click.Path(path_type=Path)
     "--keep-records", type=click.IntRange(1), default=400, show_default=True, metavar="DAYS", help="How long."
 )
 @click.option("--no-access-log", is_flag=True, help="No line for each request on standard error.")
-@click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
+@verbose_option
 def command(
-    address: str,
-    port: int,
+    listening: Listening,
     workers: int,
-    certificate: Path | None,
-    key: Path | None,
-    without_tls: bool,
     proxies: tuple[str, ...],
     metrics_from: tuple[str, ...],
     replicad: Path,
     tokens: Path,
-    provider: Path,
+    oidc: Path,
     records: Path,
     services: Path,
     keep_records: int,
@@ -107,30 +79,29 @@ def command(
     from sluice.base.errors import SluiceError, UsageError
     from sluice.base.log import start_logging
     from sluice.base.oidc import load_settings
-    from sluice.cli.listening import check_listening, check_networks
 
     if os.geteuid() == 0:
         raise SluiceError(
             "root: this service needs no right", remedy="start it as sluice-gateway (sluice-gateway.service)"
         )
-    check_listening(address, certificate, key, without_tls=without_tls, secrets="keys and prompts")
+    listening.check("keys and prompts")
     check_networks("--proxy", proxies)
     check_networks("--metrics-from", metrics_from)
     if not records.is_dir() or not os.access(records, os.W_OK):
         raise UsageError(f"--records {records}: not a folder that may be written", remedy="make it, for this user")
-    load_settings(provider)
+    load_settings(oidc)
     start_logging(verbose=verbose)
     try:
         from sluice.serve.gateway.parent import Options, serve
         from sluice.serve.gateway.worker import Settings, client_context
     except ModuleNotFoundError as error:
         raise SluiceError(f"{error.name}: not installed", remedy="pip install 'sluice-slurm[serve]'") from error
+    certificate, key = (None if path is None else str(path) for path in (listening.certificate, listening.key))
     if certificate is not None and key is not None:
-        client_context(str(certificate), str(key))
+        client_context(certificate, key)
     settings = Settings(
-        listening=-1, region=-1, repeated=-1, wakes=(), tokens=str(tokens), oidc=str(provider), records=str(records),
-        proxies=proxies, metrics_from=metrics_from, certificate=None if certificate is None else str(certificate),
-        key=None if key is None else str(key), access_log=not no_access_log, verbose=verbose,
-        services=str(services),
+        listening=-1, region=-1, repeated=-1, wakes=(), tokens=str(tokens), oidc=str(oidc), records=str(records),
+        proxies=proxies, metrics_from=metrics_from, certificate=certificate, key=key, access_log=not no_access_log,
+        verbose=verbose, services=str(services),
     )  # fmt: skip
-    serve(Options(address, port, workers, replicad, keep_records * 86_400.0, settings))
+    serve(Options(listening.address, listening.port, workers, replicad, keep_records * 86_400.0, settings))

@@ -6,26 +6,21 @@ from pathlib import Path
 
 import click
 
+from sluice.cli.daemon_options import verbose_option
+from sluice.cli.listening import Listening, listening_options
+
 _PATH = click.Path(path_type=Path)
 
 
 @click.command("gateway-rpc")
-@click.option("--address", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
-@click.option("--port", type=click.IntRange(1, 65535), default=6826, show_default=True, metavar="PORT", help="Where.")
-@click.option("--certificate", type=_PATH, metavar="FILE", help="TLS: the certificate and those above it, PEM.")
-@click.option("--key", type=_PATH, metavar="FILE", help="TLS: its key, PEM.")
-@click.option("--without-tls", is_flag=True, help="Listen on other addresses than this host's without TLS.")
+@listening_options(6826)
 @click.option("--gateway", default="http://127.0.0.1:6825", show_default=True, metavar="URL", help="`sluice gateway`.")
 @click.option("--api", default="http://127.0.0.1:6823", show_default=True, metavar="URL", help="`sluice web`.")
 @click.option("--api-ca", type=_PATH, metavar="FILE", help="Certificates that are trusted instead of the host's.")
 @click.option("--program", default="", metavar="PATH", help="Of batch jobs, on the nodes (default: next to sluice).")
-@click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
+@verbose_option
 def command(
-    address: str,
-    port: int,
-    certificate: Path | None,
-    key: Path | None,
-    without_tls: bool,
+    listening: Listening,
     gateway: str,
     api: str,
     api_ca: Path | None,
@@ -39,11 +34,10 @@ def command(
 
     from sluice.base.errors import SluiceError, UsageError
     from sluice.base.log import start_logging
-    from sluice.cli.listening import check_listening
 
     if os.geteuid() == 0:
         raise SluiceError("root: this service needs no right", remedy="start it as sluice-gateway")
-    found = check_listening(address, certificate, key, without_tls=without_tls, secrets="tokens")
+    found = listening.check("tokens")
     if program and not re.fullmatch(r"(/[A-Za-z0-9_.+-]+)+", program):  # it becomes a word of a script
         raise UsageError(f"--program {program!r}: not a plain path", remedy="write /opt/sluice/bin/sluice-batch")
     start_logging(verbose=verbose)
@@ -51,15 +45,15 @@ def command(
         from sluice.serve.rpc.server import Addresses, serve
     except ModuleNotFoundError as error:
         raise SluiceError(f"{error.name}: not installed", remedy="pip install 'sluice-slurm[grpc]'") from error
-    listen = f"[{address}]:{port}" if found.version == 6 else f"{address}:{port}"
+    host = f"[{listening.address}]" if found.version == 6 else listening.address
     serve(
         Addresses(
-            listen,
+            f"{host}:{listening.port}",
             gateway,
             api,
             None if api_ca is None else str(api_ca),
             program or str(Path(sys.executable).with_name("sluice-batch")),
-            certificate,
-            key,
+            listening.certificate,
+            listening.key,
         )
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sluice.base.text import one_line
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
     from gres_probe.group import GpuClass
@@ -34,9 +34,7 @@ def command(
     node_sets: bool,
     output_dir: Path | None,
     as_json: bool,
-    fields: str | None,
-    parsable2: bool,
-    noheader: bool,
+    table: TableOptions,
 ) -> None:
     """Group GPUs into classes, as the section `grouping` of the policy file says.
 
@@ -79,7 +77,7 @@ def command(
             Column("nodelist", lambda one: fold(one.nodes)),
         ]
         rows = list(result.classes.values())
-        print_table(columns, rows, default=DEFAULT_COLUMNS, fields=fields, parsable2=parsable2, noheader=noheader)
+        table.print(columns, rows, default=DEFAULT_COLUMNS)
     if collected.failures:
         raise click.exceptions.Exit(1)  # what could be read was shown; who scripts this has to know that it is not all
 

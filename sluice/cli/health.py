@@ -12,7 +12,7 @@ import click
 
 from sluice.base.errors import SluiceError
 from sluice.base.text import one_line
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 from sluice.controllerd.health.listing import Row, when
 
 SOCKET = "/run/sluice/agent.sock"
@@ -82,7 +82,7 @@ _DEFAULT = ("node", "gpu", "state", "severity", "check", "since", "reason")
 @click.argument("nodes", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @table_options
-def list_(nodes: tuple[str, ...], as_json: bool, fields: str | None, parsable2: bool, noheader: bool) -> None:
+def list_(nodes: tuple[str, ...], as_json: bool, table: TableOptions) -> None:
     """What is out of service or faulty in the cluster, or of NODES (hostlists). For root and SlurmUser."""
     answer = ask_controllers(list=True)
     chosen = _expand(nodes)
@@ -91,8 +91,8 @@ def list_(nodes: tuple[str, ...], as_json: bool, fields: str | None, parsable2: 
         listed = [asdict(row) for row in rows]
         click.echo(json.dumps({"schema_version": 1, **answer, "rows": listed}, indent=2))
         return
-    print_table(COLUMNS, rows, default=_DEFAULT, fields=fields, parsable2=parsable2, noheader=noheader)
-    if parsable2 or fields:
+    table.print(COLUMNS, rows, default=_DEFAULT)
+    if table.asked:
         return
     click.echo(f"healthy: {answer['healthy'] or 'none'}; mode {answer['mode']}", err=True)
     if answer["left_out"]:

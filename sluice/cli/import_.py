@@ -6,24 +6,23 @@ from pathlib import Path
 
 import click
 
-from sluice.cli.site_options import cluster_options, say
+from sluice.cli.site_options import ClusterOptions, cluster_options, say
 
 
 @click.command("import")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="A new file, instead of stdout.")
 @cluster_options
-def command(output: Path | None, conf: Path | None, prefix: Path | None, state: Path | None) -> None:
+def command(output: Path | None, cluster: ClusterOptions) -> None:
     """Print a policy file that says what the cluster is now. `sluice plan` with it changes no account, user or QOS.
 
     Sluice's own files next to slurm.conf are new if there were none.
     """
     from policy.importer import import_policy
     from policy.live import read_live
-    from policy.site import Site
     from sluice.base.errors import UsageError
     from sluice.base.files import write_atomic
 
-    text, notes = import_policy(read_live(Site(conf, prefix, state).cluster))
+    text, notes = import_policy(read_live(cluster.site().cluster))
     for note in notes:
         say(note)
     if output is None:

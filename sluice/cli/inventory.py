@@ -17,7 +17,7 @@ from sluice.base.sizes import format_mib
 from sluice.base.text import one_line
 from sluice.cli.probe import COLUMNS as GPU_COLUMNS
 from sluice.cli.probe import DROP_FOLDER, devices, tell_problems
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
     from gres_probe.collect import Collected
@@ -150,9 +150,7 @@ def command(
     nodelist: str | None,
     by: str,
     as_json: bool,
-    fields: str | None,
-    parsable2: bool,
-    noheader: bool,
+    table: TableOptions,
     inventory_dir: Path,
     owners: tuple[str, ...],
 ) -> None:
@@ -177,7 +175,7 @@ def command(
         else:
             rows = [Summary(node.gpus, [node], len(node.problems)) for node in inventories]
         columns, default = VIEWS[by]
-        print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
+        table.print(columns, rows, default=default)
     for failure in collected.failures.values():
         click.echo(f"sluice: {one_line(str(failure), limit=None)}", err=True)
     if tell_problems(inventories) or collected.failures:

@@ -11,7 +11,7 @@ import click
 
 from sluice.base.text import one_line
 from sluice.cli.slurm_options import find_slurm_conf, find_version, site_options
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
     from gres_probe.lint import Finding
@@ -47,9 +47,7 @@ def command(
     strict: bool,
     explain: str | None,
     as_json: bool,
-    fields: str | None,
-    parsable2: bool,
-    noheader: bool,
+    table: TableOptions,
 ) -> None:
     """What slurmd and slurmctld would complain about in slurm.conf, gres.conf, topology.conf and topology.yaml.
 
@@ -100,8 +98,8 @@ def command(
         click.echo(
             json.dumps({"schema_version": 1, "findings": [_document(finding) for finding in findings]}, indent=2)
         )
-    elif findings or fields or parsable2:
-        _print(findings, fields, parsable2, noheader)
+    elif findings or table.asked:
+        _print(findings, table)
     else:
         click.echo(f"{site_file}: no complaints ({len(slurm.nodes)} nodes)", err=True)
     grave = [f for f in findings if strict or f.rule.severity is not Severity.WARNING]
@@ -130,13 +128,13 @@ def _document(finding: Finding) -> dict[str, object]:
     }
 
 
-def _print(findings: list[Finding], fields: str | None, parsable2: bool, noheader: bool) -> None:
+def _print(findings: list[Finding], table: TableOptions) -> None:
     from sluice.base.hostlist import fold
 
     def nodes(finding: Finding) -> str:
         return fold(finding.nodes) if finding.nodes else ""
 
-    if not (fields or parsable2):
+    if not table.asked:
         for f in findings:
             concerned = f" [{nodes(f)}]" if f.nodes else ""
             click.echo(
@@ -156,7 +154,7 @@ def _print(findings: list[Finding], fields: str | None, parsable2: bool, noheade
         Column("nodes", nodes),
         Column("remedy", lambda f: f.rule.remedy),
     ]
-    print_table(columns, findings, default=DEFAULT_COLUMNS, fields=fields, parsable2=parsable2, noheader=noheader)
+    table.print(columns, findings, default=DEFAULT_COLUMNS)
 
 
 def _explain(code: str) -> None:

@@ -14,7 +14,7 @@ import click
 
 from sluice.base.errors import UsageError
 from sluice.cli.slurm_options import find_slurm_conf
-from sluice.cli.tables import Column, print_table
+from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
     from sluice.base.slurm_version import SlurmVersion
@@ -187,17 +187,13 @@ def _with_old_names(report: dict[str, Any]) -> dict[str, Any]:
 
 @command.command()
 @_place_options
-@click.option("-o", "--format", "fields", metavar="FIELDS", help="Columns, comma-separated; 'help' names all.")
-@click.option("-n", "--noheader", is_flag=True, help="No header line.")
-@click.option("-P", "--parsable2", is_flag=True, help="Plain values separated by '|'.")
+@table_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with all counters.")
 def status(
     slurm_conf: Path | None,
     search_dir: Path | None,
     systemd_dir: Path | None,
-    fields: str | None,
-    noheader: bool,
-    parsable2: bool,
+    table: TableOptions,
     as_json: bool,
 ) -> None:
     """Level, policy and last error of the plugins in each controller's slurmctld. Exit 1 where one has an error."""
@@ -221,7 +217,7 @@ def status(
         }
         click.echo(json.dumps(document, indent=2))
     else:
-        if not parsable2 and not noheader:
+        if not table.parsable2 and not table.noheader:
             installed = "nothing"
             if made is not None:
                 installed = f"for Slurm {format_slurm_version(made.slurm)}, {_ORIGINS[origin(made)]}"
@@ -229,14 +225,8 @@ def status(
             click.echo(f"installed here: {installed}; {state}", err=True)
             if not controllers:
                 click.echo(f"no slurmctld with the plugins has run (nothing in {options.state_folder})", err=True)
-        print_table(
-            _COLUMNS,
-            controllers,
-            default=("host", "level", "asked", "slurm", "plugins", "policy", "tenants", "loaded", "error"),
-            fields=fields,
-            noheader=noheader,
-            parsable2=parsable2,
-        )
+        default = ("host", "level", "asked", "slurm", "plugins", "policy", "tenants", "loaded", "error")
+        table.print(_COLUMNS, controllers, default=default)
     if any(one.report.get("policy_error") or one.report.get("level_error") for one in controllers):
         raise click.exceptions.Exit(1)
 

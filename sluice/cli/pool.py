@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sluice.cli.slurm_options import where_options
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
     from sluice.exchange.fleet import FleetStatus
@@ -58,7 +58,7 @@ def _seconds(value: float | None) -> str:
 @_status_option
 @_json_option
 @table_options
-def list_pools(path: Path, as_json: bool, fields: str | None, parsable2: bool, noheader: bool) -> None:
+def list_pools(path: Path, as_json: bool, table: TableOptions) -> None:
     """All pools: how many nodes are there, what they cost, and what keeps them from having more."""
     from sluice.exchange.fleet import pool_documents
 
@@ -72,7 +72,7 @@ def list_pools(path: Path, as_json: bool, fields: str | None, parsable2: bool, n
     columns = [Column(name, _value(name), shown.get(name, str)) for name in names]
     default = ("name", "driver", "partition", "least", "most", "on", "launching", "ending", "held", "cost_hour",
                "closed_for", "problem")  # fmt: skip
-    print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
+    table.print(columns, rows, default=default)
 
 
 def _value(name: str) -> Callable[[dict[str, Any]], object]:
@@ -84,7 +84,7 @@ def _value(name: str) -> Callable[[dict[str, Any]], object]:
 @_status_option
 @_json_option
 @table_options
-def show(pool: str, path: Path, as_json: bool, fields: str | None, parsable2: bool, noheader: bool) -> None:
+def show(pool: str, path: Path, as_json: bool, table: TableOptions) -> None:
     """The nodes of POOL: what Slurm, the journal and the provider say of each."""
     from sluice.exchange.fleet import pool_document
 
@@ -99,7 +99,7 @@ def show(pool: str, path: Path, as_json: bool, fields: str | None, parsable2: bo
     columns = [Column(name, _value(name), shown.get(name, str)) for name in names]
     default = ("node", "slurm", "stage", "shape", "zone", "difference", "text")
     rows = document["node_list"]
-    print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
+    table.print(columns, rows, default=default)
 
 
 @command.command("history")
@@ -108,9 +108,7 @@ def show(pool: str, path: Path, as_json: bool, fields: str | None, parsable2: bo
 @_status_option
 @_json_option
 @table_options
-def history(
-    pool: str, node: str | None, path: Path, as_json: bool, fields: str | None, parsable2: bool, noheader: bool
-) -> None:
+def history(pool: str, node: str | None, path: Path, as_json: bool, table: TableOptions) -> None:
     """What happened in POOL, the oldest first: each launch and each step of it."""
     from sluice.exchange.fleet import history_document
 
@@ -120,7 +118,7 @@ def history(
         return
     names = ("at", "node", "what", "shape", "zone", "machine", "text")
     columns = [Column(name, _value(name), _moment if name == "at" else str) for name in names]
-    print_table(columns, document["events"], default=names, fields=fields, parsable2=parsable2, noheader=noheader)
+    table.print(columns, document["events"], default=names)
 
 
 @command.command("why")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sluice.base.errors import UsageError
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -82,14 +82,14 @@ _GPUS = ("node", "uuid", "power", "cap", "why", "least", "default", "most", "job
 @click.option("--gpus", is_flag=True, help="Every GPU: draw, cap, and what can be set. For root and SlurmUser.")
 @_json_option
 @table_options
-def show(gpus: bool, as_json: bool, fields: str | None, parsable2: bool, noheader: bool) -> None:
+def show(gpus: bool, as_json: bool, table: TableOptions) -> None:
     """Budgets: what they are now, what is measured, and the most that can be drawn by the caps in force."""
     answer = _ask("power-gpus" if gpus else "power-show")
     if as_json:
         click.echo(json.dumps({"schema_version": 1, **answer}, indent=2))
         return
     rows, columns, default = (answer["gpus"], GPUS, _GPUS) if gpus else (answer["budgets"], BUDGETS, _BUDGETS)
-    print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
+    table.print(columns, rows, default=default)
 
 
 @command.command("budget")

@@ -11,7 +11,7 @@ import click
 
 from sluice.base.sizes import format_mib
 from sluice.base.text import one_line
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
     from gres_probe.inventory import Gpu, Inventory, Partition
@@ -167,9 +167,7 @@ def probe_here(
 def command(
     context: click.Context,
     as_json: bool,
-    fields: str | None,
-    parsable2: bool,
-    noheader: bool,
+    table: TableOptions,
     node: str | None,
     drop: Path | None,
     vendors: tuple[str, ...],
@@ -188,9 +186,9 @@ def command(
         click.echo(inventory.to_json())
     else:
         rows = devices(inventory)
-        if not rows and not parsable2 and fields is None:
+        if not rows and not table.asked:
             click.echo(f"{inventory.node}: no GPUs", err=True)
         else:
-            print_table(COLUMNS, rows, default=DEFAULT_COLUMNS, fields=fields, parsable2=parsable2, noheader=noheader)
+            table.print(COLUMNS, rows, default=DEFAULT_COLUMNS)
     if tell_problems([inventory]):
         context.exit(1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sluice.cli.site_options import cluster_options
+from sluice.cli.site_options import ClusterOptions, cluster_options
 
 if TYPE_CHECKING:
     from sluice.profile.job import ProfiledJob
@@ -48,9 +48,7 @@ def _of_running(command: Callable[..., Any]) -> Callable[..., Any]:
     return _of_job(command)
 
 
-def _job(
-    did: str, name: str, conf: Path | None, prefix: Path | None, state: Path | None
-) -> tuple[Commands, ProfiledJob]:
+def _job(did: str, name: str, cluster: ClusterOptions) -> tuple[Commands, ProfiledJob]:
     """The job, as whose user this process is from now on. Raises SluiceError."""
     from policy.audit import AuditLog
     from policy.site import STATE_FOLDER
@@ -58,10 +56,10 @@ def _job(
     from sluice.slurm.commands import Commands
     from sluice.slurm.user import drop_privileges
 
-    commands = Commands(prefix=prefix, conf=conf, timeout=60)
+    commands = Commands(prefix=cluster.prefix, conf=cluster.conf, timeout=60)
     job = find_job(commands, name)
     if os.geteuid() == 0 and job.uid != 0:
-        audit = AuditLog((state or STATE_FOLDER) / "audit")
+        audit = AuditLog((cluster.state or STATE_FOLDER) / "audit")
         audit.append("root", f"profile {did}", str(job.number), {"uid": job.uid, "step": job.step})
         drop_privileges(job.uid)
     own_or_raise(job)
@@ -77,12 +75,12 @@ def _place() -> Iterator[Path]:
 @command.command("start")
 @click.option("--seconds", type=_SECONDS, metavar="N", help="Until then; without it, until `sluice profile stop`.")
 @_of_job
-def start(name: str, seconds: int | None, conf: Path | None, prefix: Path | None, state: Path | None) -> None:
+def start(name: str, seconds: int | None, cluster: ClusterOptions) -> None:
     """Start a profile of a job that runs."""
     from sluice.base.errors import SluiceError
     from sluice.profile.job import collector
 
-    commands, job = _job("start", name, conf, prefix, state)
+    commands, job = _job("start", name, cluster)
     with _place() as folder, collector(commands, job, folder) as nodes:
         count = nodes.start(job.step or "*", seconds or 0)
         _say_problems(nodes.problems)
@@ -95,11 +93,11 @@ def start(name: str, seconds: int | None, conf: Path | None, prefix: Path | None
 
 @command.command("stop")
 @_of_job
-def stop(name: str, conf: Path | None, prefix: Path | None, state: Path | None) -> None:
+def stop(name: str, cluster: ClusterOptions) -> None:
     """Stop the profile of a job. What it has stays on the nodes until the job ends."""
     from sluice.profile.job import collector
 
-    commands, job = _job("stop", name, conf, prefix, state)
+    commands, job = _job("stop", name, cluster)
     with _place() as folder, collector(commands, job, folder) as nodes:
         nodes.stop(job.step or "*")
         _say_problems(nodes.problems)
@@ -117,15 +115,13 @@ def get(
     output: Path | None,
     seconds: int | None,
     events: int,
-    conf: Path | None,
-    prefix: Path | None,
-    state: Path | None,
+    cluster: ClusterOptions,
 ) -> None:
     """Write a profile as a file that https://ui.perfetto.dev opens."""
     from sluice.profile.job import timeline
     from sluice.profile.trace import write
 
-    commands, job = _job("get", name, conf, prefix, state)
+    commands, job = _job("get", name, cluster)
     path = output or Path(f"sluice-profile-{name}.json.gz")
     with timeline(commands, job, seconds, events) as found:
         count = write(found, path)
@@ -141,15 +137,13 @@ def summary(
     seconds: int | None,
     events: int,
     as_json: bool,
-    conf: Path | None,
-    prefix: Path | None,
-    state: Path | None,
+    cluster: ClusterOptions,
 ) -> None:
     """What GPUs did: busy, copies, idle, what overlaps, the kernels that took longest, the slowest rank."""
     from sluice.profile.job import timeline
     from sluice.profile.summary import render, summarise
 
-    commands, job = _job("summary", name, conf, prefix, state)
+    commands, job = _job("summary", name, cluster)
     with timeline(commands, job, seconds, events) as found:
         document = summarise(found)
     if as_json:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
-from sluice.cli.site_options import ChangeOptions, change_options, cluster_options, complete_tenant
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.site_options import ChangeOptions, ClusterOptions, change_options, cluster_options, complete_tenant
+from sluice.cli.tables import Column, TableOptions, table_options
 from sluice.cli.tenant import change_file, visible_tenant
 
 _PARTS = ("guarantee", "limit", "budget", "per_job", "max_jobs", "max_queued", "max_time", "max_gpus_per_user",
@@ -29,18 +28,13 @@ def command() -> None:
 def show(
     name: str,
     as_json: bool,
-    fields: str | None,
-    parsable2: bool,
-    noheader: bool,
-    conf: Path | None,
-    prefix: Path | None,
-    state: Path | None,
+    table: TableOptions,
+    cluster: ClusterOptions,
 ) -> None:
     """The limits of a tenant, what is used of each, and what is left."""
     from policy.quota_use import quota_rows
-    from policy.site import Site
 
-    rows = quota_rows(visible_tenant(Site(conf, prefix, state), name))
+    rows = quota_rows(visible_tenant(cluster.site(), name))
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "tenant": name, "quota": rows}, indent=2))
         return
@@ -52,7 +46,7 @@ def show(
         Column("left", lambda row: row["left"], right=True),
     ]
     default = ("what", "guaranteed", "limit", "used", "left")
-    print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
+    table.print(columns, rows, default=default)
 
 
 @command.command("set")

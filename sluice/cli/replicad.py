@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from sluice.cli.daemon_options import snapshot_option, verbose_option
+
 _PATH = click.Path(path_type=Path)
 
 
@@ -39,14 +41,7 @@ _PATH = click.Path(path_type=Path)
     metavar="USER",
     help="Who may ask there, besides root; Slurm's user may have the status.",
 )
-@click.option(
-    "--snapshot",
-    type=_PATH,
-    default=Path("/run/sluice-snapshot/socket"),
-    show_default=True,
-    metavar="SOCKET",
-    help="That of sluice-controllerd.",
-)
+@snapshot_option
 @click.option(
     "--actd",
     type=_PATH,
@@ -65,7 +60,7 @@ _PATH = click.Path(path_type=Path)
     help="Of the launches that were asked for, and of the need of earlier days.",
 )
 @click.option("--slurm-conf", "conf", type=_PATH, metavar="PATH", help="slurm.conf or its folder.")
-@click.option("-v", "--verbose", is_flag=True, help="Log more on standard error.")
+@verbose_option
 def command(
     addresses: tuple[str, ...],
     port: int | None,

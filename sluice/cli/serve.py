@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sluice.cli.site_options import ChangeOptions, change_options, cluster_options, policy_path
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.site_options import ChangeOptions, ClusterOptions, change_options, cluster_options, policy_path
+from sluice.cli.tables import Column, TableOptions, table_options
 from sluice.cli.tenant import change_file, creating, removing, setting
 
 if TYPE_CHECKING:
@@ -150,24 +150,19 @@ DEFAULT_COLUMNS = (
 def list_(
     as_json: bool,
     socket: Path | None,
-    fields: str | None,
-    parsable2: bool,
-    noheader: bool,
-    conf: Path | None,
-    prefix: Path | None,
-    state: Path | None,
+    table: TableOptions,
+    cluster: ClusterOptions,
 ) -> None:
     """All services that you may see; root and Slurm's user also see what waits and is worked on."""
-    from policy.site import Site
 
-    site = Site(conf, prefix, state)
+    site = cluster.site()
     policy = _in_force(site)
     rows, problem = _documents(site, policy, socket)
     if as_json:
         listed = {"schema_version": 1, "address": policy.address, "services": [_short(row) for row in rows]}
         click.echo(json.dumps(listed, indent=2))
     else:
-        print_table(_columns(), rows, default=DEFAULT_COLUMNS, fields=fields, parsable2=parsable2, noheader=noheader)
+        table.print(_columns(), rows, default=DEFAULT_COLUMNS)
     _note(problem)
 
 
@@ -193,18 +188,13 @@ def show(
     name: str,
     as_json: bool,
     socket: Path | None,
-    fields: str | None,
-    parsable2: bool,
-    noheader: bool,
-    conf: Path | None,
-    prefix: Path | None,
-    state: Path | None,
+    table: TableOptions,
+    cluster: ClusterOptions,
 ) -> None:
     """One service and its replicas; with -P or -o the replicas alone."""
-    from policy.site import Site
     from sluice.base.errors import UsageError
 
-    site = Site(conf, prefix, state)
+    site = cluster.site()
     rows, problem = _documents(site, _in_force(site), socket)
     found = next((row for row in rows if row["name"] == name), None)
     if found is None:
@@ -214,17 +204,10 @@ def show(
     if as_json:
         click.echo(json.dumps({"schema_version": 1, **found}, indent=2))
         return
-    if not parsable2 and fields is None:
+    if not table.asked:
         click.echo("\n".join(_lines(found)))
-    if found["replicas"] or parsable2 or fields is not None:
-        print_table(
-            _replica_columns(),
-            found["replicas"],
-            default=_REPLICA,
-            fields=fields,
-            parsable2=parsable2,
-            noheader=noheader,
-        )
+    if found["replicas"] or table.asked:
+        table.print(_replica_columns(), found["replicas"], default=_REPLICA)
 
 
 def _replica_columns() -> list[Column[dict[str, Any]]]:

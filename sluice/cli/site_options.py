@@ -27,8 +27,28 @@ file_option = click.option(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """What the options of `cluster_options` say."""
+
+    conf: Path | None
+    prefix: Path | None
+    state: Path | None
+
+    def site(self) -> Site:
+        """The site that they name."""
+        from policy.site import Site
+
+        return Site(self.conf, self.prefix, self.state)
+
+
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--slurm-conf, --slurm-prefix and --state-dir."""
+    """--slurm-conf, --slurm-prefix and --state-dir, given to the command as one `ClusterOptions`, `cluster`."""
+
+    @functools.wraps(command)
+    def call(conf: Path | None, prefix: Path | None, state: Path | None, **given: Any) -> Any:
+        return command(cluster=ClusterOptions(conf, prefix, state), **given)
+
     state = click.option(
         "--state-dir",
         "state",
@@ -36,7 +56,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="DIR",
         help="Where Sluice keeps what it applied, and the audit log; default: /var/lib/sluice.",
     )
-    return where_options(state(command))
+    return where_options(state(call))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +67,7 @@ class ChangeOptions:
     yes: bool
     force: bool
     drain_time: str
-    conf: Path | None
-    prefix: Path | None
-    state: Path | None
-
-    def site(self) -> Site:
-        """The site to change."""
-        from policy.site import Site
-
-        return Site(self.conf, self.prefix, self.state)
+    cluster: ClusterOptions
 
 
 def change_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sluice.cli.site_options import (
     ChangeOptions,
+    ClusterOptions,
     change_options,
     cluster_options,
     complete_tenant,
     make_changes,
     policy_path,
 )
-from sluice.cli.tables import Column, print_table, table_options
+from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
     from policy.quota_use import TenantUse
@@ -98,32 +98,26 @@ def visible_tenant(site: Site, name: str) -> TenantUse:
 @cluster_options
 def list_(
     as_json: bool,
-    fields: str | None,
-    parsable2: bool,
-    noheader: bool,
-    conf: Path | None,
-    prefix: Path | None,
-    state: Path | None,
+    table: TableOptions,
+    cluster: ClusterOptions,
 ) -> None:
     """All tenants that you may see, with what they have and use."""
-    from policy.site import Site
 
-    rows = list(_visible(Site(conf, prefix, state)).values())
+    rows = list(_visible(cluster.site()).values())
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "tenants": [row.document() for row in rows]}, indent=2))
         return
-    print_table(_columns(), rows, default=DEFAULT_COLUMNS, fields=fields, parsable2=parsable2, noheader=noheader)
+    table.print(_columns(), rows, default=DEFAULT_COLUMNS)
 
 
 @command.command()
 @click.argument("name", shell_complete=complete_tenant)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @cluster_options
-def show(name: str, as_json: bool, conf: Path | None, prefix: Path | None, state: Path | None) -> None:
+def show(name: str, as_json: bool, cluster: ClusterOptions) -> None:
     """One tenant: members, limits, use."""
-    from policy.site import Site
 
-    one = visible_tenant(Site(conf, prefix, state), name)
+    one = visible_tenant(cluster.site(), name)
     if as_json:
         click.echo(json.dumps({"schema_version": 1, **one.document()}, indent=2))
         return
@@ -149,18 +143,13 @@ def show(name: str, as_json: bool, conf: Path | None, prefix: Path | None, state
 def usage(
     name: str,
     as_json: bool,
-    fields: str | None,
-    parsable2: bool,
-    noheader: bool,
-    conf: Path | None,
-    prefix: Path | None,
-    state: Path | None,
+    table: TableOptions,
+    cluster: ClusterOptions,
 ) -> None:
     """What the members of a tenant use now, and have used."""
-    from policy.site import Site
     from sluice.slurm.accounting import Use
 
-    one = visible_tenant(Site(conf, prefix, state), name)
+    one = visible_tenant(cluster.site(), name)
     rows = [use for user, use in one.member_use.items() if user in one.members]
     if as_json:
         document = [
@@ -184,7 +173,7 @@ def usage(
         Column("gpu_hours", lambda use: round(use.tres_minutes.get("gres/gpu", 0) / 60, 2), right=True),
     ]
     default = ("user", "running", "submitted", "gpus", "memory", "gpu_hours")
-    print_table(columns, rows, default=default, fields=fields, parsable2=parsable2, noheader=noheader)
+    table.print(columns, rows, default=default)
 
 
 # ---- changes ----
@@ -199,7 +188,7 @@ def change_file(options: ChangeOptions, change: Callable[[Any], None], *, action
     from policy.document import read
     from policy.edit import edited, require_writable, save
 
-    site = options.site()
+    site = options.cluster.site()
     require(site.caller(), action)
     name = policy_path(options.path)
     require_writable(name)
@@ -301,7 +290,7 @@ def members(name: str, added: tuple[str, ...], removed: tuple[str, ...], options
     new = [user for word in added for user in word.split(",")]
     old = [user for word in removed for user in word.split(",")]
     if not new and not old:
-        click.echo("\n".join(visible_tenant(options.site(), name).members))
+        click.echo("\n".join(visible_tenant(options.cluster.site(), name).members))
         return
 
     def change(document: Any) -> None:

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import click
 
-from sluice.cli.site_options import cluster_options
+from sluice.cli.site_options import ClusterOptions, cluster_options
 
 
 @click.command("whoami")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @cluster_options
-def command(as_json: bool, conf: Path | None, prefix: Path | None, state: Path | None) -> None:
+def command(as_json: bool, cluster: ClusterOptions) -> None:
     """My tenants, what is left of their quotas, the GPUs of the cluster, and a job that I can submit."""
     from policy.access import caller
     from policy.live import Cluster, gpus_of
     from policy.names import OVER_QOS
     from policy.quota_use import example, quota_rows, read_use
 
-    del state
-    cluster = Cluster.at(conf, prefix)
-    who = caller(cluster)
-    tenants = {name: one for name, one in read_use(cluster, only=who.user).items() if who.user in one.members}
-    types = sorted({kind for node in cluster.client.nodes() for kind in gpus_of(node)[0] if kind})
-    partition = next((one.name for one in cluster.client.partitions() if one.default), "")
+    slurm = Cluster.at(cluster.conf, cluster.prefix)
+    who = caller(slurm)
+    tenants = {name: one for name, one in read_use(slurm, only=who.user).items() if who.user in one.members}
+    types = sorted({kind for node in slurm.client.nodes() for kind in gpus_of(node)[0] if kind})
+    partition = next((one.name for one in slurm.client.partitions() if one.default), "")
     level = ("user", "operator", "administrator")[who.level]
     if as_json:
         document = {
