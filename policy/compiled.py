@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.files import write_atomic
+from sluice.exchange.plugin_list import checksummed
 
 FILE_NAME = "sluice.policy"
 """Its name next to slurm.conf."""
@@ -297,11 +298,6 @@ class CompiledPolicy(_Section):
 def complete(sections: str) -> str:
     """Sections written by hand as a whole file's text, with first line and checksum; their content is not checked."""
     return checksummed(f"sluice-policy {MAJOR}.{MINOR}\n{sections.rstrip()}\n")
-
-
-def checksummed(body: str) -> str:
-    """A file's text with its last line: of a policy, or of another file for the plugins."""
-    return f"{body}checksum = crc32:{zlib.crc32(body.encode()):08x}\n"
 
 
 def _key(name: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.base.files import write_if_changed
+from sluice.exchange.plugin_list import checksummed
 
 FILE_NAME = "sluice.power"
 MOST_LINES = 65_536
@@ -36,7 +36,7 @@ def render(
     lines += [f"job {job} {-int(-watts // 1)}" for job, watts in sorted(jobs.items())]
     lines += [f"estimate {'-' if user is None else user} {name} {-int(-watts // 1)}" for user, name, watts in estimates]
     body = _HEAD + "".join(line + "\n" for line in lines[:MOST_LINES])
-    return f"{body}checksum = crc32:{zlib.crc32(body.encode()):08x}\n"
+    return checksummed(body)
 
 
 def write(path: Path, text: str) -> bool:

@@ -7,13 +7,13 @@ it. Times are seconds since 1970.
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic, write_if_changed
+from sluice.exchange.plugin_list import checksummed
 
 SAVES_FILE = "sluice.checkpoints.json"
 """Below StateSaveLocation."""
@@ -75,7 +75,7 @@ def write_for_plugins(path: Path, saves: Saves) -> bool:
         reverse=True,
     )
     body = "sluice-saves 1\n" + "".join(f"{job} {int(saved)}\n" for saved, job in times[:_MOST_PLUGINS_JOBS])
-    return write_if_changed(path, f"{body}checksum = crc32:{zlib.crc32(body.encode()):08x}\n", mode=0o644)
+    return write_if_changed(path, checksummed(body), mode=0o644)
 
 
 def read_saves(path: Path) -> Saves:

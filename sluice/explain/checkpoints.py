@@ -12,7 +12,6 @@ from policy.node import FILE_NAME, NodePolicyFile
 from sluice.base.errors import SluiceError
 from sluice.base.text import one_line
 from sluice.exchange.saves import SAVES_FILE, JobSaves, Saves, read_saves
-from sluice.slurm.answers import Job
 
 
 class SiteCheckpoints:
@@ -26,12 +25,13 @@ class SiteCheckpoints:
         self._problem = ""
         self._lock = threading.Lock()
 
-    def of(self, job: Job) -> dict[str, Any]:
-        """Of one job; with `problem` where what was measured cannot be read, which hides nothing else of the job."""
+    def of(self, number: int, account: str, comment: str) -> dict[str, Any]:
+        """Of the job with this number; with `problem` where what was measured cannot be read, which hides nothing else
+        of the job."""
         with self._lock:  # of many who ask after it has changed one reads it, and nobody sees half of it
             self._read()
             saves, problem = self._saves, self._problem
-        found = describe(job, self._policy.current().checkpoint, saves.jobs.get(job.id, JobSaves()))
+        found = describe(account, comment, self._policy.current().checkpoint, saves.jobs.get(number, JobSaves()))
         return found | {"problem": problem} if problem else found
 
     def _read(self) -> None:
@@ -47,9 +47,9 @@ class SiteCheckpoints:
             self._problem = one_line(str(error))
 
 
-def describe(job: Job, policy: NodeCheckpoint, saves: JobSaves) -> dict[str, Any]:
+def describe(account: str, comment: str, policy: NodeCheckpoint, saves: JobSaves) -> dict[str, Any]:
     """What is shown. Times are seconds since 1970."""
-    rhythm = policy.rhythm(job.account, job.comment)
+    rhythm = policy.rhythm(account, comment)
     document: dict[str, Any] = {"mode": "no" if rhythm is None else "app", "saved": saves.saved}
     if rhythm is None:
         return document

@@ -119,7 +119,7 @@ class SlurmSite:
         """By the policy, and what the controllers' daemon has measured."""
         if self._checkpoints is None:
             self._checkpoints = SiteCheckpoints(self.config())
-        return self._checkpoints.of(job)
+        return self._checkpoints.of(job.id, job.account, job.comment)
 
     def is_operator(self, user: str) -> bool:
         """By the accounting database; where there is none, nobody is."""

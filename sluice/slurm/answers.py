@@ -10,6 +10,7 @@ from sluice.base.errors import SluiceError
 from sluice.base.sizes import parse_mib
 
 UNLIMITED = -1  # no time limit
+_TASKS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,17 @@ class Reservation:
 def own_name(job: int, array: int | None, task: str) -> str:
     """By which Slurm's commands mean this job alone: of an array one task has the array's number, which means all."""
     return f"{array}_{task}" if array is not None and task.isdecimal() else str(job)
+
+
+def task_count(text: str) -> int:
+    """How many tasks of an array a line of squeue represents: ``3-9:2,12%4``; 1 for a job that is none."""
+    total = 0
+    for piece in text.split("%")[0].split(","):
+        match = _TASKS.fullmatch(piece.strip("[] "))
+        if match:
+            first, last, step = int(match[1]), int(match[2] or match[1]), max(1, int(match[3] or 1))
+            total += max(0, (last - first) // step + 1)
+    return max(1, total)
 
 
 def parse_tres(text: str) -> dict[str, int]:

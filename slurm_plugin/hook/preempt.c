@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 struct candidates {
-    const struct sluice_saves *saves;
+    const struct sluice_job_times *saves;
     int64_t now_s;
     uint32_t count;
 };
@@ -22,7 +22,7 @@ static int add_candidate(void *item, void *argument)
     uint16_t mode = slurm_job_preempt_mode(job);
     if ((mode != PREEMPT_MODE_REQUEUE && mode != PREEMPT_MODE_CANCEL) || job->het_job_id)
         return 0;
-    int64_t saved_s = sluice_saves_of(candidates->saves, job->job_id);
+    int64_t saved_s = sluice_job_times_of(candidates->saves, job->job_id);
     for (uint32_t i = 0; i < held && candidates->count < sluice_hook.candidate_room; i++) {
         sluice_hook.candidate_jobs[candidates->count] = job;
         sluice_hook.candidates[candidates->count++] = (struct sluice_candidate){
@@ -87,7 +87,7 @@ int sluice_hook_run_now_preempting(struct decision *decision)
         uint32_t victims = 0;
         sluice_hook_set_allowed(decision, true); /* what is preempted for it, it may have */
         list_for_each_ro(call->preemptees, add_candidate, &candidates);
-        sluice_saves_release(candidates.saves);
+        sluice_job_times_release(candidates.saves);
         struct sluice_preemptor preemptor = {.tier = UINT32_MAX};
         struct sluice_request *wanted = &decision->request.wanted;
         wanted->allowed = sluice_hook.allowed;

@@ -28,9 +28,9 @@ static void put(const char *path, const char *body, bool damaged)
 
 static int64_t saved(void)
 {
-    const struct sluice_saves *known = sluice_saves_acquire();
-    const int64_t at_s = known ? sluice_saves_of(known, 7) : -1;
-    sluice_saves_release(known);
+    const struct sluice_job_times *known = sluice_saves_acquire();
+    const int64_t at_s = known ? sluice_job_times_of(known, 7) : -1;
+    sluice_job_times_release(known);
     return at_s;
 }
 

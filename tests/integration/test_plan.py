@@ -14,8 +14,9 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
-from policy.compiled import Budget, CompiledPolicy, Global, GpuClass, Tenant, checksummed
+from policy.compiled import Budget, CompiledPolicy, Global, GpuClass, Tenant
 from sluice.base.files import write_atomic
+from sluice.exchange.plugin_list import checksummed
 from sluice.explain.explanation import explain_job, parse_job
 from tests.integration.jobs import submit
 from tests.integration.settled import await_policy, lasts_until, set_level, status, until

@@ -29,7 +29,7 @@ from sluice.metrics.output import Output
 from sluice.metrics.points import Point, Value
 from sluice.plugin.status import Controller, read_controllers
 from sluice.slurm.accounting import Accounting
-from sluice.slurm.answers import Job, Node
+from sluice.slurm.answers import Job, Node, task_count
 from sluice.slurm.control import Control
 
 _LOOK_S = 1.0
@@ -39,23 +39,11 @@ _RETENTION_S = 3600.0
 _SHARE = 0.05  # the part of the time that the duty may be busy
 _FAILED = frozenset({"FAILED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"})
 _PENDING, _RUNNING = "PENDING", frozenset({"RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "COMPLETING"})
-_TASKS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 log = logging.getLogger("sluice.controllerd")
 
 
 # ---- pictures of Slurm, as points; pure ----
-
-
-def task_count(text: str) -> int:
-    """How many tasks of an array a line of squeue represents: ``3-9:2,12%4``; 1 for a job that is none."""
-    total = 0
-    for piece in text.split("%")[0].split(","):
-        match = _TASKS.fullmatch(piece.strip("[] "))
-        if match:
-            first, last, step = int(match[1]), int(match[2] or match[1]), max(1, int(match[3] or 1))
-            total += max(0, (last - first) // step + 1)
-    return max(1, total)
 
 
 def gpus(tres: Mapping[str, int], shards_per_gpu: float) -> float:

@@ -117,6 +117,21 @@ class _Work:
         self.saved = time.monotonic()
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at what ended: the time it asks for, in seconds since 1970, and what is the same for all its jobs."""
+
+    since: float
+    until: float
+    hidden: Hidden
+    late: Set[int]  # jobs whose records came late
+    happened: Happened
+
+    def has(self, number: int, state: str, end: float) -> bool:
+        """Whether the life of a job that ended so is to be written in this look."""
+        return state not in GOING - {"REQUEUED"} and (end >= self.since or number in self.late)
+
+
 class Spans:
     """The duty. `arrived` may be called by other threads."""
 
@@ -216,11 +231,11 @@ class Spans:
         late = self._take_late(work)
         rows = stream(site.commands, start=int(since), end=int(until) + 1, states=_ENDED)
         ended = sorted({row.id for row in rows if not self._is_done(work.state, row)} | late)
-        happened = Happened(site.state_save, site.events)
+        look = _Look(since, until, hidden, late, Happened(site.state_save, site.events))
         for at in range(0, len(ended), _BATCH):
             if site.stopping.is_set() or not site.leads():
                 return
-            self._write(site, work, ended[at : at + _BATCH], since, until, hidden, late, happened)
+            self._write(site, work, ended[at : at + _BATCH], look)
             if time.monotonic() - work.saved > _SAVE_S:
                 work.save()
         work.state.cursor = max(work.state.cursor, until)
@@ -247,17 +262,7 @@ class Spans:
             ]:
                 del self._records[job]
 
-    def _write(
-        self,
-        site: Site,
-        work: _Work,
-        numbers: Sequence[int],
-        since: float,
-        until: float,
-        hidden: Hidden,
-        late: Set[int],
-        happened: Happened,
-    ) -> None:
+    def _write(self, site: Site, work: _Work, numbers: Sequence[int], look: _Look) -> None:
         """Spans of jobs that ended within a time, or whose records came late, into the spool."""
         cluster = site.config().get("ClusterName", "")
         rows, steps = _rows(site, numbers)
@@ -270,28 +275,27 @@ class Spans:
             records = self._records_of(number)
             for life in lives(rows[number]):
                 first, last = life[0], life[-1]
-                if last.state in GOING - {"REQUEUED"} or last.end is None or (last.end < since and number not in late):
+                if last.end is None or not look.has(number, last.state, last.end):
                     continue
-                if last.end > until or (last.state == "REQUEUED" and number in work.waiting):
+                if last.end > look.until or (last.state == "REQUEUED" and number in work.waiting):
                     again.add(number)  # its nodes may still report, or accounting has no row of its next attempt yet
                     continue
                 key, now = f"{number}:{first.submit}", (float(last.end), len(records))
                 if work.state.done.get(key) == now:
                     continue
                 done[key] = now
-                reasons = work.waits.of_jobs({number, base_of(first)})
                 whole = JobLife(
                     cluster=cluster,
                     rows=life,
                     steps=steps[number],
                     records=records,
-                    reasons=reasons,
+                    reasons=work.waits.of_jobs({number, base_of(first)}),
                     decisions=work.waits.starts_of(*task_of(first)),
-                    happened=happened.to_job(number),
-                    saves=happened.saves_of(number),
+                    happened=look.happened.to_job(number),
+                    saves=look.happened.saves_of(number),
                     waited_for=others[number],
                     gang=gangs[number],
-                    hidden=hidden,
+                    hidden=look.hidden,
                 )
                 lines += [span.to_line() for span in sampled(spans_of(whole), work.settings.sample)]
         for piece in _pieces(lines):

@@ -26,7 +26,6 @@ from sluice.controllerd.metrics.cluster import (
     queue_points,
     scheduler_points,
     shards_per_gpu,
-    task_count,
     tenant_points,
 )
 from sluice.exchange.fleet import FleetStatus, PoolStatus
@@ -35,7 +34,7 @@ from sluice.metrics.names import unknown
 from sluice.metrics.output import Output
 from sluice.metrics.points import Point
 from sluice.plugin.status import Controller
-from sluice.slurm.answers import Job, Node
+from sluice.slurm.answers import Job, Node, task_count
 from tests.unit.controllerd.http_server import HttpServer
 
 

@@ -78,7 +78,13 @@ class FakeSite:
         return self.known
 
     def checkpoint(self, job: Job) -> dict[str, Any]:
-        return describe(job, NodeCheckpoint(), JobSaves())
+        return describe(job.account, job.comment, NodeCheckpoint(), JobSaves())
+
+    def moves(self, job: Job, *, others: bool) -> list[str]:
+        return [f"moved to make room for {'job 9' if others else 'another job'}"]
+
+    def preflights(self, job: Job) -> list[dict[str, Any]]:
+        return [{"at": 1e9, "text": f"preflight of {job.user}'s job"}]
 
     def is_operator(self, user: str) -> bool:
         if self.broken:
@@ -364,6 +370,10 @@ def test_internal_errors_are_not_shown(server: Callable[[FakeSite], int], caplog
 SAVES = JobSaves(1.0, 9.0, 9.0, 3, 2, 1000.0, 8.0, 1302, True, 864_000.0)
 
 
+def of(checkpoints: SiteCheckpoints, known: Job) -> dict[str, Any]:
+    return checkpoints.of(known.id, known.account, known.comment)
+
+
 @pytest.mark.parametrize(
     ("comment", "saves", "told"),
     [
@@ -387,9 +397,10 @@ def test_whether_a_job_can_be_saved_is_known(tmp_path: Path, comment: str, saves
     (tmp_path / FILE_NAME).write_text(NodePolicy(checkpoint=NodeCheckpoint(signal="USR2")).render())
     checkpoints = SiteCheckpoints({"SLURM_CONF": str(tmp_path / "slurm.conf"), "StateSaveLocation": str(tmp_path)})
     known = job(7, comment=comment, state="RUNNING")
-    assert checkpoints.of(known) == describe(known, NodeCheckpoint(signal="USR2"), JobSaves())
+    unknown = describe(known.account, known.comment, NodeCheckpoint(signal="USR2"), JobSaves())
+    assert of(checkpoints, known) == unknown
     Saves({7: saves, 8: JobSaves(signals=9)}).write(tmp_path / SAVES_FILE)
-    shown = "\n".join(render({"job": "7", "checkpoint": checkpoints.of(known)})) + "\n"
+    shown = "\n".join(render({"job": "7", "checkpoint": of(checkpoints, known)})) + "\n"
     assert [words for words in told if words not in shown] == []
 
 
@@ -398,10 +409,10 @@ def test_a_damaged_record_of_saves_hides_nothing_else_of_a_job(tmp_path: Path) -
     known, file = job(7, comment="sluice:checkpoint=20m", state="RUNNING"), tmp_path / SAVES_FILE
     file.write_text("{")
     for _ in range(2):  # the second time it has not changed
-        shown = "\n".join(render({"job": "7", "checkpoint": checkpoints.of(known)}))
+        shown = "\n".join(render({"job": "7", "checkpoint": of(checkpoints, known)}))
         assert "every 20 min" in shown and f"cannot be read: {file}: " in shown
     Saves({7: JobSaves(signals=2)}).write(file)
-    assert "problem" not in checkpoints.of(known) and checkpoints.of(known)["signals"] == 2
+    assert "problem" not in of(checkpoints, known) and of(checkpoints, known)["signals"] == 2
 
 
 def test_nobody_sees_half_of_a_record_of_saves_that_another_reads(
@@ -420,9 +431,9 @@ def test_nobody_sees_half_of_a_record_of_saves_that_another_reads(
     checkpoints = SiteCheckpoints({"StateSaveLocation": str(tmp_path)})
     known = job(7, comment="sluice:checkpoint", state="RUNNING")
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(checkpoints.of, known)
+        first = pool.submit(of, checkpoints, known)
         assert begun.wait(10)
-        second = pool.submit(checkpoints.of, known)
+        second = pool.submit(of, checkpoints, known)
         wait([second], timeout=0.2)
         go_on.set()
         assert first.result()["signals"] == second.result()["signals"] == 2

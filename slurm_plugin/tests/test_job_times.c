@@ -1,24 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/saves.h"
+#include "runtime/job_times.h"
 
 #include "check.h"
 #include "with_checksum.h"
 
-PARSE_WITH_CHECKSUM(parse, sluice_saves_parse, struct sluice_saves)
+static enum sluice_error parse_saves(const char *data, size_t length, struct sluice_job_times **made,
+                                     struct sluice_error_text *text)
+{
+    return sluice_job_times_parse("sluice-saves", data, length, made, text);
+}
+
+PARSE_WITH_CHECKSUM(parse, parse_saves, struct sluice_job_times)
 
 static void test_good(void)
 {
-    struct sluice_saves *saves;
-    CHECK_INT(parse("sluice-saves 1\n", &saves, NULL), SLUICE_OK);
-    CHECK_INT(sluice_saves_of(saves, 1), 0);
-    sluice_saves_release(saves);
-    CHECK_INT(parse("sluice-saves 1\n4294967295 1099511627776\n7 1764374400\n12 5\n", &saves, NULL), SLUICE_OK);
-    CHECK_INT(sluice_saves_of(saves, 7), 1764374400);
-    CHECK_INT(sluice_saves_of(saves, 12), 5);
-    CHECK_INT(sluice_saves_of(saves, UINT32_MAX), SLUICE_SAVES_MAX_S);
-    CHECK(!sluice_saves_of(saves, 8) && !sluice_saves_of(NULL, 7));
-    sluice_saves_release(saves);
-    sluice_saves_release(NULL);
+    struct sluice_job_times *times;
+    CHECK_INT(parse("sluice-saves 1\n", &times, NULL), SLUICE_OK);
+    CHECK_INT(sluice_job_times_of(times, 1), 0);
+    sluice_job_times_release(times);
+    CHECK_INT(parse("sluice-saves 1\n4294967295 1099511627776\n7 1764374400\n12 5\n", &times, NULL), SLUICE_OK);
+    CHECK_INT(sluice_job_times_of(times, 7), 1764374400);
+    CHECK_INT(sluice_job_times_of(times, 12), 5);
+    CHECK_INT(sluice_job_times_of(times, UINT32_MAX), SLUICE_JOB_TIMES_MAX_S);
+    CHECK(!sluice_job_times_of(times, 8) && !sluice_job_times_of(NULL, 7));
+    sluice_job_times_release(times);
+    sluice_job_times_release(NULL);
 }
 
 static void test_bad(void)
@@ -41,14 +47,14 @@ static void test_bad(void)
         {"sluice-saves 1\n7 1\n8 1\n7 2\n", SLUICE_ERROR_INVALID, "job 7 is there twice"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-        struct sluice_saves *saves;
+        struct sluice_job_times *times;
         struct sluice_error_text text = {.text = ""};
-        CHECK_INT(parse(cases[i].body, &saves, &text), cases[i].error);
-        CHECK(saves == NULL);
+        CHECK_INT(parse(cases[i].body, &times, &text), cases[i].error);
+        CHECK(times == NULL);
         CHECK(strstr(text.text, cases[i].said) != NULL);
     }
-    struct sluice_saves *saves;
-    CHECK_INT(sluice_saves_parse("sluice-saves 1\n", 15, &saves, NULL), SLUICE_ERROR_CORRUPT);
+    struct sluice_job_times *times;
+    CHECK_INT(parse_saves("sluice-saves 1\n", 15, &times, NULL), SLUICE_ERROR_CORRUPT);
 }
 
 int main(void)
