@@ -23,10 +23,11 @@ log = logging.getLogger("sluice.web")
 class Feed:
     """The connection to the daemon's socket."""
 
-    def __init__(self, path: Path, store: Store, changed: Callable[[list[Change]], None] = lambda _: None) -> None:
+    def __init__(self, path: Path, store: Store) -> None:
         self.path = path
         self.store = store
-        self._changed = changed
+        self.changed: Callable[[list[Change]], None] = lambda _: None
+        """Gets what each answer has changed, once the store is complete."""
         self._turns = asyncio.Semaphore(_AT_A_TIME)
 
     async def follow(self) -> None:
@@ -51,7 +52,7 @@ class Feed:
         for _ in self.store.applying(answer, changes):
             await asyncio.sleep(0)
         if self.store.complete:
-            self._changed(changes)
+            self.changed(changes)
         return bool(answer["more"])
 
     async def ask(self, do: str, **words: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -175,87 +176,90 @@ async def read_form(request: Request, most: int, spent: Spent = free) -> dict[st
 def routes(site: Site, caller: Caller) -> list[Route]:
     """The page's. `caller`: who asks; raises ProblemError."""
 
-    def of_view(view: View) -> Route:
-        async def handle(request: Request) -> Response:
-            if (chosen := _chosen(request)) is not None:
-                site.rates.spend_address(request.state.address)
-                return chosen
-            viewer = await caller(request)
-            began = time.thread_time()
-            try:
-                _allow(view, viewer)
-                seen = view.show(site, viewer, request)
-                if isinstance(seen, Awaitable):
-                    seen = await seen
-                    began = time.thread_time()
-                if isinstance(seen, Done):
-                    return _sent(request, seen)
-                return render(site, request, view.template, seen, viewer=viewer, title=view.title, nav=view.nav)
-            except SluiceError as error:
-                return problem(site, request, _as_problem(error), viewer)
-            finally:
-                site.rates.spend_time(viewer.user, time.thread_time() - began)
-
-        return Route(view.path, handle)
-
-    def of_form(form: Form) -> Route:
-        if form.most > MOST_BODY:
-            LARGE[form.path] = form.most
-
-        async def again(request: Request, viewer: Viewer | None, fields: dict[str, str]) -> Response:
-            """What was typed, to be sent after another log-in: nothing of it is done, nor kept here."""
-            kept = fields.pop("key", "")
-            fields.pop("csrf", None)
-            seen = {"typed": fields, "kept": kept if is_key(kept) else ""}
-            status = 401 if viewer is None else 403
-            return render(
-                site, request, "again.html", seen, viewer=viewer, title=form.title, nav=form.nav, status=status
-            )
-
-        async def handle(request: Request) -> Response:
-            try:
-                viewer = await caller(request)
-            except ProblemError as error:
-                if error.status != 401 or "text/html" not in request.headers.get("accept", ""):
-                    raise
-                site.rates.spend_address(request.state.address)
-                with site.acts.bodies.room("", int(request.headers.get("content-length", "0"))):
-                    return await again(request, None, await read_form(request, form.most))
-
-            def spent(seconds: float) -> None:
-                site.rates.spend_time(viewer.user, seconds)
-
-            try:
-                _allow(form, viewer)
-                with site.acts.bodies.room(viewer.user, int(request.headers.get("content-length", "0"))):
-                    fields = await read_form(request, form.most, spent)
-                    try:
-                        asking = _may_write(request, viewer, dict(fields))
-                    except OtherSessionError:
-                        return await again(request, viewer, fields)
-                    fields = {name: value for name, value in fields.items() if name not in ("csrf", "key")}
-                    done = await form.do(site, asking, fields, request.path_params)
-            except SluiceError as error:
-                return problem(site, request, _as_problem(error), viewer)
-            if isinstance(done, Done):
-                return _sent(request, done)
-            began = time.thread_time()
-            try:
-                return render(site, request, form.template, done, viewer=viewer, title=form.title, nav=form.nav)
-            finally:
-                spent(time.thread_time() - began)
-
-        return Route(form.path, handle, methods=["POST"])
-
     async def file(request: Request) -> Response:
         site.rates.spend_address(request.state.address)
         return static.serve(request)
 
     return [
         Route(static.PREFIX + "/{digest}/{name:path}", file),
-        *map(of_view, VIEWS),
-        *map(of_form, FORMS),
+        *(Route(view.path, functools.partial(_show, site, caller, view)) for view in VIEWS),
+        *(_form_route(site, caller, form) for form in FORMS),
     ]
+
+
+async def _show(site: Site, caller: Caller, view: View, request: Request) -> Response:
+    if (chosen := _chosen(request)) is not None:
+        site.rates.spend_address(request.state.address)
+        return chosen
+    viewer = await caller(request)
+    began = time.thread_time()
+    try:
+        _allow(view, viewer)
+        seen = view.show(site, viewer, request)
+        if isinstance(seen, Awaitable):
+            seen = await seen
+            began = time.thread_time()
+        if isinstance(seen, Done):
+            return _sent(request, seen)
+        return render(site, request, view.template, seen, viewer=viewer, title=view.title, nav=view.nav)
+    except SluiceError as error:
+        return problem(site, request, _as_problem(error), viewer)
+    finally:
+        site.rates.spend_time(viewer.user, time.thread_time() - began)
+
+
+def _form_route(site: Site, caller: Caller, form: Form) -> Route:
+    if form.most > MOST_BODY:
+        LARGE[form.path] = form.most
+
+    async def handle(request: Request) -> Response:
+        try:
+            viewer = await caller(request)
+        except ProblemError as error:
+            if error.status != 401 or "text/html" not in request.headers.get("accept", ""):
+                raise
+            return await _log_in_first(site, form, request)
+        return await _send(site, form, request, viewer)
+
+    return Route(form.path, handle, methods=["POST"])
+
+
+async def _log_in_first(site: Site, form: Form, request: Request) -> Response:
+    site.rates.spend_address(request.state.address)
+    with site.acts.bodies.room("", int(request.headers.get("content-length", "0"))):
+        return _again(site, form, request, None, await read_form(request, form.most))
+
+
+def _again(site: Site, form: Form, request: Request, viewer: Viewer | None, fields: dict[str, str]) -> Response:
+    """What was typed, to be sent after another log-in: nothing of it is done, nor kept here."""
+    kept = fields.pop("key", "")
+    fields.pop("csrf", None)
+    seen = {"typed": fields, "kept": kept if is_key(kept) else ""}
+    status = 401 if viewer is None else 403
+    return render(site, request, "again.html", seen, viewer=viewer, title=form.title, nav=form.nav, status=status)
+
+
+async def _send(site: Site, form: Form, request: Request, viewer: Viewer) -> Response:
+    spent = functools.partial(site.rates.spend_time, viewer.user)
+    try:
+        _allow(form, viewer)
+        with site.acts.bodies.room(viewer.user, int(request.headers.get("content-length", "0"))):
+            fields = await read_form(request, form.most, spent)
+            try:
+                asking = _may_write(request, viewer, dict(fields))
+            except OtherSessionError:
+                return _again(site, form, request, viewer, fields)
+            fields = {name: value for name, value in fields.items() if name not in ("csrf", "key")}
+            done = await form.do(site, asking, fields, request.path_params)
+    except SluiceError as error:
+        return problem(site, request, _as_problem(error), viewer)
+    if isinstance(done, Done):
+        return _sent(request, done)
+    began = time.thread_time()
+    try:
+        return render(site, request, form.template, done, viewer=viewer, title=form.title, nav=form.nav)
+    finally:
+        spent(time.thread_time() - began)
 
 
 def _sent(request: Request, done: Done) -> Response:
