@@ -11,8 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
+hypothesis.settings.register_profile("sluice", deadline=None)  # by the clock, a busy machine's examples take longer
+hypothesis.settings.load_profile("sluice")
 # Every process that the tests start inherits it, so that those left behind can be distinguished from others' processes.
 MARK = f"SLUICE_TEST_SESSION={os.getpid()}"
 LEFT_BY_WORKERS: list[str] = []
@@ -20,44 +23,47 @@ RAN_ON: dict[tuple[str, str], Counter[str]] = {}
 TOOK: defaultdict[str, float] = defaultdict(float)  # seconds, by module
 LEFT_BEHIND = 70  # exit code; none of pytest's
 LONG_S = 100
-# Modules of more than LONG_S: one that is taken last would run alone, while the other workers have no work. A run names
-# them at its end.
+# One that is taken last would run alone, while the other workers have no work. A run names at its end those of more
+# than LONG_S, with their times, which is the order here.
 LONGEST_FIRST = (
-    "test_plugin_soak",
     "test_placement_hook",
-    "test_report",
-    "test_cgroup2",
-    "test_fleet",
-    "test_hostile",
-    "test_refused_jobs",
-    "test_failover",
-    "test_health",
-    "test_gang",
-    "test_order_explain",
-    "test_agent",
+    "test_plan",
     "test_native",
+    "test_policy",
+    "test_report",
+    "test_hostile",
+    "test_power_budgets",
+    "test_plugin_soak",
+    "test_health",
+    "test_tenants",
+    "test_serve_takeover",
+    "test_refused_jobs",
+    "test_fleet",
+    "test_failover",
+    "test_agent",
+    "test_replica",
+    "test_serve",
+    "test_order_explain",
+    "test_fleet_newer",
+    "test_examples",
+    "test_gang",
+    "test_plugin_frame",
+    "test_fabric_discovery",
+    "test_cgroup2",
+    "test_system_checkpoint",
     "test_node_faults",
     "test_guard",
     "test_web",
     "test_metrics",
     "test_slurm_features",
-    "test_plan",
-    "test_power_budgets",
     "test_journal",
-    "test_tenants",
     "test_views",
     "test_rungs",
     "test_web_pages",
     "test_gateway_process",
-    "test_fleet_newer",
-    "test_policy",
     "test_submit",
-    "test_serve_takeover",
-    "test_serve",
     "test_cluster",
-    "test_replica",
-    "test_examples",
-    "test_plugin_frame",
+    "test_differential",
 )
 
 
@@ -68,11 +74,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that take minutes come first, unit tests last: many short modules, so that no worker ends long before
-    the others. All others are between them, as they are collected.
+    """Tests of daemons from the longest module on, then the others up to the longest: with `tests.workers` they are
+    begun from both ends, and workers meet at short modules, so that none ends long before the others.
     """
     place = {module: number for number, module in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: (place.get(item.path.stem, len(place)), "unit" in item.path.parts))
+
+    def key(item: pytest.Item) -> tuple[bool, int]:
+        others = "integration" not in item.path.parts
+        number = place.get(item.path.stem, len(place))
+        return others, -number if others else number
+
+    items.sort(key=key)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -28,6 +28,6 @@ def shown(cluster: ClusterHandle, job: str | int, **options: Any) -> dict[str, s
     return dict(re.findall(r"(\S+?)=(\S*)", text))
 
 
-def state(cluster: ClusterHandle, job: str | int) -> str:
+def state(cluster: ClusterHandle, job: str | int, **options: Any) -> str:
     """In Slurm's words, e.g. ``RUNNING``."""
-    return shown(cluster, job)["JobState"]
+    return shown(cluster, job, **options)["JobState"]

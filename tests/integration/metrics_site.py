@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.private_slurm import free_ports
 from tests.integration.settled import until
 
 PYTHON = "/usr/bin/python3"
@@ -69,9 +69,7 @@ class Database:
             pytest.skip("victoria-metrics is not installed (tools/debian-packages.txt, group test)")
         self.program = program
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 

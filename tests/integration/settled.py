@@ -13,7 +13,7 @@ from typing import Any
 
 from dev_cluster.cluster import DevCluster
 from sluice.base.files import write_atomic
-from tests.integration.jobs import submit
+from tests.integration.jobs import state, submit
 
 PATIENCE = 120.0
 """Seconds for what a quiet machine does in one or two."""
@@ -76,13 +76,14 @@ def await_policy(cluster: DevCluster, host: str = "ctl1") -> None:
     until(lambda: (status(cluster, host)["policy"] or {}).get("checksum"), lambda now: now == wanted)
 
 
-def let_it_save(cluster: DevCluster, user: str = "alice") -> str:
+def let_it_save(cluster: DevCluster, *words: str, user: str = "alice") -> str:
     """Wait until slurmctld has saved all that it has said so far; what it has not is forgotten when it is killed.
 
-    What it saves holds the held job that is submitted now only if it also holds what was before it. The job's id.
+    What it saves holds the held job that is submitted now, with more `words` of sbatch, only if it also holds what was
+    before it. The job's id.
     """
     name = f"saved-{next(_numbers)}-{time.time_ns()}"
-    job = submit(cluster, "--hold", "-t1", f"--job-name={name}", wrap="true", user=user)
+    job = submit(cluster, "--hold", "-t1", f"--job-name={name}", *words, wrap="true", user=user)
     await_saved(cluster, name)
     return job
 
@@ -104,6 +105,17 @@ def await_health(cluster: DevCluster, host: str = "ctl1") -> None:
 
     before = until(runs)
     until(runs, lambda now: now >= before + 8)
+
+
+def start_again(cluster: DevCluster, *jobs: str, user: str = "root", **options: Any) -> None:
+    """Let requeued jobs start, for which Slurm waits two minutes, as soon as they have left their nodes.
+
+    Not in the second in which a run ended: slurmd distinguishes runs by the seconds of their credentials, and fails one
+    that begins in the same one.
+    """
+    for job in jobs:
+        until(lambda job=job: state(cluster, job, **options), "PENDING".__eq__)  # type: ignore[misc]
+        cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now+2"], user=user, **options)
 
 
 def block_saving(cluster: DevCluster) -> bool:

@@ -20,6 +20,7 @@ from policy.compiled import CompiledPolicy, Tenant
 from tests.integration.beds import Bed
 from tests.integration.platforms import SINGLE
 from tests.integration.settled import PATIENCE, lasts_until, until
+from tests.programs.begin import ESCAPE, HOLD
 
 pytestmark = pytest.mark.cluster
 
@@ -29,18 +30,6 @@ GIB = 1 << 30
 PYTHON = "/usr/bin/python3"
 PROGRAMS = INSIDE / "programs"
 JOB = ["SLURM_JOB_ID=900001", "SLURM_JOB_UID=2001", "SLURM_JOB_USER=alice"]
-HOLD = """
-import ctypes, sys, time
-cu, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
-assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-assert cu.cuCtxSetCurrent(context) == 0
-seconds, *sizes = sys.argv[1:]
-for mib in sizes:
-    print(cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(mib) << 20)), flush=True)
-time.sleep(float(seconds))
-"""
-# A mount namespace of the user's own, in which nothing is preloaded: what a rootless container does.
-ESCAPE = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
 OUT_OF_MEMORY = "2"
 
 
@@ -125,8 +114,8 @@ def last_record(cluster: DevCluster, user: str, after: int) -> dict[str, Any]:
     def found() -> list[dict[str, Any]]:
         return [record for record in records(cluster) if record["user"] == user and record["job"] > after]
 
-    until(found)
-    return found()[-1]
+    newest: dict[str, Any] = until(found)[-1]
+    return newest
 
 
 def newest(cluster: DevCluster) -> int:

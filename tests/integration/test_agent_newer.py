@@ -13,22 +13,13 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from tests.integration.settled import until
+from tests.programs.begin import ESCAPE, HOLD
 
 pytestmark = pytest.mark.cluster
 
 NODE, MIXED = "h100-1", "mixed-1"
 PYTHON = "/usr/bin/python3"
 GIB = 1 << 30
-HOLD = """
-import ctypes, sys, time
-cu, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
-assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-assert cu.cuCtxSetCurrent(context) == 0
-seconds, *sizes = sys.argv[1:]
-for mib in sizes:
-    print(cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(mib) << 20)), flush=True)
-time.sleep(float(seconds))
-"""
 HIP = """
 import ctypes
 hip, address = ctypes.CDLL("libamdhip64.so"), ctypes.c_void_p()
@@ -49,7 +40,6 @@ for device in range(count.value):
             piece //= 2
     print(has, flush=True)
 """
-ESCAPE = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
 
 
 @pytest.fixture(scope="module")

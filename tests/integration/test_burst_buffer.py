@@ -5,7 +5,6 @@ The site's script writes down each call of Slurm's. The journal's folder is a fi
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -110,9 +109,7 @@ class Site:
 
 @pytest.fixture(scope="module", params=["native", pytest.param("trixie", marks=pytest.mark.trixie)])
 def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
-    version = "22.05" if request.param == "native" else "24.11"
     root = {} if request.param == "native" else {"root": request.getfixturevalue("trixie_root")}
-    builds = os.environ.get("SLUICE_TEST_PLUGINS")
     description = {
         "nodes": [{"names": "n[1-2]", "platform": "none"}],
         "controllers": 1,
@@ -123,7 +120,6 @@ def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevC
             "level": "admit",
             "policy": CompiledPolicy().render(),
             "environment": {"LD_PRELOAD": f"{INSIDE}/late.so"},
-            **({"plugins": f"{builds}/{version}"} if builds else {}),
         },
     }
     cluster = make_shared_cluster(description, **root)

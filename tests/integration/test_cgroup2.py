@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
 from tests.integration.settled import PATIENCE, until
 from tests.integration.versions import TREES
+from tests.programs.begin import ESCAPE, FILL
 
 pytestmark = pytest.mark.cluster
 
@@ -37,17 +39,8 @@ print("at", time.time(), flush=True)
 assert cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(sys.argv[1]) << 20)) == 0
 time.sleep(600)
 """
-FILL = """
-import ctypes as c
-cu, context, address, got = c.CDLL("libcuda.so.1"), c.c_void_p(), c.c_uint64(), 0
-assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and cu.cuCtxSetCurrent(context) == 0
-while (code := cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(2 << 20))) == 0:
-    got += 2
-print(got, code)
-"""
-# A mount namespace of the user's own, in which nothing is preloaded: the watchdog alone holds it.
-ESCAPE = ["unshare", "-Urm", "sh", "-c", 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"', "x"]
-OVER = [*ESCAPE, PYTHON, "-c", HOLD, "8192"]
+ESCAPING = ["unshare", "-Urm", "sh", "-c", ESCAPE, "x"]
+OVER = [*ESCAPING, PYTHON, "-c", HOLD, "8192"]
 LIMITED = "--gres=shard:4096"
 CGROUP = "${SLURM_JOB_SLUID:-job_$SLURM_JOB_ID}"
 """The name of a job's cgroup, in its shell; that of Slurm 26.05 and later is the first."""
@@ -207,7 +200,7 @@ def waits(cluster: DevCluster, *words: str) -> Iterator[tuple[subprocess.Popen[s
 
 
 WAYS = {
-    "dead leader": [*ESCAPE, PYTHON, "-c", DEAD_LEADER, "8192", HOLD],
+    "dead leader": [*ESCAPING, PYTHON, "-c", DEAD_LEADER, "8192", HOLD],
     "namespace": ["unshare", "-UrmC", "sh", "-c", NAMESPACE, "x", PYTHON, "-c", HOLD, "8192"],
 }
 
@@ -273,8 +266,14 @@ def test_a_job_with_gpus_makes_no_cgroups_that_would_stay(cluster: DevCluster, f
     for _ in range(100 if full_scale else 5):  # Slurm makes the folders while the step sets its limits
         task, one, _, other = run(cluster, "-n2", LIMITED, "sh", "-c", make).stdout.split()
         assert (one, other) == ("1", "1")
-    job = task.partition("/step_0")[0]
-    until(lambda: cluster.run(["test", "-e", job], node=NODE, check=False).returncode == 1)
+        until(partial(folders_of_tasks, cluster, task.partition("/step_0")[0]), lambda found: found == "")
+
+
+def folders_of_tasks(cluster: DevCluster, job: str) -> str:
+    """Of tasks and users below a job's cgroup. Slurm's own may stay: slurmstepd does not wait until the kernel has
+    finished with their last process."""
+    of_tasks = ["-name", "task_[0-9]*", "-o", "-name", "mine", "-o", "-not", "-user", "root"]
+    return cluster.run(["find", job, *of_tasks], node=NODE, check=False).stdout
 
 
 def test_who_freezes_himself_is_ended_all_the_same(cluster: DevCluster) -> None:
@@ -302,7 +301,7 @@ def test_the_drivers_own_limit_holds_the_whole_job(make_cluster: Callable[..., D
     cluster = make_cluster({**DESCRIPTION, "nodes": [{"names": NODE, "platform": str(platform)}]})
     policy = NodePolicy(limits=NodeLimits(ladder=("driver", "limiter", "watchdog")))
     (cluster.slurm_conf_dir() / "sluice.node.json").write_text(policy.render())
-    job = ["sh", "-c", 'echo $SLURM_JOB_ID; exec "$@"', "x", *ESCAPE, PYTHON, "-c", FILL]
+    job = ["sh", "-c", 'echo $SLURM_JOB_ID; exec "$@"', "x", *ESCAPING, PYTHON, "-c", FILL]
     ran = run(cluster, LIMITED, *job)
     number, filled, code = ran.stdout.split()
     assert (int(filled), code) == (4096 - 520, "2"), ran.stderr

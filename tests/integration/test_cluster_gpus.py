@@ -85,7 +85,8 @@ def test_a_job_that_asked_for_no_gpu_opens_none(demo: DevCluster) -> None:
 
 
 def test_two_jobs_on_a_node_hold_different_gpus(demo: DevCluster) -> None:
-    both = "for i in 1 2; do srun -w rtx4090-1 --gres=gpu:2 sh -c 'echo $SLURM_STEP_GPUS; sleep 2' & done; wait"
+    waits = "echo $SLURM_STEP_GPUS; touch both/$SLURM_JOB_ID; until [ $(ls both | wc -l) = 2 ]; do sleep 0.1; done"
+    both = f"mkdir both; for i in 1 2; do srun -w rtx4090-1 --gres=gpu:2 sh -c '{waits}' & done; wait"
     held = demo.run(["bash", "-c", both], user="carol").stdout.split()
     assert sorted(",".join(held).split(",")) == ["0", "1", "2", "3"]
 

@@ -13,29 +13,20 @@ from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
 from sluice.explain.decisions import check_file, list_files
 from sluice.explain.explanation import explain_job, parse_job
+from tests.integration.platforms import PAIR
 from tests.integration.settled import until
-from tests.integration.test_placement_hook import Jobs, _plugins
+from tests.integration.test_placement_hook import Jobs
 
 pytestmark = pytest.mark.cluster
 
 NODE = "duo"
-DUO = """
-name: duo
-description: two H100
-cpu: {sockets: 1, cores_per_socket: 56, threads_per_core: 2, numa_nodes: 1, memory_mib: 524288}
-drivers:
-  nvidia: {version: 550.90.07, library: 12.550.90.07, runtime: 12040}
-gpus:
-  - {model: h100-sxm5-80gb, pci: '0000:1b:00.0', numa: 0, under: 'pci0000:15/0000:15:01.0'}
-  - {model: h100-sxm5-80gb, pci: '0000:43:00.0', numa: 0, under: 'pci0000:3d/0000:3d:01.0'}
-"""
 POLICY = CompiledPolicy(settings=Global(placement="sluice", planner_interval_ms=500, gpu_shares=True)).render()
 
 
 @pytest.fixture(scope="module")
 def shared(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     platform = tmp_path_factory.mktemp("platform") / "duo.yaml"
-    platform.write_text(DUO)
+    platform.write_text(PAIR)
     described: dict[str, Any] = {
         "nodes": [{"names": NODE, "platform": str(platform)}],
         "controllers": 1,
@@ -48,10 +39,9 @@ def shared(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pyt
             "level": "place",
             "policy": POLICY,
             "environment": {"SLUICE_CROSS_CHECK_PERMILLE": "1000", "SLUICE_MIRROR_CHECK_EVERY": "1"},
-            **_plugins("22.05"),
         },
     }
-    made = Jobs(make_shared_cluster(described), "22.05")
+    made = Jobs(make_shared_cluster(described))
     node_policy = made.cluster.slurm_conf_dir() / "sluice.node.json"
     node_policy.write_text(NodePolicy(limits=NodeLimits(ladder=("mps", "limiter", "watchdog"))).render())
     return made

@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from policy.node import FILE_NAME, NodePolicy
 from policy.traces import NodeTraces
 from sluice.client import ApiError, Client
 from tests.integration.jobs import shown, submit
+from tests.integration.private_slurm import free_ports
 from tests.integration.settled import PATIENCE, await_policy, until
 from tests.otlp_receiver import OtlpReceiver, attribute
 
@@ -125,9 +125,7 @@ def primary_that_returns(cluster: DevCluster) -> Iterator[None]:
 @contextmanager
 def web_server(cluster: DevCluster) -> Iterator[None]:
     """`sluice web` and root's helper, and alice's token where the client looks for it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     create = ["sluice", "token", "create", "alice", "--for", "1h", "--scope", "read", "--scope", "write"]
     token = cluster.run(create, node="ctl1", cwd="/").stdout
     cluster.run(["chgrp", WEB, "/etc/sluice/tokens.json"], node="ctl1", cwd="/")

@@ -14,7 +14,7 @@ from dev_cluster.chaos.cluster import TIMEOUT_S, Chaos, sluice_description
 from dev_cluster.layout import INSIDE
 from sluice.plugin.sources import SourcesUnavailableError
 from tests.integration.jobs import sbatch
-from tests.integration.settled import PATIENCE
+from tests.integration.settled import PATIENCE, start_again
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
@@ -80,12 +80,9 @@ def test_an_end_that_no_controller_takes_is_reported_again(chaos: Chaos) -> None
         return sum(state == "RUNNING" for _, state in states())
 
     assert chaos.wait(lambda: running() == 8, PATIENCE), states()
-    # Slurm waits two minutes before it runs a requeued job, so that a launch under way does not meet the next one;
-    # slurmd revokes credentials by the second.
     assert chaos.wait(lambda: (chaos.cluster.folder / started).exists(), PATIENCE)
     chaos.cluster.run(["scontrol", "requeue", str(again)])
-    assert chaos.wait(lambda: chaos.states()[again] == "PENDING", PATIENCE), states()
-    chaos.cluster.run(["scontrol", "update", f"JobId={again}", "StartTime=now+2"])
+    start_again(chaos.cluster, str(again))
     assert chaos.wait(lambda: running() == 8, PATIENCE), states()
     backup = chaos.slurmctld("ctl2")
     assert backup is not None

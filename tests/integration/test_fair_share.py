@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -92,9 +93,15 @@ class Ran:
     ended: int
 
 
-def jobs_since(site: PolicySite, begin: float) -> list[Ran]:
-    """All jobs that have started. Call it when no job is left."""
-    site.wait(lambda: "|Unknown|" not in site.run("sacct", "-aXnPS", "now-1hours", "-o", "account,end,state").stdout)
+def jobs_since(site: PolicySite, begin: float, started: Mapping[str, int]) -> list[Ran]:
+    """All jobs that have started, of each tenant so many at least. Call it when no job is left."""
+
+    def all_are_accounted() -> bool:
+        rows = site.run("sacct", "-aXnPS", "now-1hours", "-o", "account,start,end").stdout.splitlines()
+        known = Counter(row.split("|")[0] for row in rows if row.split("|")[1] not in ("None", "Unknown"))
+        return not any(row.endswith("|Unknown") for row in rows) and known >= Counter(started)
+
+    site.wait(all_are_accounted)
     found = []
     rows = site.run(
         "sacct",
@@ -114,10 +121,10 @@ def jobs_since(site: PolicySite, begin: float) -> list[Ran]:
     return found
 
 
-def gpu_seconds(site: PolicySite, begin: float, end: float) -> dict[str, float]:
+def gpu_seconds(site: PolicySite, begin: float, end: float, started: Mapping[str, int]) -> dict[str, float]:
     """GPU time of each tenant in a window."""
     spent = dict.fromkeys(TENANTS, 0.0)
-    for job in jobs_since(site, begin):
+    for job in jobs_since(site, begin, started):
         spent[job.tenant] += job.gpus * max(0.0, min(end, job.ended) - max(begin, job.started))
     return spent
 
@@ -162,7 +169,7 @@ def test_who_is_behind_their_share_catches_up(site: PolicySite) -> None:
     finally:
         end = time.time()
         site.clear()
-    spent = gpu_seconds(site, begin, end)
+    spent = gpu_seconds(site, begin, end, counts)
     print(f"{counts} jobs, {spent} GPU seconds in {end - begin:.0f} s, fewest waiting {fewest}")
     assert min(fewest.values()) > 0, "both had work all the time"
     assert min(spent.values()) >= 3 * GPUS, "a second for each job"
@@ -177,10 +184,10 @@ def test_gpu_time_is_as_the_shares(site: PolicySite, full_scale: bool) -> None:
     try:
         backlog.keep(12)
         begin, end = backlog.keep(1200)
-        fewest = dict(backlog.fewest)
+        counts, fewest = begun(site), dict(backlog.fewest)
     finally:
         site.clear()
-    spent = gpu_seconds(site, begin, end)
+    spent = gpu_seconds(site, begin, end, counts)
     total = sum(spent.values())
     share = spent["one"] / total
     print(f"{spent}, share {share:.4f}, use {total / GPUS / (end - begin):.2f}, fewest waiting {fewest}")

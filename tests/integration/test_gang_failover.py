@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_a_backup_that_takes_over_goes_on_where_the_primary_was(make_cluster: Callable[..., DevCluster]) -> None:
-    wanted = description("22.05") | {"controllers": 2, "slurm_conf": "DefMemPerCPU=100\nSlurmctldTimeout=5\n"}
+    wanted = description() | {"controllers": 2, "slurm_conf": "DefMemPerCPU=100\nSlurmctldTimeout=5\n"}
     cluster = make_cluster(wanted)
     cluster.run(["sacctmgr", "-i", "modify", "account", "narrow", "set", "GrpJobs=3"])
     (cluster.folder / "trace").mkdir()

@@ -139,6 +139,10 @@ class Site:
         found = [outage for outage in self.outages() if outage.number > after]
         return found if all(outage.lasted is not None for outage in found) else []
 
+    def deaths(self, after: int) -> list[Outage]:
+        """Those of the agent: on a busy machine there are also outages in which a sample came late."""
+        return [outage for outage in self.over(after) if outage.is_death]
+
     def record(self, job: int) -> dict[str, Any]:
         path = self.cluster.node_folder(NODE) / f"records/{job}.json"
         until(path.exists)
@@ -147,6 +151,10 @@ class Site:
 
     def details(self, job: int, action: str) -> list[dict[str, Any]]:
         return [event["detail"] for event in self.record(job)["events"] if event["action"] == action]
+
+    def unwatched(self, job: int, outage: Outage) -> list[dict[str, Any]]:
+        """What the job's record says of an outage."""
+        return [one for one in self.details(job, "unwatched") if one["outage"] == outage.number]
 
     def node_state(self) -> str:
         return self.run("sinfo", "-h", "-n", NODE, "-o", "%T %E").strip()
@@ -217,16 +225,14 @@ def test_an_agent_that_is_killed_is_back_before_an_escaped_job_has_more_than_a_m
     before, warned = site.last(), len(site.warnings())
     site.kill()
     (site.folder / "now").touch()
-    until(lambda: site.over(before))
-    [outage] = site.over(before)
+    [outage] = until(lambda: site.deaths(before))
     assert outage.cause == "signal-9" and outage.lasted is not None and outage.lasted < BOUND_S
     [end] = site.details(job, "end")
     assert end["charged"] > 60 << 30 and end["limit"] == 4 << 30
-    [unwatched] = site.details(job, "unwatched")
-    assert unwatched["outage"] == outage.number and not unwatched["frozen"]
+    [unwatched] = site.unwatched(job, outage)
+    assert not unwatched["frozen"]
     assert unwatched["seconds"] == pytest.approx(outage.lasted, abs=0.1)
-    until(lambda: len(site.warnings()) > warned)
-    assert "the node agent was lost (signal-9)" in site.warnings()[-1]
+    until(lambda: any("the node agent was lost (signal-9)" in one for one in site.warnings()[warned:]))
 
 
 def test_a_job_is_frozen_while_the_agent_is_stopped_and_continues_after(site: Site) -> None:
@@ -238,16 +244,15 @@ def test_a_job_is_frozen_while_the_agent_is_stopped_and_continues_after(site: Si
     assert BOUND_S - 1 < time.monotonic() - began < BOUND_S + 5
     assert outage.frozen == (job,) and outage.lasted is None
     until(lambda: site.age() > 1)
-    until(lambda: site.over(before))
-    assert site.age() < 5  # thawed with the next agent's first sample
-    assert site.agent != agent
-    [outage] = site.over(before)
+    [outage] = until(lambda: site.deaths(before))
     assert outage.cause == "hung"
-    until(lambda: site.age() < 0.5)
+    until(lambda: site.age() < 0.5, timeout=5)  # thawed with the next agent's first sample
+    assert site.agent != agent
     site.run("scancel", "--full", str(job))
-    [unwatched] = site.details(job, "unwatched")
+    [unwatched] = site.unwatched(job, outage)
     assert unwatched["frozen"] and unwatched["cause"] == "hung"
-    assert "idle" in site.node_state() or "mix" in site.node_state() or "comp" in site.node_state()
+    state, reason = site.node_state().split(maxsplit=1)
+    assert state.startswith(("idle", "mix", "comp")) and reason == "none"
 
 
 def test_a_prolog_that_meets_a_hanging_agent_waits_for_the_next(site: Site) -> None:

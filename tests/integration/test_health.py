@@ -187,8 +187,6 @@ class Site:
 
 @pytest.fixture(scope="module")
 def shared(make_shared_cluster: Callable[..., DevCluster]) -> Site:
-    builds = os.environ.get("SLUICE_TEST_PLUGINS")
-    plugins = {"plugins": f"{builds}/22.05"} if builds else {}
     return Site(
         make_shared_cluster(
             {
@@ -210,7 +208,7 @@ def shared(make_shared_cluster: Callable[..., DevCluster]) -> Site:
                 "SchedulerParameters=bf_interval=2,sched_interval=1,sched_min_interval=0,batch_sched_delay=0,"
                 "nohold_on_prolog_fail\nHealthCheckProgram=/run/sluice-cluster/programs/sluice-health\n"
                 "HealthCheckInterval=20\n",
-                "sluice": {"level": "place", "policy": "[global]\nplacement = sluice\n", **plugins},
+                "sluice": {"level": "place", "policy": "[global]\nplacement = sluice\n"},
             }
         )
     )

@@ -38,6 +38,7 @@ from tests.integration.hostile_site import (
 )
 from tests.integration.jobs import sbatch
 from tests.integration.settled import PATIENCE, until
+from tests.programs.begin import ESCAPE
 from tests.programs.build import build_program
 
 pytestmark = pytest.mark.cluster
@@ -245,8 +246,7 @@ def test_an_ended_leader_does_not_hide_a_job_that_has_no_gpu(site: HostileSite) 
 
 def test_real_memory_from_within_namespaces_is_ended(site: HostileSite) -> None:
     """What the driver's own library holds, past the limiter, in a user, process and mount namespace."""
-    escape = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
-    command = ["unshare", "-Urmpf", "sh", "-c", escape, "x", *site.program("hold", "8192")]
+    command = ["unshare", "-Urmpf", "sh", "-c", ESCAPE, "x", *site.program("hold", "8192")]
     with site.job(*command, until="code", gres="shard:4096") as running:
         at = next(float(line.split()[1]) for line in running.said if line.startswith("at "))
         assert running.said[-1] == "code 0\n"
@@ -311,8 +311,7 @@ def test_limits_hold_where_slurm_gives_jobs_a_tmp_of_their_own(site: HostileSite
         with site.job(*command, until="code", node=OTHER, gres="shard:4096") as limited:
             assert [line.split()[0] for line in limited.said] == ["job", "at", "code"], limited.said
             assert limited.said[-1] == f"code {code}\n"
-    escape = 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"'
-    command = ["unshare", "-Urm", "sh", "-c", escape, "x", *site.program("hold", "8192")]
+    command = ["unshare", "-Urm", "sh", "-c", ESCAPE, "x", *site.program("hold", "8192")]
     with site.job(*command, until="code", node=OTHER, gres="shard:4096") as hostile:
         record = until(lambda: site.record(hostile.job, OTHER))
     assert [event["action"] for event in record["events"]].count("end") == 1, record["events"]

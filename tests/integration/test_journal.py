@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -24,12 +23,6 @@ from tests.journal_reader import read_journal, read_replays
 pytestmark = pytest.mark.cluster
 
 TRACE = "/run/sluice-cluster/trace"
-
-
-def _plugins(version: str) -> dict[str, str]:
-    """SLUICE_TEST_PLUGINS names a folder of builds by version; without it they are built."""
-    builds = os.environ.get("SLUICE_TEST_PLUGINS")
-    return {"plugins": f"{builds}/{version}"} if builds else {}
 
 
 class Site:
@@ -102,7 +95,6 @@ class Site:
 
 @pytest.fixture(scope="module", params=NATIVE_FIRST)
 def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
-    version = "22.05" if request.param == "native" else "24.11"
     root = {} if request.param == "native" else {"root": request.getfixturevalue("trixie_root")}
     description = {
         "nodes": [{"names": "n[1-4]", "platform": "none"}],
@@ -110,7 +102,7 @@ def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevC
         "users": [{"name": "alice", "accounts": ["physics"]}],
         "controllers": 2,
         "slurm_conf": "SlurmctldTimeout=5\nDefMemPerCPU=10\n",
-        "sluice": {"level": "admit", "journal": True, **_plugins(version)},
+        "sluice": {"level": "admit", "journal": True},
     }
     yield Site(make_shared_cluster(description, **root))
 

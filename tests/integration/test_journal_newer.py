@@ -7,7 +7,6 @@ explain; reconfigured before.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +29,6 @@ POLICY = CompiledPolicy(
 
 @pytest.fixture(scope="module")
 def site(trixie_root: Path, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
-    builds = os.environ.get("SLUICE_TEST_PLUGINS")
     description: dict[str, Any] = {
         "nodes": [{"names": "n[1-3]", "platform": "dgx-h100"}],
         "accounts": [{"name": "physics"}],
@@ -42,7 +40,6 @@ def site(trixie_root: Path, make_shared_cluster: Callable[..., DevCluster]) -> I
             "policy": POLICY.render(),
             "supervise": True,
             "lease": 2.5,
-            **({"plugins": f"{builds}/24.11"} if builds else {}),
         },
     }
     yield Site(make_shared_cluster(description, root=trixie_root))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from policy.document import parse
 from policy.node import FILE_NAME, compile_node
 from sluice.base.files import write_atomic
 from tests.integration.jobs import sbatch, shown
-from tests.integration.settled import PATIENCE, await_health, let_it_save, until
+from tests.integration.settled import PATIENCE, await_health, let_it_save, start_again, until
 
 pytestmark = pytest.mark.cluster
 
@@ -183,8 +182,6 @@ def policy() -> str:
 
 @pytest.fixture(scope="module")
 def shared(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
-    builds = os.environ.get("SLUICE_TEST_PLUGINS")
-    plugins = {"plugins": f"{builds}/22.05"} if builds else {}
     place = Path(tempfile.mkdtemp(prefix="sluice-faults-"))
     try:
         faults = Faults(place, power=False)
@@ -207,7 +204,6 @@ def shared(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
                     "lease": LEASE_S,
                     "environment": faults.environment,
                     "node_environment": faults.environment,
-                    **plugins,
                 },
             }
         )
@@ -344,8 +340,7 @@ def test_half_of_the_nodes_are_cut_off_and_one_of_them_loses_power(site: Site, f
     site.cluster.start_daemon("slurmctld@ctl1")
     site.wait(site.serves)
     assert {site.state(job) for job in hit.values()} == {"PENDING"}  # as long as the policy says
-    for job in hit.values():
-        site.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    start_again(site.cluster, *hit.values(), env=site.faults.environment)
     site.wait(lambda: all(site.state(job) == "RUNNING" for job in hit.values()))
     for tag, job in hit.items():
         site.wait(lambda tag=tag: len(site.ran(tag)) == 2)  # type: ignore[misc]
@@ -390,7 +385,7 @@ def test_a_full_disk_of_a_node_takes_no_jobs_and_comes_back_by_itself(site: Site
         site.run("rm", f"{folder}/fill", node="n2")
         site.wait(lambda: site.node_state("n2") == "idle")
         assert site.job(after)["Priority"] != "0"  # not held; Slurm keeps what it requeued for two minutes
-        site.run("scontrol", "update", f"JobId={after}", "StartTime=now", check=False)
+        site.run("scontrol", "update", f"JobId={after}", "StartTime=now+2", check=False)
         site.wait(lambda after=after: site.state(after) == "COMPLETED")  # type: ignore[misc]
         assert [what for what, _ in site.ran(f"{tag}-before")] == ["start", "end"]
         assert [what for what, _ in site.ran(f"{tag}-after")] == ["start", "end"]

@@ -56,8 +56,7 @@ def compiled(body: str) -> str:
 SLUICE = [sys.executable, "-m", "sluice.main"]
 
 
-def description(version: str, **more: Any) -> dict[str, Any]:
-    builds = os.environ.get("SLUICE_TEST_PLUGINS")  # a folder of builds by version; without it they are built
+def description(**more: Any) -> dict[str, Any]:
     return {
         "nodes": [{"names": "n[1-4]", "platform": "dgx-h100"}],
         "accounts": [{"name": "physics"}, {"name": "biology"}],
@@ -71,11 +70,7 @@ def description(version: str, **more: Any) -> dict[str, Any]:
         "controllers": 1,
         "slurm_conf": "PriorityType=priority/multifactor\nPriorityCalcPeriod=60\nPrivateData=jobs,usage\n"  # an hour
         "SchedulerParameters=bf_interval=2,sched_interval=2\n",
-        "sluice": {
-            "level": "place",
-            "policy": compiled(POLICY),
-            **({"plugins": f"{builds}/{version}"} if builds else {}),
-        },
+        "sluice": {"level": "place", "policy": compiled(POLICY)},
         **more,
     }
 
@@ -89,8 +84,8 @@ def system(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def cluster(system: str, request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> DevCluster:
     if system == "native":
-        return make_shared_cluster(description("22.05"))
-    return make_shared_cluster(description("24.11"), root=request.getfixturevalue("trixie_root"))
+        return make_shared_cluster(description())
+    return make_shared_cluster(description(), root=request.getfixturevalue("trixie_root"))
 
 
 @pytest.fixture

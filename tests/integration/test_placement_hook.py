@@ -26,25 +26,18 @@ FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
 SCRIPT = "#!/bin/sh\nexec sleep ${1:-600}\n"
 GO = "/run/sluice-cluster/scratch/go"
 NEWER = pytest.param("trixie", marks=pytest.mark.trixie)
-on_both_versions = pytest.mark.parametrize("version", ["native", NEWER], indirect=True, scope="module")
+on_both_versions = pytest.mark.parametrize("root", ["native", NEWER], indirect=True, scope="module")
 
 Placed = dict[str, set[int]]  # node -> its GPUs
 
 
-def _plugins(version: str) -> dict[str, str]:
-    """SLUICE_TEST_PLUGINS names a folder of builds by version; without it they are built."""
-    builds = os.environ.get("SLUICE_TEST_PLUGINS")
-    return {"plugins": f"{builds}/{version}"} if builds else {}
-
-
-def _description(version: str, level: str | None = "place") -> dict[str, Any]:
+def _description(level: str | None = "place") -> dict[str, Any]:
     """Four nodes of two sockets with four GPUs each, two to a switch. All that the core proves or remembers is asked of
     stock Slurm, too, and the whole mirror is compared before every decision."""
     sluice = {
         "level": level,
         "policy": POLICY,
         "environment": {"SLUICE_CROSS_CHECK_PERMILLE": "1000", "SLUICE_MIRROR_CHECK_EVERY": "1"},
-        **_plugins(version),
     }
     return {
         "nodes": [{"names": "n[1-4]", "platform": "dgx-h100"}],
@@ -68,9 +61,8 @@ def _description(version: str, level: str | None = "place") -> dict[str, Any]:
 class Jobs:
     """Submits jobs and looks up what they got."""
 
-    def __init__(self, cluster: DevCluster, version: str) -> None:
+    def __init__(self, cluster: DevCluster) -> None:
         self.cluster = cluster
-        self.version = version
         script = cluster.folder / "scratch/job"
         script.write_text(SCRIPT)
         script.chmod(0o755)
@@ -137,18 +129,13 @@ class Jobs:
 
 
 @pytest.fixture(scope="module", params=NATIVE_FIRST)
-def version(request: pytest.FixtureRequest) -> str:
-    return {"native": "22.05", "trixie": "24.11"}[request.param]
+def root(request: pytest.FixtureRequest) -> dict[str, Path]:
+    return {} if request.param == "native" else {"root": request.getfixturevalue("trixie_root")}
 
 
 @pytest.fixture(scope="module")
-def root(request: pytest.FixtureRequest, version: str) -> dict[str, Path]:
-    return {} if version == "22.05" else {"root": request.getfixturevalue("trixie_root")}
-
-
-@pytest.fixture(scope="module")
-def shared(make_shared_cluster: Callable[..., DevCluster], version: str, root: dict[str, Path]) -> Jobs:
-    return Jobs(make_shared_cluster(_description(version), **root), version)
+def shared(make_shared_cluster: Callable[..., DevCluster], root: dict[str, Path]) -> Jobs:
+    return Jobs(make_shared_cluster(_description(), **root))
 
 
 @pytest.fixture
@@ -381,7 +368,7 @@ def test_shadow_records_and_leaves_the_choice_to_stock(jobs: Jobs) -> None:
     assert counters["index_asked"] == before["index_asked"]
 
 
-def test_off_is_stock(jobs: Jobs, make_cluster: Callable[..., DevCluster], version: str, root: dict[str, Path]) -> None:
+def test_off_is_stock(jobs: Jobs, make_cluster: Callable[..., DevCluster], root: dict[str, Path]) -> None:
     """The same jobs one after the other: with the plugins at level off, and without any plugin."""
     requests = [
         "-N1 --gres=gpu:3",
@@ -393,7 +380,7 @@ def test_off_is_stock(jobs: Jobs, make_cluster: Callable[..., DevCluster], versi
         "-N1 --gres=shard:9000",
         "--gpus=3 -n1",
     ]
-    stock = Jobs(make_cluster(_description(version, None), **root), version)
+    stock = Jobs(make_cluster(_description(None), **root))
     expected = [stock.placed(stock.submit(*request.split())) for request in requests]
     jobs.level("off")
     try:

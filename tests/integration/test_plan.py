@@ -32,8 +32,7 @@ POLICY = CompiledPolicy(
 ).render()
 
 
-def _description(version: str) -> dict[str, Any]:
-    builds = os.environ.get("SLUICE_TEST_PLUGINS")
+def _description() -> dict[str, Any]:
     return {
         "nodes": [{"names": "n[1-3]", "platform": "dgx-h100"}],
         "accounts": [{"name": "physics"}, {"name": "narrow"}],
@@ -43,7 +42,7 @@ def _description(version: str) -> dict[str, Any]:
             {"name": "carol", "accounts": ["narrow"]},
         ],
         "controllers": 1,
-        "sluice": {"level": "place", "policy": POLICY, **({"plugins": f"{builds}/{version}"} if builds else {})},
+        "sluice": {"level": "place", "policy": POLICY},
         # so rarely that whatever starts was started by the planner, or by the pass that follows a submission or an end
         "slurm_conf": "DefMemPerCPU=100\nLicenses=solver:1\nSchedulerParameters=bf_interval=300,sched_interval=300\n"
         "PriorityWeightPartition=1000\n",  # every job's priority is 1000, less what --nice takes
@@ -112,7 +111,7 @@ def slurm(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., Dev
     options: dict[str, Path] = {}
     if request.param == "trixie":
         options["root"] = request.getfixturevalue("trixie_root")
-    cluster = make_shared_cluster(_description("24.11" if options else "22.05"), **options)
+    cluster = make_shared_cluster(_description(), **options)
     cluster.run(["sacctmgr", "-i", "modify", "account", "narrow", "set", "GrpJobs=1"])
     cluster.restart_slurmctld()  # which reads the limit
     cluster.wait_idle()

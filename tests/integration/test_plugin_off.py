@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -58,12 +57,10 @@ def found(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., Dev
     """What jobs get: of stock Slurm, at level off, and at level place with policies that are empty."""
     newer = request.param == "trixie"
     root = {"root": request.getfixturevalue("trixie_root")} if newer else {}
-    builds = os.environ.get("SLUICE_TEST_PLUGINS")
-    built = {"plugins": f"{builds}/{'24.11' if newer else '22.05'}"} if builds else {}
     arms: dict[str, tuple[dict[str, Any] | None, Callable[[DevCluster], Callable[[], None]]]] = {
         "stock": (None, lambda _: lambda: None),
-        "off": ({"level": "off", "policy": POLICY, **built}, lambda cluster: lambda: _is_off(cluster)),
-        "empty": ({"level": "place", **built}, EmptyPolicies),
+        "off": ({"level": "off", "policy": POLICY}, lambda cluster: lambda: _is_off(cluster)),
+        "empty": ({"level": "place"}, EmptyPolicies),
     }
     with ThreadPoolExecutor(len(arms)) as pool:
         running = {}

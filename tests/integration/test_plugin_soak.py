@@ -50,7 +50,7 @@ ENDED = {"COMPLETED", "CANCELLED", "FAILED", "NODE_FAIL", "PREEMPTED", "TIMEOUT"
 def description(*, sanitize: bool, stock: bool = False, long: bool = False) -> dict[str, object]:
     """Of a cluster that is churned. A long run keeps the journal, as it is to lose no job by faults of slurmctld's own,
     and has no backup: with one, each command that meets a restart sleeps for half of SlurmctldTimeout."""
-    sluice = {"level": "place", "policy": POLICY, "sanitize": sanitize, "journal": long, **_built()}
+    sluice = {"level": "place", "policy": POLICY, "sanitize": sanitize, "journal": long}
     interval = 10 if long else 2
     return {
         "controllers": 1 if long else 2,
@@ -63,11 +63,6 @@ def description(*, sanitize: bool, stock: bool = False, long: bool = False) -> d
         "MaxJobCount=100000\nMinJobAge=60\nPriorityCalcPeriod=1\n",
         **({} if stock else {"sluice": sluice}),
     }
-
-
-def _built() -> dict[str, str]:
-    """SLUICE_SOAK_PLUGINS names a folder of plugins with the sanitizer; without it they are built."""
-    return {"plugins": folder} if (folder := os.environ.get("SLUICE_SOAK_PLUGINS")) else {}
 
 
 def restart(cluster: DevCluster, environment: dict[str, str] | None = None) -> None:

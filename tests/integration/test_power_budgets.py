@@ -15,10 +15,11 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from gpu_sim.fields import get_values, set_values
+from sluice.controllerd.power import met
 from sluice.controllerd.power.keeper import SETTLE_S
 from tests.integration.jobs import LASTS, shown, submit
 from tests.integration.policy_site import PolicySite
-from tests.integration.settled import let_it_save, status, until
+from tests.integration.settled import let_it_save, start_again, status, until
 from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.cluster
@@ -142,6 +143,32 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def _clear(site: Site) -> Iterator[None]:
+    """No jobs, GPUs that draw what they draw idle, and the policy's budget: each test stands on its own."""
+    yield
+    for user in ("alice", "bob"):
+        site.run("scancel", "-u", user)
+    for node in NODES:
+        site.all_draw(node, IDLE_W)
+    site.power("budget", "hall", "--end", check=False)  # not in each policy
+    site.until(lambda: not site.run("squeue", "-h").stdout.strip())
+
+
+def busy(site: Site) -> tuple[str, list[str]]:
+    """A guaranteed job and three of guests, of which the oldest saves, have all GPUs, which draw what they may."""
+    own = submit(site.cluster, "-A", "physics", "--gres=gpu:4", "-w", "p1", user="alice")
+    words = ("-A", "guests", "--gres=gpu:4")
+    guests = [submit(site.cluster, *words, "--checkpoint=app", wrap=SAVES, user="bob")]
+    site.until(lambda: shown(site.cluster, guests[0])["JobState"] == "RUNNING")
+    guests += [submit(site.cluster, *words, user="bob") for _ in range(2)]
+    site.until(lambda: all(shown(site.cluster, job)["JobState"] == "RUNNING" for job in (own, *guests)))
+    for node in NODES:
+        site.all_draw(node, MOST_W)
+    site.until(lambda: site.drawn() > 0.98 * 16 * MOST_W)
+    return own, guests
+
+
 def test_of_equal_jobs_the_one_that_has_saved_is_preempted(site: Site) -> None:
     cluster = site.cluster
     site.apply(BORROWED)
@@ -160,8 +187,6 @@ def test_of_equal_jobs_the_one_that_has_saved_is_preempted(site: Site) -> None:
     assert [shown(cluster, job)["Restarts"] for job in jobs] == ["1", "0", "0"]
     said = f"job {jobs[0]} makes room for job {own} and loses"
     assert cluster.log_tail("slurmctld@ctl1", 2000).count(said) == 1  # however long it takes to end
-    site.run("scancel", own, *jobs)
-    site.until(lambda: not site.run("squeue", "-h").stdout.strip())
     site.apply(POLICY)
     site.in_force("place")
 
@@ -169,35 +194,22 @@ def test_of_equal_jobs_the_one_that_has_saved_is_preempted(site: Site) -> None:
 def test_watts_are_kept_for_whom_gpus_are_guaranteed(site: Site) -> None:
     """Of 5 kW, 1152 W are drawn idle, 4 * 278 W kept, and 8 * 278 W a guest has at the least: 512 W are left."""
     cluster = site.cluster
-    first = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p1", wrap="exec sleep 600", user="bob")
+    first = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p1", user="bob")
     site.until(lambda: shown(cluster, first)["JobState"] == "RUNNING")
     site.all_draw("p1", MOST_W)
     site.until(lambda: site.budget()["measured_w"] and site.drawn() > 0.98 * GPUS * MOST_W)
     site.power("budget", "hall", "--now", "5kW", "--for", "1h")
     site.planned()
-    other = submit(cluster, "-A", "guests", "--gres=gpu:4", wrap="exec sleep 600", user="bob")
-    own = submit(cluster, "-A", "physics", "--gres=gpu:4", wrap="exec sleep 600", user="alice")
+    other = submit(cluster, "-A", "guests", "--gres=gpu:4", user="bob")
+    own = submit(cluster, "-A", "physics", "--gres=gpu:4", user="alice")
     site.until(lambda: shown(cluster, own)["JobState"] == "RUNNING")
     time.sleep(3)
     assert [shown(cluster, job)["JobState"] for job in (first, other)] == ["RUNNING", "PENDING"]
-    site.run("scancel", own, first, other)
-    site.all_draw("p1", IDLE_W)
-    site.power("budget", "hall", "--end")
-    site.planned()
-    site.until(lambda: not site.run("squeue", "-h").stdout.strip())
 
 
 def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one(site: Site) -> None:
     cluster = site.cluster
-    own = submit(cluster, "-A", "physics", "--gres=gpu:4", "-w", "p1", wrap="exec sleep 600", user="alice")
-    words = ("-A", "guests", "--gres=gpu:4")
-    guests = [submit(cluster, *words, "--checkpoint=app", wrap=SAVES, user="bob")]
-    site.until(lambda: shown(cluster, guests[0])["JobState"] == "RUNNING")
-    guests += [submit(cluster, *words, wrap="exec sleep 600", user="bob") for _ in range(2)]
-    site.until(lambda: all(shown(cluster, job)["JobState"] == "RUNNING" for job in (own, *guests)))
-    for node in NODES:
-        site.all_draw(node, MOST_W)
-    site.until(lambda: site.drawn() > 0.98 * 16 * MOST_W)
+    own, guests = busy(site)
     assert {gpu["cap_w"] for gpu in site.gpus()} == {MOST_W}
     site.until(lambda: site.budget()["measured_w"])  # the daemon has looked for long enough
 
@@ -233,6 +245,8 @@ def test_only_what_can_be_kept_and_only_by_administrators(site: Site) -> None:
 
 
 def test_a_daemon_that_starts_again_lifts_no_cap_and_knows_what_was_lowered(site: Site) -> None:
+    busy(site)
+    site.until(lambda: site.budget()["measured_w"])
     site.power("budget", "hall", "--now", "10kW", "--for", "1h")
     site.until(lambda: site.budget()["capped_gpus"])
     before: dict[str, float] = {}
@@ -256,18 +270,32 @@ def test_a_daemon_that_starts_again_lifts_no_cap_and_knows_what_was_lowered(site
 def test_a_controller_that_dies_as_a_budget_is_lowered_leaves_the_rest_to_the_other(site: Site) -> None:
     """It has written that 3 kW are left, and done nothing else; eight GPUs of a guest are 350 W each at the least."""
     cluster = site.cluster
-    site.run("scancel", "-u", "bob")
-    site.all_draw("p1", IDLE_W)
+    site.all_draw("p2", MOST_W)
     site.power("budget", "hall", "--now", "19kW", "--for", "1h")
-    guest = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p2", wrap="exec sleep 600", user="bob")
+    guest = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p2", user="bob")
     site.until(lambda: shown(cluster, guest)["JobState"] == "RUNNING" and site.drawn() > 0.98 * GPUS * MOST_W)
-    let_it_save(cluster, "bob")  # else the other controller would start it on its node a second time
+    kept = cluster.layout.state / met.FILE_NAME  # the next daemon stops jobs where a budget that was kept is less now
+    site.until(lambda: met.read(kept).get("hall") == 19_000)
+    let_it_save(cluster, user="bob")  # else the other controller would start it on its node a second time
     cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
     lowered = cluster.layout.state / "sluice.power-lowered.json"
     lowered.write_text(lowered.read_text().replace("19000", "3000"))
     cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
     cluster.run(["scontrol", "takeover"], node="ctl2", check=False)
     site.until(lambda: shown(cluster, guest)["Restarts"] == "1")
+
+
+@pytest.fixture
+def second_leads(site: Site) -> None:
+    """The other controller's slurmctld and daemon are the only ones, as the test before leaves it."""
+    lives = {one.name for one in site.cluster.daemons() if one.status is None}
+    if "slurmctld@ctl1" in lives:
+        site.cluster.stop_daemon("controllerd@ctl1")
+        site.cluster.stop_daemon("slurmctld@ctl1")
+        site.cluster.run(["scontrol", "takeover"], node="ctl2", check=False)
+    if "controllerd@ctl2" not in lives:
+        site.cluster.start_daemon("controllerd@ctl2")
+    site.until(lambda: site.power("show", check=False).returncode == 0 and site.budget()["lowered_w"] is None)
 
 
 def limit(site: Site) -> str:
@@ -279,23 +307,20 @@ def start_with_less(site: Site) -> str:
     """Ten GPUs of guests have 3736 W of 6 kW, without the daemon, which would let them expect less. Stock Slurm chooses
     how many of them each of the nodes has."""
     cluster = site.cluster
-    site.until(lambda: not site.run("squeue", "-h").stdout.strip())
     site.until(lambda: {gpu["cap_w"] for gpu in site.gpus()} == {MOST_W})
     cluster.stop_daemon("controllerd@ctl2")
-    (cluster.layout.state / "sluice.power").unlink()
+    (cluster.layout.state / "sluice.power").unlink(missing_ok=True)
     site.apply(POLICY.replace("20kW", "6kW"))
     site.in_force("place", "ctl2")
     site.planned("ctl2")
-    job = submit(cluster, "-A", "guests", "--gpus=10", "-N2", "-w", "p1", wrap="exec sleep 600", user="bob")
+    job = submit(cluster, "-A", "guests", "--gpus=10", "-N2", "-w", "p1", user="bob")
     site.until(lambda: shown(cluster, job)["JobState"] == "RUNNING" and limit(site) == "445")
     return job
 
 
+@pytest.mark.usefixtures("second_leads")
 def test_a_cap_with_which_a_job_started_is_raised_when_there_is_room(site: Site) -> None:
     cluster = site.cluster
-    site.run("scancel", "-u", "alice")
-    site.run("scancel", "-u", "bob")
-    site.power("budget", "hall", "--end")
     job = start_with_less(site)
     cluster.start_daemon("controllerd@ctl2")
     site.apply(POLICY)
@@ -304,9 +329,9 @@ def test_a_cap_with_which_a_job_started_is_raised_when_there_is_room(site: Site)
     record = json.loads(site.run("cat", f"/run/sluice/agent/jobs/{job}.json", node="p1").stdout)
     assert {event["detail"]["watts"] for event in record["events"] if event["action"] == "power"} == {445}
     assert {grant["planned_mw"] for grant in record["grants"]} == {None}
-    site.run("scancel", job)
 
 
+@pytest.mark.usefixtures("second_leads")
 def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
     cluster = site.cluster
     job = start_with_less(site)
@@ -317,6 +342,6 @@ def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
     # again, which Slurm does after two minutes.
     site.until(lambda: site.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").stdout.split() == ["PENDING"])
     site.until(lambda: not site.run("pgrep", "-x", "slurmstepd", check=False).stdout)
-    site.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    start_again(cluster, job)
     until(lambda: shown(cluster, job), lambda job: job["JobState"] == "RUNNING" and job["Restarts"] != "0", timeout=300)
     assert limit(site) == str(MOST_W)

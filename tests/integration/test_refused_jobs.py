@@ -125,7 +125,9 @@ def look_at(cluster: DevCluster, job: str) -> list[str]:
 def await_held(cluster: DevCluster, job: str, count: int = 1) -> list[str]:
     held = re.compile("PENDING job.requeued.in.held.state 1 sluice-refused: ")
     seen: list[str] = until(
-        lambda: look_at(cluster, job), lambda seen: len(seen) == count and all(held.match(line) for line in seen)
+        lambda: look_at(cluster, job),
+        lambda seen: len(seen) == count and all(held.match(line) for line in seen),
+        shows=lambda: (cluster.log_tail(f"agent@{NODE}", 30), cluster.log_tail("slurmctld@ctl1", 30)),
     )
     return [reason_in(line) for line in seen]
 

@@ -15,19 +15,12 @@ from policy.node_limits import NodeLimits
 from tests.integration.beds import Bed
 from tests.integration.laid_out import restart_slurm, take_over_gres
 from tests.integration.settled import until
+from tests.programs.begin import FILL
 
 pytestmark = pytest.mark.cluster
 
 NODE = "mig-1"
 PYTHON = "/usr/bin/python3"
-FILL = """
-import ctypes as c
-cu, context, address, got = c.CDLL("libcuda.so.1"), c.c_void_p(), c.c_uint64(), 0
-assert cu.cuInit(0) == 0 and cu.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and cu.cuCtxSetCurrent(context) == 0
-while (code := cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(2 << 20))) == 0:
-    got += 2
-print(got, code)
-"""
 # Opens its GPU, waits until it is exclusive, and says what a second process of the job is answered then.
 EXCLUSIVE = """
 import ctypes as c, os, subprocess, sys, time

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import threading
 import time
 import urllib.request
@@ -21,7 +20,9 @@ from dev_cluster.layout import INSIDE
 from sluice.base.run import PYTHON
 from tests.integration import stand_in_replica
 from tests.integration.jobs import submit
+from tests.integration.private_slurm import free_ports
 from tests.integration.serve_site import ServeSite, serve_site
+from tests.integration.settled import start_again
 
 pytestmark = pytest.mark.cluster
 URL = "/v1/chat/completions"
@@ -130,9 +131,7 @@ def client(site: ServeSite) -> openai.OpenAI:
     program = cluster.layout.programs / "sluice-batch"
     program.write_text(f"#!/bin/sh\nexec {shlex.join(PYTHON)} -m sluice.serve.batch.main\n")
     program.chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    (port,) = free_ports(1)
     gateway = f"http://127.0.1.1:{cluster.facts['environment']['SLUICE_GATEWAY_PORT']}"
     path = cluster.layout.sluice / "sluice.yaml"
     policy = json.loads(path.read_text())
@@ -195,9 +194,7 @@ def test_batches_are_jobs_of_their_callers(site: ServeSite, client: openai.OpenA
     for words in (["scontrol", "show", "job", "-dd", number], ["squeue", "-o", "%all", "-j", number]):
         assert "sluice-batch.slow" in (seen := site.cluster.run(words)).stdout and "secret" not in seen.stdout
     site.cluster.run(["scontrol", "requeue", number])
-    site.until(lambda: site.cluster.run(["squeue", "-h", "-j", number, "-o", "%T"]).stdout.strip(), "PENDING".__eq__)
-    # slurmd refuses credentials that are of the second in which it ended the job
-    site.cluster.run(["scontrol", "update", f"JobId={number}", "StartTime=now+2"])
+    start_again(site.cluster, number)
     some(cancelled)
     client.batches.cancel(cancelled)
     left = site.until(lambda: get(cancelled), lambda found: found.status == "cancelled")

@@ -19,6 +19,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from gpu_sim.fields import set_values
 from tests.integration.beds import Bed
+from tests.integration.platforms import PAIR
 from tests.integration.settled import PATIENCE, until
 
 pytestmark = pytest.mark.cluster
@@ -31,16 +32,6 @@ IDLE = 5.0  # between samples where no job has GPUs, and nobody suffers
 FREEZER = "/sys/fs/cgroup/freezer"
 STAYS = ["sh", "-c", "echo $$ $SLURM_JOB_ID; exec sleep 600"]
 
-PAIR = """
-name: pair
-description: two H100
-cpu: {sockets: 1, cores_per_socket: 56, threads_per_core: 2, numa_nodes: 1, memory_mib: 524288}
-drivers:
-  nvidia: {version: 550.90.07, library: 12.550.90.07, runtime: 12040}
-gpus:
-  - {model: h100-sxm5-80gb, pci: '0000:1b:00.0', numa: 0, under: 'pci0000:15/0000:15:01.0'}
-  - {model: h100-sxm5-80gb, pci: '0000:2b:00.0', numa: 0, under: 'pci0000:25/0000:25:01.0'}
-"""
 # The leader exits alone, as pthread_exit in main does; a thread goes on.
 LEADERLESS = """
 import ctypes, os, threading, time

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from dev_cluster.slurm_tree import SlurmTree
+from sluice.base.slurm_version import SlurmVersion, parse_slurm_version
 from tests.integration.settled import PATIENCE, fresh_status, set_level, until
-from tests.integration.versions import TREES
+from tests.integration.versions import PREFIX, TREES
 from tests.programs.build import build_program
 
 pytestmark = pytest.mark.cluster
@@ -66,10 +68,8 @@ COMMANDS = ["srun", "sbatch", "salloc"]
 def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[DevCluster]:
     """Two NVIDIA nodes and one of AMD, at level admit; on newer Slurm tasks may share several GPUs.
 
-    With SLUICE_TEST_SCALE=full the plugins on 22.05 are built with the address sanitizer; SLUICE_TEST_PLUGINS names a
-    folder of builds by version.
+    With SLUICE_TEST_SCALE=full the plugins on 22.05 are built with the address sanitizer.
     """
-    builds = os.environ.get("SLUICE_TEST_PLUGINS")
     described: dict[str, Any] = {
         "nodes": [
             {"names": "h100-[1-2]", "platform": "dgx-h100"},
@@ -84,12 +84,10 @@ def cluster(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., D
     options: dict[str, Any] = {}
     if request.param != "native":
         options["root"] = request.getfixturevalue(f"{request.param}_root")
-        described["slurm_conf"] = "SelectTypeParameters=CR_Core_Memory,MULTIPLE_SHARING_GRES_PJ\n"
-    elif os.environ.get("SLUICE_TEST_SCALE") == "full":
+    elif PREFIX is None and os.environ.get("SLUICE_TEST_SCALE") == "full":
         described["sluice"]["sanitize"] = True
-    version = {"native": "22.05", "trixie": "24.11"}.get(request.param)
-    if builds and version:
-        described["sluice"]["plugins"] = f"{builds}/{version}"
+    if SlurmTree(PREFIX or Path("/usr"), options.get("root")).version() >= (24, 5):
+        described["slurm_conf"] = "SelectTypeParameters=CR_Core_Memory,MULTIPLE_SHARING_GRES_PJ\n"
     made = make_shared_cluster(described, **options)
     for change in (
         ["add", "qos", "silver"],
@@ -114,8 +112,13 @@ def knows_jobs(cluster: DevCluster) -> None:
 
 
 @pytest.fixture
-def old_slurm(cluster: DevCluster) -> bool:
-    return "22.05" in cluster.run(["sinfo", "--version"]).stdout
+def slurm_version(cluster: DevCluster) -> SlurmVersion:
+    return parse_slurm_version(cluster.run(["sinfo", "--version"]).stdout)
+
+
+@pytest.fixture
+def old_slurm(slurm_version: SlurmVersion) -> bool:
+    return slurm_version < (22, 6)
 
 
 @pytest.fixture(autouse=True)
@@ -399,7 +402,9 @@ def test_several_changes_at_once_are_no_way_around(
 
 
 @pytest.mark.usefixtures("knows_jobs")
-def test_an_update_that_names_one_bound_keeps_the_other(cluster: DevCluster, old_slurm: bool) -> None:
+def test_an_update_that_names_one_bound_keeps_the_other(
+    cluster: DevCluster, old_slurm: bool, slurm_version: SlurmVersion
+) -> None:
     """What scontrol 22.05 leaves out of NumNodes=1, and more nodes by name than are asked for."""
     job = accepted(cluster, "-N1-8", "--gres=gpu:1", account="few")["JobId"]
     changes = ["NumNodes=1", "TresPerNode=gres:gpu:8"]
@@ -416,7 +421,8 @@ def test_an_update_that_names_one_bound_keeps_the_other(cluster: DevCluster, old
         assert fields(cluster, job)["NumNodes"] == "1-2"
     job = accepted(cluster, "-n1", "-c8", "--gres=gpu:4", account="few")["JobId"]
     assert update(cluster, job, "CPUsPerTask=1", "MinCPUsNode=1").returncode == 0  # so the CPUs may be of many nodes
-    assert fields(cluster, job)["NumNodes"] == "1-2"
+    # From 26.05 on, Slurm itself takes the number of tasks as the most nodes.
+    assert fields(cluster, job)["NumNodes"] == ("1-1" if slurm_version >= (26, 5) else "1-2")
 
 
 @pytest.mark.usefixtures("knows_jobs")

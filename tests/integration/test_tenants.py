@@ -14,6 +14,7 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from tests.integration.policy_site import INSIDE, OtherSystemSite, PolicySite, description
+from tests.integration.settled import start_again
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
@@ -269,9 +270,7 @@ def test_a_guarantee_comes_back_from_over_quota_work(site: PolicySite) -> None:
     (log / "finish").touch()
     site.run("scancel", *owned)
     site.wait(lambda: not site.jobs(states="COMPLETING"))
-    time.sleep(1.5)  # slurmd distinguishes a job's credentials by their second
-    for job in requeued:  # Slurm lets requeued jobs wait two minutes
-        site.run("scontrol", "update", f"JobId={job}", "StartTime=now", user="dave")
+    start_again(site.cluster, *requeued, user="dave")
     site.wait(lambda: not site.jobs(states="PENDING,RUNNING,COMPLETING"), 120)
     assert all((log / job).read_text().splitlines()[-1] == "end" for job in borrowed)
     for job in requeued:

@@ -72,7 +72,7 @@ def test_a_tenant_finds_why_a_job_waits(site: Site, tenant: Browser) -> None:
     tenant.open("/jobs?user=alice")
     tenant.follow(f"/jobs/{site.jobs['waits']}")
     waits_for(tenant, "Why it waits")
-    assert "limit" in tenant.text("#state").lower(), tenant.text("#state")
+    until(lambda: tenant.text("#state").lower(), lambda seen: "limit" in seen)
     assert "mallory" not in tenant.driver.page_source
     tenant.open(f"/jobs/{site.jobs['mallory']}")
     assert "no such page" in tenant.text() and "mallory" not in tenant.text("main")

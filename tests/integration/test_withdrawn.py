@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -78,12 +77,10 @@ def version(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def shared(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster], version: str) -> Slurm:
     root = {} if version == "22.05" else {"root": request.getfixturevalue("trixie_root")}
-    builds = os.environ.get("SLUICE_TEST_PLUGINS")
     sluice: dict[str, Any] = {
         "level": "place",
         "policy": POLICY,
         "environment": {"SLUICE_CROSS_CHECK_PERMILLE": "1000", "SLUICE_MIRROR_CHECK_EVERY": "1"},
-        **({"plugins": f"{builds}/{version}"} if builds else {}),
     }
     return Slurm(
         make_shared_cluster(

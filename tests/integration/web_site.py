@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 from dev_cluster.cluster import DevCluster
 from tests.integration.jobs import submit
+from tests.integration.private_slurm import free_ports
 from tests.integration.settled import until
 
 WEB = "sluice-web"
@@ -120,9 +120,7 @@ def web_site(
     cluster.run(["sacctmgr", "-i", "modify", "user", "oper", "set", "AdminLevel=Operator"])
     cluster.run(["sacctmgr", "-i", "modify", "user", "root2", "set", "AdminLevel=Administrator"])
     cluster.run(["sacctmgr", "-i", "modify", "account", "physics", "set", "GrpTRES=gres/gpu=3"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    (port,) = free_ports(1)  # it is listened on again after each kill
     one = Site(cluster, port, {}, {})
     one.tokens = {user: one.create(user) for user in ("alice", "mallory", "oper", "root2")}
     cluster.run(["chgrp", WEB, STORE], node="ctl1", cwd="/")

@@ -71,4 +71,4 @@ def test_a_server_that_has_ended_leaves_no_descriptor(tmp_path: Path) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     first = serve(0)
-    assert [serve(number) for number in range(1, 4)] == [first] * 3
+    assert max(serve(number) for number in range(1, 4)) <= first  # an earlier test's may go meanwhile

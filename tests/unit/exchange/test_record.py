@@ -86,9 +86,9 @@ def test_large_requests_do_not_grow_a_record() -> None:
     for number in range(600):
         one.note("refuse", step="0", open=[f"{number}" + "x" * 4000] * 16)
     one.note("end", step="0")
-    began = time.monotonic()
+    began = time.process_time()
     assert size(one) < 80 << 10 and len(json.dumps(one.in_short())) < 6 << 10
-    assert time.monotonic() - began < 0.5
+    assert time.process_time() - began < 0.5
     assert one.events[-1].action == "end"
 
 

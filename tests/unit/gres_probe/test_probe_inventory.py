@@ -88,13 +88,13 @@ def inventories(draw: st.DrawFn) -> Inventory:
     )
 
 
-@settings(max_examples=100 * SCALE, deadline=None)
+@settings(max_examples=100 * SCALE)
 @given(inventories())
 def test_what_it_wrote_it_reads(inventory: Inventory) -> None:
     assert Inventory.from_json(inventory.to_json(), source="x") == inventory
 
 
-@settings(max_examples=200 * SCALE, deadline=None)
+@settings(max_examples=200 * SCALE)
 @given(st.binary(max_size=200) | st.text(max_size=200))
 def test_any_bytes_end_in_one_line(data: bytes | str) -> None:
     refused(data)
@@ -107,7 +107,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300 * SCALE, deadline=None)
+@settings(max_examples=300 * SCALE)
 @given(st.data())
 def test_any_change_is_read_or_refused(data: st.DataObject) -> None:
     """Replace, add or drop something anywhere in a valid document: never an exception of another kind."""

@@ -111,7 +111,7 @@ def test_a_torn_tail_is_skipped_and_nothing_else(tmp_path: Path, cut: int) -> No
 
 
 @given(st.integers(0, 400), st.integers(1, 255))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_flipped_byte_never_gives_a_wrong_batch(place: int, flip: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -127,7 +127,7 @@ def test_a_flipped_byte_never_gives_a_wrong_batch(place: int, flip: int) -> None
 
 
 @given(st.binary(max_size=300), st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_files_of_any_content(segment: bytes, place: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -47,6 +47,8 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 while True:
     guard.sampled("nvidia")
     guard.beat("nvidia")
+    with (folder / "beats").open("a") as beats:
+        print(os.getpid(), file=beats)
     time.sleep(0.1)
 """
 
@@ -91,6 +93,12 @@ class Site:
     def runs(self, count: int) -> None:
         eventually(lambda: len(self.pids) >= count)
 
+    def works(self) -> None:
+        """Wait until the agent has sent its messages, and then some signs of life."""
+        self.runs(1)
+        beats = self.folder / "beats"
+        eventually(lambda: beats.exists() and beats.read_text().split().count(str(self.pids[-1])) >= 4)
+
     def kill_agent(self) -> None:
         os.kill(self.pids[-1], signal.SIGKILL)
 
@@ -122,8 +130,7 @@ def is_alive(pid: int) -> bool:
 
 def test_an_agent_that_is_killed_is_started_again_at_once(site: Site) -> None:
     site.start()
-    site.runs(1)
-    time.sleep(0.5)
+    site.works()
     site.kill_agent()
     began = time.monotonic()
     site.runs(2)
@@ -187,8 +194,7 @@ def test_a_guard_that_goes_on_keeps_systemds_watchdog_quiet(site: Site) -> None:
 
 def test_an_agent_that_answered_once_is_started_again_also_when_it_fails(site: Site) -> None:
     site.start()
-    site.runs(1)
-    time.sleep(0.5)
+    site.works()
     site.plan(exit=3)
     site.kill_agent()
     site.runs(3)
@@ -197,9 +203,7 @@ def test_an_agent_that_answered_once_is_started_again_also_when_it_fails(site: S
 
 def test_an_agent_that_asks_to_begin_again_is_no_loss(site: Site) -> None:
     site.start()
-    site.runs(1)
-    eventually(lambda: is_alive(site.pids[-1]))
-    time.sleep(0.5)
+    site.works()
     os.kill(site.pids[-1], signal.SIGTERM)  # it ends with 0
     site.runs(2)
     assert site.outages() == []
@@ -329,8 +333,7 @@ def test_the_next_guard_thaws_what_a_killed_one_froze(site: Site, job: tuple[Pat
     folder, _ = job
     site.says("bound 1", f"watch 12 nvidia {folder}", "ready")
     site.start()
-    site.runs(1)
-    time.sleep(0.5)
+    site.works()
     os.kill(site.pids[-1], signal.SIGSTOP)
     eventually(lambda: state(folder) == "FROZEN")
     site.end(signal.SIGKILL)
@@ -346,8 +349,7 @@ def test_a_guard_that_is_ended_in_order_leaves_nothing_frozen(
     folder, _ = job
     site.says("bound 1", f"watch 12 nvidia {folder}", "ready")
     site.start()
-    site.runs(1)
-    time.sleep(0.5)
+    site.works()
     site.plan(die=signal.SIGSEGV)
     site.kill_agent()
     eventually(lambda: state(folder) == "FROZEN")
@@ -361,8 +363,7 @@ def test_a_job_that_slurm_has_suspended_stays_so(site: Site, job: tuple[Path, su
         (step / "freezer.state").write_text("FROZEN")
     site.says("bound 1", f"watch 12 nvidia {folder}", "ready")
     site.start()
-    site.runs(1)
-    time.sleep(0.5)
+    site.works()
     os.kill(site.pids[-1], signal.SIGSTOP)
     time.sleep(2.5)
     os.kill(site.pids[-1], signal.SIGCONT)
@@ -381,8 +382,7 @@ def test_folders_of_others_than_root_are_left_alone(site: Site, job: tuple[Path,
     paths = {12: folder, 13: outside.parent, 14: site.folder / "job_14"}
     site.says("bound 1", *(f"watch {number} nvidia {path}" for number, path in paths.items()), "ready")
     site.start()
-    site.runs(1)
-    time.sleep(0.5)
+    site.works()
     os.kill(site.pids[-1], signal.SIGSTOP)
     time.sleep(2.5)
     assert state(folder) == "THAWED"
@@ -393,8 +393,7 @@ def test_folders_of_others_than_root_are_left_alone(site: Site, job: tuple[Path,
 def test_what_is_no_message_changes_nothing(site: Site) -> None:
     site.says("ready now", "x" * 511, "watch 1 nvidia /etc/../job_1", "bound 99999999", "beat " * 100, "ready")
     site.start()
-    site.runs(1)
-    time.sleep(0.5)
+    site.works()
     site.kill_agent()
     site.runs(2)
     eventually(lambda: site.outages() and site.outages()[-1].lasted is not None)

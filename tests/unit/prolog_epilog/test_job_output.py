@@ -15,6 +15,12 @@ import pytest
 from prolog_epilog import job_output
 
 
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that waits for a processor has a minute to write; one that waits for a file has not."""
+    monkeypatch.setattr(job_output, "_MORE_S", 60.0)
+
+
 def test_a_notice_reaches_a_processs_standard_error() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as program:
         assert job_output.write_line([program.pid], "job 7: too much")
@@ -84,10 +90,24 @@ def test_a_line_waits_for_a_processor_and_not_for_a_file(monkeypatch: pytest.Mon
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as program:
         lines = [[([program.pid], "job 7: too much")]]
         monkeypatch.setattr(job_output, "_write_lines", hangs)
+        began = time.monotonic()
         assert job_output.write_all(lines, 0.05) == [[False]]
+        assert time.monotonic() - began < 20
         monkeypatch.setattr(job_output, "_write_lines", busy)
         assert job_output.write_all(lines, 0.05) == [[True]]
         assert b"sluice: job 7: too much" in program.communicate(b"\n")[1]
+
+
+def test_a_child_that_never_has_done_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spins(answers: int, lines: Sequence[job_output.Line]) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(job_output, "_MORE_S", 0.3)
+    monkeypatch.setattr(job_output, "_write_lines", spins)
+    began = time.monotonic()
+    assert job_output.write_all([[([os.getpid()], "job 7: too much")]], 0.05) == [[False]]
+    assert time.monotonic() - began < 20
 
 
 def test_a_job_is_ended_without_its_line_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,7 +330,7 @@ def test_memory_does_not_grow_with_the_job(site: Site) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 37), st.integers(1, 100)), min_size=1, max_size=50), st.floats(0, 1))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_percentiles_of_memory_are_right_within_one_percent(values: list[tuple[int, int]], share: float) -> None:
     histogram = Histogram(True)
     for value, weight in values:

@@ -225,11 +225,12 @@ def test_forged_seats_cost_root_nothing(node: Node) -> None:
             for number in range(1024):
                 ledger.join(0, number << 22 | tenant.pid, number)
             memory[at:] = whole[:]
-        begin = time.monotonic()
+        begin, works = time.monotonic(), time.process_time()
         for _ in range(100):
             node.regions.collect(record)
         node.regions.remove(JOB)
-        assert time.monotonic() - begin < 0.5
+        assert time.process_time() - works < 0.5
+        assert time.monotonic() - begin < 10  # it waits for nothing; on a busy machine for a processor
         tenant.stdin.close()
     assert record.events == []
 

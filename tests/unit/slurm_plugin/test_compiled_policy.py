@@ -174,7 +174,7 @@ def policies(draw: st.DrawFn) -> CompiledPolicy:
 
 
 @given(policy=policies())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_both_halves_read_what_is_written(tool: Path, policy: CompiledPolicy) -> None:
     text = policy.render().encode()
     again, warnings = compiled.parse(text)
@@ -186,7 +186,7 @@ def test_both_halves_read_what_is_written(tool: Path, policy: CompiledPolicy) ->
 
 
 @given(policy=policies(), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_both_halves_refuse_the_same(tool: Path, policy: CompiledPolicy, data: st.DataObject) -> None:
     """Lines taken out, doubled, swapped or changed: both read it, to the same effect, or neither does."""
     lines = policy.render().splitlines()[:-1]
