@@ -22,6 +22,34 @@ HYBRID = any(not line.startswith("0:") for line in Path("/proc/self/cgroup").rea
 SLUICE = "/opt/sluice/bin/sluice"
 SOURCES = "/opt/sluice/src"
 """The checkout, in a machine with `installed`."""
+DEBIAN_CONF = """AuthType=auth/munge
+SlurmUser=slurm
+StateSaveLocation=/var/spool/slurmctld
+SlurmdSpoolDir=/var/spool/slurmd
+SlurmctldLogFile=/var/log/slurm/slurmctld.log
+SlurmdLogFile=/var/log/slurm/slurmd.log
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+ProctrackType=proctrack/cgroup
+"""
+"""Of slurm.conf: users and paths of Debian's packages, and cgroups."""
+_SLURM_CONF = f"""SlurmctldHost=sluice
+{DEBIAN_CONF}SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=100
+PriorityType=priority/multifactor
+GresTypes=gpu,shard
+ReturnToService=2
+Prolog=/usr/libexec/sluice/sluice-prolog
+Epilog=/usr/libexec/sluice/sluice-epilog
+TaskProlog=/usr/libexec/sluice/sluice-task-prolog
+PrologFlags=Alloc,Contain
+PrologEpilogTimeout=120
+HealthCheckProgram=/usr/libexec/sluice/sluice-health
+HealthCheckInterval=300
+Include nodes.sluice.conf
+PartitionName=main Nodes=ALL Default=YES
+"""
 # $1: the machine's cgroup. It ends with its input, i.e. with the test, however that ends; so does the machine.
 _CLEANER = r"""
 trap '' INT TERM HUP
@@ -52,6 +80,11 @@ _OPTIONS = (
     "--capability=all",
     "--system-call-filter=@default @known bpf keyctl perf_event_open",
 )
+
+
+def slurm_conf(name: str, *more: str) -> str:
+    """Of a cluster of that name whose only host, `sluice`, is set up as the admin guide has it; with more lines."""
+    return f"ClusterName={name}\n{_SLURM_CONF}" + "".join(f"{line}\n" for line in more)
 
 
 class CannotBootError(Exception):

@@ -8,15 +8,19 @@ import tempfile
 from pathlib import Path
 
 from sluice.base.run import run_command
+from sluice.plugin.sources import release_name
 
 ROOT = Path(__file__).resolve().parents[2]
 _NEWER = '\nextern const char sluice_newer[];\nconst char sluice_newer[] = "newer";\n'
 _WHO = ["-c", "user.name=Test", "-c", "user.email=test@localhost"]
 
 
-def build(checkout: Path) -> Path:
-    """The folder with the packages of a checkout, after `make deb` in it (with lintian)."""
-    run_command(["make", "-C", checkout, "deb"], timeout=1800)
+def build(checkout: Path, suite: str = "") -> Path:
+    """The folder with the packages of a checkout, for a Debian release: this machine's, unless `suite` is another's."""
+    if suite in ("", release_name()):
+        run_command(["make", "-C", checkout, "deb"], timeout=1800)
+    else:
+        run_command([ROOT / "tools/deb-of", suite, checkout / "dist", checkout], timeout=3600)
     return checkout / "dist"
 
 
@@ -36,13 +40,13 @@ def committed_later(checkout: Path) -> Path:
     return checkout
 
 
-def kept_packages() -> list[Path]:
-    """The packages of HEAD; without symbols for debuggers."""
+def kept_packages(suite: str = "") -> list[Path]:
+    """The packages of HEAD for a Debian release, as `build` takes it; without symbols for debuggers."""
     head = run_command(["git", "-C", ROOT, "rev-parse", "HEAD"], timeout=60).stdout.strip()
-    folder = ROOT / "build/packages" / head[:12]
+    folder = ROOT / "build/packages" / f"{suite or release_name()}-{head[:12]}"
     if not folder.exists():
         with tempfile.TemporaryDirectory(prefix="sluice-packages-") as work:
-            built = build(clone(Path(work) / "checkout"))
+            built = build(clone(Path(work) / "checkout"), suite)
             folder.parent.mkdir(parents=True, exist_ok=True)
             fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
             shutil.copytree(built, fresh)

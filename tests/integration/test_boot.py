@@ -33,6 +33,7 @@ from tests.integration.booted import (
     Machine,
     installed,
     nspawn,
+    slurm_conf,
     unified_hierarchy,
 )
 from tests.integration.settled import until
@@ -44,36 +45,6 @@ pytestmark = pytest.mark.cluster
 _ROOT = Path(__file__).resolve().parents[2]
 _LIMIT = 2048  # MiB
 _HEALTH = "/usr/libexec/sluice/sluice-health"
-_CONF = """ClusterName=boot
-SlurmctldHost=sluice
-AuthType=auth/munge
-SlurmUser=slurm
-StateSaveLocation=/var/spool/slurmctld
-SlurmdSpoolDir=/var/spool/slurmd
-SlurmctldLogFile=/var/log/slurm/slurmctld.log
-SlurmdLogFile=/var/log/slurm/slurmd.log
-SlurmctldPidFile=/run/slurmctld.pid
-SlurmdPidFile=/run/slurmd.pid
-ProctrackType=proctrack/cgroup
-TaskPlugin=task/cgroup
-JobAcctGatherType=jobacct_gather/linux
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=100
-PriorityType=priority/multifactor
-GresTypes=gpu,shard
-ReturnToService=2
-Prolog=/usr/libexec/sluice/sluice-prolog
-Epilog=/usr/libexec/sluice/sluice-epilog
-TaskProlog=/usr/libexec/sluice/sluice-task-prolog
-PrologFlags=Alloc,Contain
-PrologEpilogTimeout=120
-HealthCheckProgram=/usr/libexec/sluice/sluice-health
-HealthCheckInterval=300
-Include nodes.sluice.conf
-PartitionName=main Nodes=ALL Default=YES
-Include sluice.plugins.conf
-"""
 _PLATFORM = """name: boot
 description: two L40S, and far more memory than the machine that pretends to have them
 cpu:
@@ -137,7 +108,8 @@ def _set_up(machine: Machine, sim: Path) -> None:
         "chown slurm /var/log/slurm /var/spool/slurmctld;"
         "systemctl disable mariadb slurmdbd; systemctl enable munge slurmctld slurmd"
     )
-    machine.write("/etc/slurm/slurm.conf", _CONF)
+    more = ("TaskPlugin=task/cgroup", "JobAcctGatherType=jobacct_gather/linux", "Include sluice.plugins.conf")
+    machine.write("/etc/slurm/slurm.conf", slurm_conf("boot", *more))
     machine.write("/etc/slurm/cgroup.conf", "ConstrainDevices=yes\n")
     machine.write("/etc/slurm/gres.conf", "Include gres.sluice.conf\n")
     machine.write("/etc/slurm/plugstack.conf", "include /etc/slurm/plugstack.conf.d/*.conf\n")

@@ -17,57 +17,27 @@ import pytest
 from policy.compiled import FILE_NAME, CompiledPolicy, Global, Tenant
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
-from sluice.plugin.sources import release_name
-from tests.integration.booted import CannotBootError
+from tests.integration.booted import CannotBootError, slurm_conf
 from tests.integration.package_builds import kept_packages
 from tests.integration.simulated import ESCAPE, FILL, simulate_gpus
 from tests.integration.virtual import VirtualMachine, virtual_machine
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(7200)]
 
-_CONF = """ClusterName=machine
-SlurmctldHost=sluice
-AuthType=auth/munge
-SlurmUser=slurm
-StateSaveLocation=/var/spool/slurmctld
-SlurmdSpoolDir=/var/spool/slurmd
-SlurmctldLogFile=/var/log/slurm/slurmctld.log
-SlurmdLogFile=/var/log/slurm/slurmd.log
-SlurmctldPidFile=/run/slurmctld.pid
-SlurmdPidFile=/run/slurmd.pid
-ProctrackType=proctrack/cgroup
-TaskPlugin=task/cgroup,task/affinity
-JobAcctGatherType=jobacct_gather/cgroup
-JobAcctGatherFrequency=task=2
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=100
-MinJobAge=86400
-PriorityType=priority/multifactor
-GresTypes=gpu,shard
-ReturnToService=2
-Prolog=/usr/libexec/sluice/sluice-prolog
-Epilog=/usr/libexec/sluice/sluice-epilog
-TaskProlog=/usr/libexec/sluice/sluice-task-prolog
-PrologFlags=Alloc,Contain
-PrologEpilogTimeout=120
-HealthCheckProgram=/usr/libexec/sluice/sluice-health
-HealthCheckInterval=300
-Include nodes.sluice.conf
-PartitionName=main Nodes=ALL Default=YES
-"""
 _LAYOUT = ("3g.40gb", "3g.40gb")
 _UNITS = ("munge", "slurmctld", "slurmd", "sluice-agent", "sluice-controllerd", "sluice-explaind")
 
 
-@pytest.fixture(scope="module")
-def machine(full_scale: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualMachine]:
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def machine(
+    request: pytest.FixtureRequest, full_scale: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VirtualMachine]:
     """Set up by the admin guide from packages alone, then started again: it comes up by itself."""
     if not full_scale:
         pytest.skip("a virtual machine: SLUICE_TEST_SCALE=full")
     try:
-        with virtual_machine(tmp_path_factory.mktemp("machine") / "sluice", release_name()) as made:
-            _set_up(made)
+        with virtual_machine(tmp_path_factory.mktemp("machine") / "sluice", request.param) as made:
+            _set_up(made, request.param)
             made.reboot()
             _is_in_service(made)
             yield made
@@ -75,11 +45,11 @@ def machine(full_scale: bool, tmp_path_factory: pytest.TempPathFactory) -> Itera
         pytest.skip(str(error))
 
 
-def _set_up(machine: VirtualMachine) -> None:
+def _set_up(machine: VirtualMachine, suite: str) -> None:
     machine.write("/etc/hostname", "sluice\n")
     machine.write("/etc/hosts", "127.0.0.1 localhost\n10.0.2.15 sluice\n")
     machine.shell("hostname sluice; useradd --create-home --shell /bin/bash alice")
-    machine.copy(kept_packages(), "/root/packages")
+    machine.copy(kept_packages(suite), "/root/packages")
     machine.shell("cd /root/packages; apt-get install -y -q ./*.deb")
     simulate_gpus(machine, "h100-sxm5-80gb", 2, cores=2)
     machine.shell(
@@ -87,7 +57,8 @@ def _set_up(machine: VirtualMachine) -> None:
         "chown slurm /var/log/slurm /var/spool/slurmctld;"
         "touch /etc/slurm/nodes.sluice.conf /etc/slurm/gres.sluice.conf"
     )
-    machine.write("/etc/slurm/slurm.conf", _CONF)
+    more = ("TaskPlugin=task/cgroup,task/affinity", "JobAcctGatherType=jobacct_gather/cgroup", "MinJobAge=86400")
+    machine.write("/etc/slurm/slurm.conf", slurm_conf("machine", *more, "JobAcctGatherFrequency=task=2"))
     machine.write("/etc/slurm/gres.conf", "Include gres.sluice.conf\n")
     machine.shell(
         "cp /opt/sluice/share/sluice/etc/slurm/cgroup.conf /etc/slurm/;"

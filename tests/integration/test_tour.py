@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 import gpu_sim
-from sluice.plugin.sources import release_name
-from tests.integration.booted import CannotBootError, Machine, connect, nspawn
+from tests.integration.booted import DEBIAN_CONF, CannotBootError, Machine, connect, nspawn
 from tests.integration.guide import commands
 from tests.integration.package_builds import build, clone, committed_later, installable, kept_packages
 from tests.integration.simulated import FILL, SIM, gpu_platform, simulate_driver
@@ -26,18 +25,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 _ADDRESSES = {"ctl": "192.0.2.1", "n1": "192.0.2.2", "n2": "192.0.2.3"}
 _HOSTS = {"the controller": ["ctl"], "each node": ["n1", "n2"], "all hosts": list(_ADDRESSES)}
 _STOCK = {
-    "slurm.conf": """ClusterName=tour
+    "slurm.conf": f"""ClusterName=tour
 SlurmctldHost=ctl
-AuthType=auth/munge
-SlurmUser=slurm
-StateSaveLocation=/var/spool/slurmctld
-SlurmdSpoolDir=/var/spool/slurmd
-SlurmctldLogFile=/var/log/slurm/slurmctld.log
-SlurmdLogFile=/var/log/slurm/slurmd.log
-SlurmctldPidFile=/run/slurmctld.pid
-SlurmdPidFile=/run/slurmd.pid
-ProctrackType=proctrack/cgroup
-TaskPlugin=task/cgroup
+{DEBIAN_CONF}TaskPlugin=task/cgroup
 JobAcctGatherType=jobacct_gather/linux
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=ctl
@@ -47,7 +37,7 @@ SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=100
 PriorityType=priority/multifactor
 ReturnToService=2
-NodeName=n[1-2] CPUs={cpus} RealMemory=1000
+NodeName=n[1-2] CPUs={os.cpu_count()} RealMemory=1000
 PartitionName=main Nodes=ALL Default=YES
 """,
     "gres.conf": "# no GPUs yet\n",
@@ -64,9 +54,9 @@ StorageUser=slurm
 """,
 }
 _DATABASE = """
-mysql_install_db --user=mysql >/dev/null
+mariadb-install-db --user=mysql >/dev/null
 systemctl start mariadb
-mysql -e "create database slurm_acct_db; grant all on slurm_acct_db.* to slurm@localhost identified by 'tour'"
+mariadb -e "create database slurm_acct_db; grant all on slurm_acct_db.* to slurm@localhost identified by 'tour'"
 systemctl start slurmdbd
 until sacctmgr -n list cluster >/dev/null 2>&1; do sleep 0.3; done
 sacctmgr -i add cluster tour >/dev/null
@@ -91,7 +81,8 @@ _NOT_OURS += ("/var/lib/mysql", "/var/lib/systemd", "/var/log", "/var/cache", "/
 class Tour:
     """The site's machines, by name."""
 
-    def __init__(self, machines: dict[str, Machine]) -> None:
+    def __init__(self, suite: str, machines: dict[str, Machine]) -> None:
+        self.suite = suite
         self.machines = machines
         self.machine = machines["ctl"]
         self.nodes = [machines["n1"], machines["n2"]]
@@ -127,27 +118,29 @@ class Tour:
         assert 1400 < int(filled) < 2048 and code == "2"  # 2: out of memory
 
 
-@pytest.fixture(scope="module")
-def tour(full_scale: bool, bookworm_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tour]:
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def tour(request: pytest.FixtureRequest, full_scale: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tour]:
     """Stock Slurm in service, and the packages at hand."""
-    if not full_scale or release_name() != "bookworm":
-        pytest.skip("packages for Debian 12, twice: SLUICE_TEST_SCALE=full")
+    if not full_scale:
+        pytest.skip("packages, twice: SLUICE_TEST_SCALE=full")
+    suite = request.param
+    tree = request.getfixturevalue(f"{suite}_root")
     folder = tmp_path_factory.mktemp("tour")
     shared = folder / "slurm"
     shared.mkdir()
     for name, text in _STOCK.items():
-        (shared / name).write_text(text.replace("{cpus}", str(os.cpu_count())))
+        (shared / name).write_text(text)
     (shared / "munge.key").write_bytes(bytes(range(128)))
     try:
         with ExitStack() as up:
-            machines = {name: up.enter_context(_booted(name, bookworm_root, folder)) for name in _ADDRESSES}
+            machines = {name: up.enter_context(_booted(name, tree, folder)) for name in _ADDRESSES}
             connect({_ADDRESSES[name]: machine for name, machine in machines.items()})
-            site = Tour(machines)
+            site = Tour(suite, machines)
             for name, machine in machines.items():
                 machine.patience = 300.0  # three machines install packages, of which Python makes byte code
                 _set_up(name, machine, folder / f"{name}-sim")
             _start(site)
-            site.bring(kept_packages(), "/root/packages")
+            site.bring(kept_packages(suite), "/root/packages")
             yield site
     except CannotBootError as error:
         pytest.skip(str(error))
@@ -243,7 +236,7 @@ def test_from_stock_slurm_to_place_and_back(tour: Tour, tmp_path: Path) -> None:
     tour.limits("--gpu-mem=2G")
     assert '"level": "place"' in controller.run("sluice", "plugin", "status", "--json")
 
-    newer = build(committed_later(clone(tmp_path / "newer")))
+    newer = build(committed_later(clone(tmp_path / "newer")), tour.suite)
     upgrade_under_a_job(tour, installable(newer))
     tour.limits("--gpu-mem=2G")
     assert '"origin": "package"' in controller.run("sluice", "plugin", "status", "--json")

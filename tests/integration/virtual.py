@@ -25,13 +25,16 @@ _SSH = ("-q", "-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHo
 _BOOT_S = 600
 
 
-def machine_image(suite: str) -> Path:
-    """The folder that tools/machine-image makes, kept in build/machines. Raises CannotBootError."""
+def machine_image(suite: str, *, add: str = "") -> Path:
+    """The folder that tools/machine-image makes, kept in build/machines; `add`: one more package. Raises
+    CannotBootError.
+    """
     for program in ("qemu-system-x86_64", "qemu-img", "ssh"):
         if shutil.which(program) is None:
             raise CannotBootError(f"{program} is missing: tools/install-packages virtual")
-    folder = ROOT / "build/machines" / suite
-    made = run_command([ROOT / "tools/machine-image", "--suite", suite, folder], check=False, timeout=1800)
+    folder = ROOT / "build/machines" / (f"{suite}-{add}" if add else suite)
+    words = [ROOT / "tools/machine-image", "--suite", suite, *(["--add", add] if add else []), folder]
+    made = run_command(words, check=False, timeout=1800)
     if made.returncode != 0:
         raise CannotBootError(f"no image of Debian {suite}: {made.stderr.strip()[-500:]}")
     return folder
