@@ -11,17 +11,17 @@ static struct limit_library *const libraries[] = {&limit_cuda, &limit_hip, &limi
 typedef void *dlsym_function(void *handle, const char *symbol);
 
 /* The C library's dlsym. dlvsym is left alone, and leads there. */
-__attribute__((visibility("hidden"))) _Atomic(dlsym_function *) limit_libc_dlsym;
+__attribute__((visibility("hidden"))) _Atomic(dlsym_function *) dlsym_next;
 
 static dlsym_function *libc_dlsym(void)
 {
     static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
-    dlsym_function *found = atomic_load_explicit(&limit_libc_dlsym, memory_order_acquire);
+    dlsym_function *found = atomic_load_explicit(&dlsym_next, memory_order_acquire);
     for (size_t i = 0; !found && i < sizeof versions / sizeof *versions; i++) {
         void *symbol = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
         memcpy(&found, &symbol, sizeof found);
     }
-    atomic_store_explicit(&limit_libc_dlsym, found, memory_order_release);
+    atomic_store_explicit(&dlsym_next, found, memory_order_release);
     return found;
 }
 
@@ -165,7 +165,7 @@ static struct limit_call *find_by_name(const char *symbol, const struct limit_li
  * What our dlsym answers by itself; (void *)-1: the C library answers. It is then jumped to, not called, as it looks at
  * its caller's address to know what comes "next": a tenant's own preloaded library must find what it would without us.
  */
-__attribute__((visibility("hidden"))) void *limit_choose(void *handle, const char *symbol)
+__attribute__((visibility("hidden"))) void *dlsym_choose(void *handle, const char *symbol)
 {
     void *const leave = (void *)-1;
     const struct limit_library *library = NULL;

@@ -42,27 +42,24 @@ bool buffers_open(void)
     return true;
 }
 
-void buffers_take(uint8_t **data, size_t *size, size_t *records)
+uint8_t *buffers_take(size_t *size)
 {
-    *data = NULL;
+    uint8_t *data = NULL;
     *size = 0;
-    *records = 0; /* as many as fit */
     if (atomic_load(&abandoned)) {
-        return;
+        return NULL;
     }
     pthread_mutex_lock(&all.lock);
     if (all.free_count > 0) {
-        *data = all.free[--all.free_count];
+        data = all.free[--all.free_count];
         *size = SIZE;
     }
     pthread_mutex_unlock(&all.lock);
+    return data;
 }
 
-void buffers_fill(void *context, uint32_t stream, uint8_t *data, size_t size, size_t valid)
+void buffers_fill(uint8_t *data, size_t valid)
 {
-    (void)context;
-    (void)stream;
-    (void)size;
     bool ours = all.memory <= data && data < all.memory + (size_t)COUNT * SIZE;
     if (!ours || atomic_load(&abandoned)) {
         return;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that CUPTI fills in the program's threads and ours empties. Taking never waits: without a free one, CUPTI drops. */
+/* Memory that a vendor's library fills in the program's threads and ours empties. Taking never waits: without a free one,
+ * events are dropped. */
 #ifndef SLUICE_PROFILE_BUFFERS_H
 #define SLUICE_PROFILE_BUFFERS_H
 
@@ -12,12 +13,13 @@ struct buffer {
     size_t valid;
 };
 
-/* Once for the process: CUPTI may return a buffer late. False: no memory. */
+/* Once for the process: a buffer may be returned late. False: no memory. */
 bool buffers_open(void);
 
-/* CUPTI's callbacks. */
-void buffers_take(uint8_t **data, size_t *size, size_t *records);
-void buffers_fill(void *context, uint32_t stream, uint8_t *data, size_t size, size_t valid);
+/* An empty one and its size, or NULL. */
+uint8_t *buffers_take(size_t *size);
+/* Return it with `valid` bytes; what is none of these is left alone. */
+void buffers_fill(uint8_t *data, size_t valid);
 
 /* The next full one, or false after `ns` or buffers_wake. */
 bool buffers_wait(struct buffer *buffer, uint64_t ns);

@@ -8,7 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "buffers.h"
 #include "clock.h"
+#include "launches.h"
+
+static struct cupti cupti; /* loaded once, for good */
+static void *subscriber;
 
 /* ---- finding it ---- */
 
@@ -90,7 +95,7 @@ static void *find_library(void)
     return library != NULL ? library : open_at("/usr/local/cuda/extras/CUPTI/lib64", "libcupti.so");
 }
 
-bool cupti_load(struct cupti *cupti, char *words, size_t size)
+static bool load(char *words, size_t size)
 {
     static const char *const names[] = {
 #define CUPTI_NAME(NAME, PARAMETERS) #NAME,
@@ -112,14 +117,14 @@ bool cupti_load(struct cupti *cupti, char *words, size_t size)
             snprintf(words, size, "this CUPTI has no %s; one of CUDA 11 or later is needed", names[i]);
             return false;
         }
-        memcpy((char *)cupti + i * sizeof function, &function, sizeof function);
+        memcpy((char *)&cupti + i * sizeof function, &function, sizeof function);
     }
     return true;
 }
 
 /* ---- what is collected ---- */
 
-uint32_t cupti_collect(const struct cupti *cupti, uint32_t wanted, bool on)
+static uint32_t enable(uint32_t wanted, bool on)
 {
     static const struct {
         uint32_t wanted, kind;
@@ -135,15 +140,14 @@ uint32_t cupti_collect(const struct cupti *cupti, uint32_t wanted, bool on)
     uint32_t refused = CUPTI_OK;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if ((wanted & kinds[i].wanted) != 0) {
-            uint32_t result =
-                on ? cupti->cuptiActivityEnable(kinds[i].kind) : cupti->cuptiActivityDisable(kinds[i].kind);
+            uint32_t result = on ? cupti.cuptiActivityEnable(kinds[i].kind) : cupti.cuptiActivityDisable(kinds[i].kind);
             refused = refused != CUPTI_OK ? refused : result;
         }
     }
     return refused;
 }
 
-void cupti_watch_launches(const struct cupti *cupti, void *subscriber, bool on)
+static void watch_launches(bool on)
 {
     static const struct {
         uint32_t domain, function;
@@ -154,188 +158,152 @@ void cupti_watch_launches(const struct cupti *cupti, void *subscriber, bool on)
         {CUPTI_RUNTIME_API, CUPTI_RUNTIME_LAUNCH_EX}, {CUPTI_RUNTIME_API, CUPTI_RUNTIME_LAUNCH_EX_PTSZ},
     };
     for (size_t i = 0; i < sizeof launches / sizeof *launches; i++) {
-        cupti->cuptiEnableCallback(on, subscriber, launches[i].domain, launches[i].function);
+        cupti.cuptiEnableCallback(on, subscriber, launches[i].domain, launches[i].function);
     }
 }
 
-int64_t cupti_clock(const struct cupti *cupti)
+static uint64_t now(void)
 {
-    enum { TRIES = 3 };
-    uint64_t best = UINT64_MAX;
-    int64_t offset = 0;
-    for (int i = 0; i < TRIES; i++) {
-        uint64_t theirs = 0, before = clock_now(CLOCK_MONOTONIC);
-        cupti->cuptiGetTimestamp(&theirs);
-        uint64_t took = clock_now(CLOCK_MONOTONIC) - before;
-        if (took < best) {
-            best = took;
-            offset = (int64_t)(before + took / 2 - theirs);
-        }
+    uint64_t theirs = 0;
+    cupti.cuptiGetTimestamp(&theirs);
+    return theirs;
+}
+
+/* ---- devices ---- */
+
+static void note_device(struct profile_file *file, int device, void *driver)
+{
+    struct sluice_profile_record record = {.kind = SLUICE_PROFILE_DEVICE, .device = (uint32_t)device};
+    int (*uuid)(unsigned char *, int), (*name)(char *, int, int), (*memory)(size_t *, int);
+    char text[128] = "";
+    size_t bytes = 0;
+    *(void **)&uuid = dlsym(driver, "cuDeviceGetUuid_v2"); /* a MIG instance's own */
+    *(void **)&name = dlsym(driver, "cuDeviceGetName");
+    *(void **)&memory = dlsym(driver, "cuDeviceTotalMem_v2");
+    if (uuid == NULL || name == NULL || memory == NULL || uuid(record.device_info.uuid, device) != 0) {
+        return;
     }
-    return offset;
-}
-
-/* ---- records ---- */
-
-struct reading {
-    const struct cupti *cupti;
-    struct profile_file *file;
-    int64_t clock;
-};
-
-/* 0 is CUPTI's word for a time that it does not know. */
-static uint64_t when(const struct reading *reading, uint64_t theirs)
-{
-    return theirs != 0 ? theirs + (uint64_t)reading->clock : 0;
-}
-
-static uint8_t place(unsigned kind)
-{
-    return (uint8_t)(kind == CUPTI_MEMORY_STATIC     ? SLUICE_PROFILE_ON_DEVICE
-                     : kind == CUPTI_MANAGED_STATIC  ? SLUICE_PROFILE_MANAGED
-                     : kind > SLUICE_PROFILE_MANAGED ? SLUICE_PROFILE_UNKNOWN
-                                                     : kind);
-}
-
-static void of_kernel(const struct reading *reading, const struct cupti_record *record)
-{
-    const struct cupti_kernel *theirs = (const struct cupti_kernel *)record;
-    struct sluice_profile_record ours = {.kind = SLUICE_PROFILE_KERNEL,
-                                         .device = theirs->device,
-                                         .start = when(reading, theirs->start),
-                                         .end = when(reading, theirs->end),
-                                         .context = theirs->context,
-                                         .stream = theirs->stream,
-                                         .correlation = theirs->correlation};
-    for (int i = 0; i < 3; i++) {
-        ours.kernel.grid[i] = (uint32_t)theirs->grid[i];
-        ours.kernel.block[i] = (uint32_t)theirs->block[i];
+    if (name(text, sizeof text - 1, device) == 0) {
+        record.name = file_name(file, text);
     }
-    ours.name = theirs->name != NULL ? file_name(reading->file, theirs->name) : 0;
-    file_add(reading->file, &ours);
+    record.device_info.memory = memory(&bytes, device) == 0 ? bytes : 0;
+    file_add(file, &record);
 }
 
-static void of_memcpy(const struct reading *reading, const struct cupti_record *record)
+static void note_devices(struct profile_file *file)
 {
-    const struct cupti_memcpy *theirs = (const struct cupti_memcpy *)record;
-    file_add(reading->file, &(struct sluice_profile_record){.kind = SLUICE_PROFILE_COPY,
-                                                            .device = theirs->device,
-                                                            .start = when(reading, theirs->start),
-                                                            .end = when(reading, theirs->end),
-                                                            .context = theirs->context,
-                                                            .stream = theirs->stream,
-                                                            .correlation = theirs->correlation,
-                                                            .copy = {.bytes = theirs->bytes,
-                                                                     .from = place(theirs->from),
-                                                                     .to = place(theirs->to),
-                                                                     .peer = UINT32_MAX}});
+    int count = 0, (*ask)(int *) = NULL;
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (driver == NULL) {
+        return;
+    }
+    *(void **)&ask = dlsym(driver, "cuDeviceGetCount");
+    if (ask == NULL || ask(&count) != 0) {
+        count = 0;
+    }
+    for (int device = 0; device < count && device < TRACER_DEVICES; device++) {
+        note_device(file, device, driver);
+    }
+    dlclose(driver);
 }
 
-static void of_memcpy2(const struct reading *reading, const struct cupti_record *record)
+/* ---- buffers ---- */
+
+static void cupti_takes(uint8_t **data, size_t *size, size_t *records)
 {
-    const struct cupti_memcpy2 *theirs = (const struct cupti_memcpy2 *)record;
-    uint32_t peer = theirs->device == theirs->from_device ? theirs->to_device : theirs->from_device;
-    file_add(reading->file,
-             &(struct sluice_profile_record){
-                 .kind = SLUICE_PROFILE_COPY,
-                 .device = theirs->device,
-                 .start = when(reading, theirs->start),
-                 .end = when(reading, theirs->end),
-                 .context = theirs->context,
-                 .stream = theirs->stream,
-                 .correlation = theirs->correlation,
-                 .copy = {.bytes = theirs->bytes, .from = place(theirs->from), .to = place(theirs->to), .peer = peer}});
+    *data = buffers_take(size);
+    *records = 0; /* as many as fit */
 }
 
-static void of_memset(const struct reading *reading, const struct cupti_record *record)
+static void cupti_returns(void *context, uint32_t stream, uint8_t *data, size_t size, size_t valid)
 {
-    const struct cupti_memset *theirs = (const struct cupti_memset *)record;
-    file_add(reading->file,
-             &(struct sluice_profile_record){
-                 .kind = SLUICE_PROFILE_FILL,
-                 .device = theirs->device,
-                 .start = when(reading, theirs->start),
-                 .end = when(reading, theirs->end),
-                 .context = theirs->context,
-                 .stream = theirs->stream,
-                 .correlation = theirs->correlation,
-                 .copy = {.bytes = theirs->bytes, .to = place(theirs->memory_kind), .peer = UINT32_MAX}});
+    (void)context;
+    (void)stream;
+    (void)size;
+    buffers_fill(data, valid);
 }
 
-static void of_memory(const struct reading *reading, const struct cupti_record *record)
-{
-    const struct cupti_memory *theirs = (const struct cupti_memory *)record;
-    uint64_t at = when(reading, theirs->when);
-    file_add(reading->file,
-             &(struct sluice_profile_record){.kind = SLUICE_PROFILE_MEMORY,
-                                             .device = theirs->device,
-                                             .start = at,
-                                             .end = at,
-                                             .context = theirs->context,
-                                             .stream = theirs->stream,
-                                             .correlation = theirs->correlation,
-                                             .memory = {.bytes = theirs->bytes,
-                                                        .address = theirs->address,
-                                                        .where = place(theirs->memory_kind),
-                                                        .released = theirs->operation == CUPTI_MEMORY_RELEASE}});
-}
+/* ---- the tracer ---- */
 
-static void of_synchronization(const struct reading *reading, const struct cupti_record *record)
+/* A launch of the runtime is one of the driver, too. */
+static void on_launch(void *user, uint32_t domain, uint32_t function, const struct cupti_callback_data *data)
 {
-    const struct cupti_synchronization *theirs = (const struct cupti_synchronization *)record;
-    uint32_t what = theirs->type <= SLUICE_PROFILE_SYNC_CONTEXT ? theirs->type : SLUICE_PROFILE_SYNC_OTHER;
-    file_add(reading->file, &(struct sluice_profile_record){.kind = SLUICE_PROFILE_SYNC,
-                                                            .device = UINT32_MAX, /* CUPTI says the context alone */
-                                                            .start = when(reading, theirs->start),
-                                                            .end = when(reading, theirs->end),
-                                                            .context = theirs->context,
-                                                            .stream = theirs->stream,
-                                                            .correlation = theirs->correlation,
-                                                            .sync = {.what = what, .event = theirs->event}});
-}
-
-static void of_call(const struct reading *reading, const struct cupti_record *record)
-{
-    const struct cupti_api *theirs = (const struct cupti_api *)record;
-    const char *name = NULL;
-    reading->cupti->cuptiGetCallbackName(CUPTI_DRIVER_API, theirs->function, &name);
-    uint32_t number = name != NULL ? file_name(reading->file, name) : 0;
-    file_add(reading->file,
-             &(struct sluice_profile_record){.kind = SLUICE_PROFILE_CALL,
-                                             .device = UINT32_MAX,
-                                             .start = when(reading, theirs->start),
-                                             .end = when(reading, theirs->end),
-                                             .correlation = theirs->correlation,
-                                             .name = number,
-                                             .call = {.thread = theirs->thread, .result = (int32_t)theirs->result}});
-}
-
-static void write_record(const struct reading *reading, const struct cupti_record *record)
-{
-    static const struct {
-        uint32_t kind;
-        void (*write)(const struct reading *reading, const struct cupti_record *record);
-    } kinds[] = {
-        {CUPTI_KERNEL, of_kernel},   {CUPTI_MEMCPY, of_memcpy}, {CUPTI_SYNCHRONIZATION, of_synchronization},
-        {CUPTI_MEMCPY2, of_memcpy2}, {CUPTI_MEMSET, of_memset}, {CUPTI_MEMORY2, of_memory},
-        {CUPTI_DRIVER, of_call},
-    };
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        if (kinds[i].kind == record->kind) {
-            kinds[i].write(reading, record);
-            return;
-        }
+    (void)user;
+    (void)domain;
+    (void)function;
+    if (data->site == CUPTI_ENTER) {
+        launches_begin();
+    } else {
+        launches_end();
     }
 }
 
-uint64_t cupti_write(const struct cupti *cupti, struct profile_file *file, uint8_t *data, size_t valid, int64_t clock)
+static enum sluice_profile_reason refused(const char *call, uint32_t result, char *words, size_t size)
 {
-    struct reading reading = {.cupti = cupti, .file = file, .clock = clock};
-    struct cupti_record *record = NULL;
-    uint64_t count = 0;
-    while (cupti->cuptiActivityGetNextRecord(data, valid, &record) == CUPTI_OK) {
-        write_record(&reading, record);
-        count++;
+    const char *text = NULL;
+    cupti.cuptiGetResultString(result, &text);
+    bool occupied = result == CUPTI_OCCUPIED;
+    snprintf(words, size, "%s%s answered %u (%s)",
+             occupied ? "another profiler, such as PyTorch's, is at work in this process: " : "", call, result,
+             text != NULL ? text : "?");
+    return occupied ? SLUICE_PROFILE_OCCUPIED : SLUICE_PROFILE_LIBRARY;
+}
+
+/* CUPTI has one subscriber: whoever is first. */
+static enum sluice_profile_reason open_tracer(char *words, size_t size)
+{
+    static bool loaded;
+    loaded = loaded || load(words, size);
+    if (!loaded) {
+        return SLUICE_PROFILE_LIBRARY;
     }
+    uint32_t result = cupti.cuptiSubscribe(&subscriber, on_launch, NULL);
+    if (result != CUPTI_OK) {
+        return refused("cuptiSubscribe", result, words, size);
+    }
+    result = cupti.cuptiActivityRegisterCallbacks(cupti_takes, cupti_returns);
+    if (result != CUPTI_OK) {
+        cupti.cuptiUnsubscribe(subscriber);
+        return refused("cuptiActivityRegisterCallbacks", result, words, size);
+    }
+    return 0;
+}
+
+static void close_tracer(void)
+{
+    cupti.cuptiUnsubscribe(subscriber);
+}
+
+static enum sluice_profile_reason collect(uint32_t wanted, bool on, char *words, size_t size)
+{
+    uint32_t result = enable(wanted, on);
+    return result != CUPTI_OK ? refused("cuptiActivityEnable", result, words, size) : 0;
+}
+
+static void flush(bool all)
+{
+    cupti.cuptiActivityFlushAll(all ? CUPTI_FLUSH_FORCED : 0);
+}
+
+static uint64_t dropped(void)
+{
+    size_t count = 0;
+    cupti.cuptiActivityGetNumDroppedRecords(NULL, 0, &count);
     return count;
 }
+
+static uint64_t write_buffer(struct profile_file *file, const struct buffer *buffer, int64_t clock)
+{
+    return cupti_write(&cupti, file, buffer->data, buffer->valid, clock);
+}
+
+const struct tracer cupti_tracer = {.vendor = SLUICE_PROFILE_NVIDIA,
+                                    .open = open_tracer,
+                                    .close = close_tracer,
+                                    .collect = collect,
+                                    .watch_launches = watch_launches,
+                                    .flush = flush,
+                                    .now = now,
+                                    .write = write_buffer,
+                                    .dropped = dropped,
+                                    .note_devices = note_devices};

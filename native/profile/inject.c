@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The library that a vendor's driver loads into a job's process (CUDA_INJECTION64_PATH). Until a profile is asked for it
- * is one sleeping thread: nothing of the vendor's tracing is loaded, and no call of the program passes through it.
+ * The library that a vendor's driver loads into a job's process (CUDA_INJECTION64_PATH, ROCP_TOOL_LIBRARIES), or that a
+ * preloaded one loads when the program begins with Level Zero. Until a profile is asked for it is one sleeping thread,
+ * and no call of the program passes through it. CUPTI is not loaded before; AMD's tracing library, which loads this one,
+ * is there from the program's start.
  * Whatever goes wrong here, the program runs on as it would have without it.
  */
 #include <fcntl.h>
@@ -13,11 +15,14 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "cupti.h"
+#include "inject.h"
 #include "session.h"
 
 enum { STACK_BYTES = 1 << 20, EXIT_SECONDS = 3, LOOK_NS = 250000000 };
 
 static struct {
+    const struct tracer *tracer;
     int folder;
     pthread_mutex_t lock;
     pthread_cond_t ended;
@@ -58,7 +63,7 @@ static void profile(const struct sluice_profile_control *control)
     bool go_on = here.profiling;
     pthread_mutex_unlock(&here.lock);
     if (go_on) {
-        session_run(here.folder, control, asked);
+        session_run(here.tracer, here.folder, control, asked);
     }
     pthread_mutex_lock(&here.lock);
     here.profiling = false;
@@ -102,10 +107,13 @@ static void after_fork(void)
 {
     here.child = true;
     session_abandon();
+    if (here.tracer->abandon != NULL) {
+        here.tracer->abandon();
+    }
 }
 
 /* The profile's end is written by its own thread, which gets a bounded time for it. */
-static void at_exit(void)
+void inject_end(void)
 {
     struct timespec until;
     if (here.child) {
@@ -137,7 +145,7 @@ static void start_thread(void)
     pthread_sigmask(SIG_SETMASK, &every, &before); /* the program's signals are the program's */
     if (pthread_create(&thread, &attributes, watch, NULL) == 0) {
         pthread_atfork(NULL, NULL, after_fork);
-        atexit(at_exit);
+        atexit(inject_end);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
@@ -154,10 +162,17 @@ static void start(void)
     }
 }
 
+void inject_start(const struct tracer *tracer)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    const struct tracer *none = NULL;
+    __atomic_compare_exchange_n(&here.tracer, &none, tracer, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    pthread_once(&once, start);
+}
+
 /* NVIDIA's driver calls this at the end of cuInit. */
 __attribute__((visibility("default"))) int InitializeInjection(void)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, start);
+    inject_start(&cupti_tracer);
     return 1;
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "session.h"
 
-#include <dlfcn.h>
-#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,9 +8,9 @@
 #include "buffers.h"
 #include "clock.h"
 #include "collectives.h"
-#include "cupti.h"
-#include "file.h"
 #include "governor.h"
+#include "launches.h"
+#include "samples.h"
 
 enum {
     MS = 1000000,
@@ -23,87 +21,57 @@ enum {
     DEFAULT_BUDGET = 10000, /* millionths */
     DEFAULT_BYTES = 256 << 20,
     MOST_AT_ONCE = 64, /* buffers, before it is asked whether to go on */
-    MAX_DEVICES = 64,
     MAX_WORDS = 512,
 };
 
-/* ---- what a launch takes, with and without collection ---- */
-
-struct timing {
-    atomic_uint count;
-    uint32_t ns[GOVERNOR_SAMPLES];
-};
-
-static struct timing without, with;
-static struct timing *_Atomic timing;
-static atomic_uint round_now;
-
-/* CUPTI's callback. A launch of the runtime is one of the driver, too: the outer one counts. */
-static void on_launch(void *user, uint32_t domain, uint32_t function, const struct cupti_callback_data *data)
-{
-    static _Thread_local uint64_t entered;
-    static _Thread_local unsigned depth, my_round;
-    struct timing *set = atomic_load_explicit(&timing, memory_order_acquire);
-    unsigned now_round = atomic_load_explicit(&round_now, memory_order_relaxed);
-    (void)user;
-    (void)domain;
-    (void)function;
-    if (my_round != now_round) { /* it may be in a call that began in another one */
-        my_round = now_round;
-        depth = 0;
-    }
-    if (data->site == CUPTI_ENTER) {
-        if (depth++ == 0) {
-            entered = clock_now(CLOCK_MONOTONIC);
-        }
-    } else if (depth > 0 && --depth == 0 && set != NULL) {
-        uint64_t took = clock_now(CLOCK_MONOTONIC) - entered;
-        unsigned at = atomic_fetch_add(&set->count, 1);
-        if (at < GOVERNOR_SAMPLES) {
-            set->ns[at] = took < UINT32_MAX ? (uint32_t)took : UINT32_MAX;
-        }
-    }
-}
-
-static size_t timed(const struct timing *set)
-{
-    unsigned count = atomic_load(&set->count);
-    return count < GOVERNOR_SAMPLES ? count : GOVERNOR_SAMPLES;
-}
+static struct launches without, with; /* collection */
 
 /* ---- the profile ---- */
 
 struct session {
-    struct cupti *cupti;
+    const struct tracer *tracer;
     struct profile_file *file;
     const struct sluice_profile_control *control;
     session_asked *asked;
-    void *subscriber;
     struct governor governor;
-    int64_t clock; /* from CUPTI's to ours */
+    int64_t clock; /* from the vendor's to ours */
     uint64_t ticked, clocked, timed_since;
     uint64_t cpu;    /* of our thread, when the governor last looked */
     uint64_t busy;   /* processor time of the process, then */
     uint64_t events; /* since then */
-    uint64_t gap;    /* since when nothing is collected; 0: it is */
+    uint64_t samples;
+    uint64_t gap; /* since when nothing is collected; 0: it is */
     bool collecting, timing, priced, over;
 };
 
 static atomic_bool ending;
 static struct profile_file *_Atomic file_now; /* for a child after a fork */
 
-static void time_into(struct session *session, struct timing *set)
+static void time_into(struct session *session, struct launches *set)
 {
-    if (set != NULL) {
-        atomic_store(&set->count, 0);
-    }
-    atomic_fetch_add(&round_now, 1);
-    atomic_store(&timing, set);
+    launches_time(set);
     session->timed_since = clock_now(CLOCK_MONOTONIC);
     if ((set != NULL) != session->timing) {
         session->timing = set != NULL;
-        cupti_watch_launches(session->cupti, session->subscriber, session->timing);
+        session->tracer->watch_launches(session->timing);
     }
+}
+
+/* What to add to the vendor's times to get CLOCK_MONOTONIC's. */
+static int64_t compare_clocks(const struct tracer *tracer)
+{
+    enum { TRIES = 3 };
+    uint64_t best = UINT64_MAX;
+    int64_t offset = 0;
+    for (int i = 0; i < TRIES; i++) {
+        uint64_t before = clock_now(CLOCK_MONOTONIC), theirs = tracer->now();
+        uint64_t took = clock_now(CLOCK_MONOTONIC) - before;
+        if (took < best) {
+            best = took;
+            offset = (int64_t)(before + took / 2 - theirs);
+        }
+    }
+    return offset;
 }
 
 static void note_clock(struct session *session, uint64_t now)
@@ -118,48 +86,10 @@ static void note_clock(struct session *session, uint64_t now)
     session->clocked = now;
 }
 
-static void note_device(struct session *session, int device, void *driver)
-{
-    struct sluice_profile_record record = {.kind = SLUICE_PROFILE_DEVICE, .device = (uint32_t)device};
-    int (*uuid)(unsigned char *, int), (*name)(char *, int, int), (*memory)(size_t *, int);
-    char text[128] = "";
-    size_t bytes = 0;
-    *(void **)&uuid = dlsym(driver, "cuDeviceGetUuid_v2"); /* a MIG instance's own */
-    *(void **)&name = dlsym(driver, "cuDeviceGetName");
-    *(void **)&memory = dlsym(driver, "cuDeviceTotalMem_v2");
-    if (uuid == NULL || name == NULL || memory == NULL || uuid(record.device_info.uuid, device) != 0) {
-        return;
-    }
-    if (name(text, sizeof text - 1, device) == 0) {
-        record.name = file_name(session->file, text);
-    }
-    record.device_info.memory = memory(&bytes, device) == 0 ? bytes : 0;
-    file_add(session->file, &record);
-}
-
-/* All that the process sees: a device is known before its records come. */
-static void note_devices(struct session *session)
-{
-    int count = 0, (*ask)(int *) = NULL;
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    if (driver == NULL) {
-        return;
-    }
-    *(void **)&ask = dlsym(driver, "cuDeviceGetCount");
-    if (ask == NULL || ask(&count) != 0) {
-        count = 0;
-    }
-    for (int device = 0; device < count && device < MAX_DEVICES; device++) {
-        note_device(session, device, driver);
-    }
-    dlclose(driver);
-}
-
-/* What CUPTI itself had no buffer for. */
+/* What the vendor's library had no room for. */
 static void note_dropped(struct session *session, uint64_t now)
 {
-    size_t dropped = 0;
-    session->cupti->cuptiActivityGetNumDroppedRecords(NULL, 0, &dropped);
+    uint64_t dropped = session->tracer->dropped();
     if (dropped > 0) {
         file_add(session->file,
                  &(struct sluice_profile_record){.kind = SLUICE_PROFILE_LOST,
@@ -185,11 +115,14 @@ static void end_gap(struct session *session, uint64_t now)
     session->gap = 0;
 }
 
-static uint32_t collect(struct session *session, bool on)
+static enum sluice_profile_reason collect(struct session *session, bool on, char *words)
 {
     session->collecting = on;
     collectives_collect(on && (session->control->wanted & SLUICE_PROFILE_WANT_COLLECTIVES) != 0);
-    return cupti_collect(session->cupti, session->control->wanted, on);
+    if ((session->control->wanted & SLUICE_PROFILE_WANT_SAMPLES) != 0) {
+        session->samples += samples_collect(session->file, on);
+    }
+    return session->tracer->collect(session->control->wanted, on, words, MAX_WORDS);
 }
 
 /* The governor's decision, carried out. Without a measured price, the time without collection measures it. */
@@ -203,7 +136,8 @@ static void obey(struct session *session, uint64_t now)
     } else {
         session->gap = now;
     }
-    collect(session, session->governor.on);
+    char words[MAX_WORDS];
+    collect(session, session->governor.on, words);
     if (!session->priced) {
         time_into(session, session->collecting ? &with : &without);
     }
@@ -211,19 +145,21 @@ static void obey(struct session *session, uint64_t now)
 
 static void price(struct session *session, uint64_t now)
 {
-    bool enough = timed(&with) == GOVERNOR_SAMPLES || now - session->timed_since > WITH_NS;
+    bool enough = launches_timed(&with) == GOVERNOR_SAMPLES || now - session->timed_since > WITH_NS;
     if (!session->timing || !session->collecting || !enough) {
         return;
     }
-    session->priced = governor_measure(&session->governor, without.ns, timed(&without), with.ns, timed(&with));
+    session->priced =
+        governor_measure(&session->governor, without.ns, launches_timed(&without), with.ns, launches_timed(&with));
     time_into(session, NULL);
 }
 
 static void tick(struct session *session, uint64_t now)
 {
-    session->cupti->cuptiActivityFlushAll(0);
-    session->clock = cupti_clock(session->cupti);
+    session->tracer->flush(false);
+    session->clock = compare_clocks(session->tracer);
     session->events += collectives_write(session->file);
+    session->samples += samples_write(session->file);
     note_dropped(session, now);
     if (now - session->clocked >= CLOCK_NS) {
         note_clock(session, now);
@@ -248,9 +184,11 @@ static void look(struct session *session, uint64_t now)
 {
     uint64_t cpu = clock_now(CLOCK_THREAD_CPUTIME_ID);
     price(session, now);
-    governor_look(&session->governor, now, usable_time(session, now), session->events, cpu - session->cpu);
+    uint64_t own = cpu - session->cpu + session->samples * SAMPLES_PRICE;
+    own += session->tracer->spent != NULL ? session->tracer->spent() : 0;
+    governor_look(&session->governor, now, usable_time(session, now), session->events, own);
     session->cpu = cpu;
-    session->events = 0;
+    session->events = session->samples = 0;
     obey(session, now);
 }
 
@@ -258,7 +196,7 @@ static void drain(struct session *session, uint64_t wait_ns)
 {
     struct buffer buffer;
     for (int i = 0; i < MOST_AT_ONCE && buffers_wait(&buffer, wait_ns); i++) {
-        session->events += cupti_write(session->cupti, session->file, buffer.data, buffer.valid, session->clock);
+        session->events += session->tracer->write(session->file, &buffer, session->clock);
         buffers_return(&buffer);
         wait_ns = 0;
         uint64_t now = clock_now(CLOCK_MONOTONIC);
@@ -291,7 +229,7 @@ static void time_without(struct session *session)
 {
     struct timespec while_waiting = {.tv_nsec = MS};
     time_into(session, &without);
-    for (int ms = 0; ms < WITHOUT_NS / MS && timed(&without) < GOVERNOR_SAMPLES; ms++) {
+    for (int ms = 0; ms < WITHOUT_NS / MS && launches_timed(&without) < GOVERNOR_SAMPLES; ms++) {
         nanosleep(&while_waiting, NULL);
     }
 }
@@ -300,15 +238,16 @@ static void finish(struct session *session, enum sluice_profile_reason reason, c
 {
     uint64_t now = clock_now(CLOCK_MONOTONIC);
     session->over = true;
-    collect(session, false);
+    char unused[MAX_WORDS];
+    collect(session, false, unused);
     time_into(session, NULL);
-    session->cupti->cuptiActivityFlushAll(CUPTI_FLUSH_FORCED);
+    session->tracer->flush(true);
     drain(session, 0);
     collectives_write(session->file);
     end_gap(session, now);
     note_dropped(session, now);
     note_clock(session, now);
-    session->cupti->cuptiUnsubscribe(session->subscriber);
+    session->tracer->close();
     atomic_store(&file_now, NULL);
     file_end(session->file, reason, *words != 0 ? words : NULL, session->governor.cost);
     buffers_rest();
@@ -316,50 +255,23 @@ static void finish(struct session *session, enum sluice_profile_reason reason, c
 
 /* ---- its start ---- */
 
-static struct profile_file *open_file(int folder, const struct sluice_profile_control *control)
+static struct profile_file *open_file(int folder, const struct session *session)
 {
-    struct sluice_profile_header header = {.vendor = SLUICE_PROFILE_NVIDIA,
+    const struct sluice_profile_control *control = session->control;
+    struct sluice_profile_header header = {.vendor = session->tracer->vendor,
                                            .number = control->number,
                                            .wanted = control->wanted,
                                            .budget = control->budget != 0 ? control->budget : DEFAULT_BUDGET};
     return file_create(folder, &header, control->bytes != 0 ? control->bytes : DEFAULT_BYTES);
 }
 
-static enum sluice_profile_reason refused(const struct cupti *cupti, const char *call, uint32_t result, char *words)
+static enum sluice_profile_reason open_tracer(const struct tracer *tracer, char *words)
 {
-    const char *text = NULL;
-    cupti->cuptiGetResultString(result, &text);
-    bool occupied = result == CUPTI_OCCUPIED;
-    snprintf(words, MAX_WORDS, "%s%s answered %u (%s)",
-             occupied ? "another profiler, such as PyTorch's, is at work in this process: " : "", call, result,
-             text != NULL ? text : "?");
-    return occupied ? SLUICE_PROFILE_OCCUPIED : SLUICE_PROFILE_LIBRARY;
-}
-
-/* CUPTI has one subscriber: whoever is first. */
-static enum sluice_profile_reason subscribe(struct session *session, char *words)
-{
-    static struct cupti cupti;
-    static bool loaded;
-    loaded = loaded || cupti_load(&cupti, words, MAX_WORDS);
-    if (!loaded) {
-        return SLUICE_PROFILE_LIBRARY;
-    }
-    session->cupti = &cupti;
     if (!buffers_open()) {
         snprintf(words, MAX_WORDS, "no memory for buffers");
         return SLUICE_PROFILE_LIBRARY;
     }
-    uint32_t result = cupti.cuptiSubscribe(&session->subscriber, on_launch, NULL);
-    if (result != CUPTI_OK) {
-        return refused(&cupti, "cuptiSubscribe", result, words);
-    }
-    result = cupti.cuptiActivityRegisterCallbacks(buffers_take, buffers_fill);
-    if (result != CUPTI_OK) {
-        cupti.cuptiUnsubscribe(session->subscriber);
-        return refused(&cupti, "cuptiActivityRegisterCallbacks", result, words);
-    }
-    return 0;
+    return tracer->open(words, MAX_WORDS);
 }
 
 static void begin(struct session *session)
@@ -367,23 +279,25 @@ static void begin(struct session *session)
     session->ticked = clock_now(CLOCK_MONOTONIC);
     session->cpu = clock_now(CLOCK_THREAD_CPUTIME_ID);
     session->busy = clock_now(CLOCK_PROCESS_CPUTIME_ID);
-    session->clock = cupti_clock(session->cupti);
+    session->clock = compare_clocks(session->tracer);
     governor_start(&session->governor, session->control->budget != 0 ? session->control->budget : DEFAULT_BUDGET,
                    session->ticked);
+    samples_begin();
     note_clock(session, session->ticked);
-    note_devices(session);
+    session->tracer->note_devices(session->file);
 }
 
-void session_run(int folder, const struct sluice_profile_control *control, session_asked *asked)
+void session_run(const struct tracer *tracer, int folder, const struct sluice_profile_control *control,
+                 session_asked *asked)
 {
-    struct session session = {.control = control, .asked = asked};
+    struct session session = {.tracer = tracer, .control = control, .asked = asked};
     char words[MAX_WORDS] = "";
-    session.file = open_file(folder, control);
+    session.file = open_file(folder, &session);
     if (session.file == NULL) {
         return; /* there is nowhere to say why */
     }
     atomic_store(&file_now, session.file);
-    enum sluice_profile_reason reason = subscribe(&session, words);
+    enum sluice_profile_reason reason = open_tracer(tracer, words);
     if (reason != 0) {
         atomic_store(&file_now, NULL);
         file_end(session.file, reason, words, 0);
@@ -391,9 +305,9 @@ void session_run(int folder, const struct sluice_profile_control *control, sessi
     }
     time_without(&session);
     begin(&session);
-    uint32_t result = collect(&session, true);
+    reason = collect(&session, true, words);
     time_into(&session, &with);
-    reason = result != CUPTI_OK ? refused(session.cupti, "cuptiActivityEnable", result, words) : trace(&session);
+    reason = reason != 0 ? reason : trace(&session);
     finish(&session, reason, words);
 }
 

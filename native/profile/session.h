@@ -5,13 +5,14 @@
 
 #include <stdbool.h>
 
-#include "sluice/profile.h"
+#include "tracer.h"
 
 /* Whether the profile shall go on; 0, or why not. */
 typedef enum sluice_profile_reason session_asked(const struct sluice_profile_control *control);
 
 /* Returns when the profile has ended and its file says why. */
-void session_run(int folder, const struct sluice_profile_control *control, session_asked *asked);
+void session_run(const struct tracer *tracer, int folder, const struct sluice_profile_control *control,
+                 session_asked *asked);
 
 /* From any thread: the process ends, and with it the profile that runs. */
 void session_end(void);

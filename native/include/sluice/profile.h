@@ -40,6 +40,7 @@ enum {
     SLUICE_PROFILE_WANT_MEMORY = 8, /* allocations and their release */
     SLUICE_PROFILE_WANT_CALLS = 16, /* the driver's calls, on the processor: many; not part of ALL */
     SLUICE_PROFILE_WANT_COLLECTIVES = 32,
+    SLUICE_PROFILE_WANT_SAMPLES = 64, /* of the processor; not part of ALL */
     SLUICE_PROFILE_WANT_ALL = 1 | 2 | 4 | 8 | 32,
 };
 
@@ -91,11 +92,12 @@ enum sluice_profile_kind {
     SLUICE_PROFILE_MEMORY = 7,     /* start = end */
     SLUICE_PROFILE_CALL = 8,       /* a call of the driver, on the processor; `name` is its name */
     SLUICE_PROFILE_COLLECTIVE = 9, /* a call of NCCL on the processor; `name`: AllReduce, ... */
-    SLUICE_PROFILE_SAMPLE = 10,    /* of the processor; `name` is the function */
-    SLUICE_PROFILE_CLOCK = 11,     /* at `start` */
-    SLUICE_PROFILE_GAP = 12,       /* from `start` to `end` nothing was collected */
-    SLUICE_PROFILE_LOST = 13,      /* events that were dropped, and no span of time is known */
-    SLUICE_PROFILE_END = 14,       /* the first record: why the profile ended, `start` to `end`; `name`: in words */
+    SLUICE_PROFILE_SAMPLE =
+        10, /* of the processor, which `call.thread` uses from `start` to `end`; `name`: the function, or [the library] */
+    SLUICE_PROFILE_CLOCK = 11, /* at `start` */
+    SLUICE_PROFILE_GAP = 12,   /* from `start` to `end` nothing was collected */
+    SLUICE_PROFILE_LOST = 13,  /* events that were dropped, and no span of time is known */
+    SLUICE_PROFILE_END = 14,   /* the first record: why the profile ended, `start` to `end`; `name`: in words */
 };
 
 /* Where memory is: `from`, `to` and `where`. */
@@ -119,15 +121,16 @@ enum {
 
 /* `reason` of a GAP, a LOST or an END. */
 enum sluice_profile_reason {
-    SLUICE_PROFILE_STOPPED = 1,  /* it was asked to */
-    SLUICE_PROFILE_TIME = 2,     /* `until` is over */
-    SLUICE_PROFILE_EXIT = 3,     /* the process ends */
-    SLUICE_PROFILE_QUOTA = 4,    /* `bytes` are written */
-    SLUICE_PROFILE_DISK = 5,     /* a write failed */
-    SLUICE_PROFILE_BUDGET = 6,   /* tracing would have cost more than `budget` */
-    SLUICE_PROFILE_BUFFERS = 7,  /* events came faster than they were written */
-    SLUICE_PROFILE_LIBRARY = 8,  /* the vendor's tracing library is not there, or refuses */
-    SLUICE_PROFILE_OCCUPIED = 9, /* another profiler of the process has it, e.g. PyTorch's */
+    SLUICE_PROFILE_STOPPED = 1,    /* it was asked to */
+    SLUICE_PROFILE_TIME = 2,       /* `until` is over */
+    SLUICE_PROFILE_EXIT = 3,       /* the process ends */
+    SLUICE_PROFILE_QUOTA = 4,      /* `bytes` are written */
+    SLUICE_PROFILE_DISK = 5,       /* a write failed */
+    SLUICE_PROFILE_BUDGET = 6,     /* tracing would have cost more than `budget` */
+    SLUICE_PROFILE_BUFFERS = 7,    /* events came faster than they were written */
+    SLUICE_PROFILE_LIBRARY = 8,    /* the vendor's tracing library is not there, or refuses */
+    SLUICE_PROFILE_OCCUPIED = 9,   /* another profiler of the process has it, e.g. PyTorch's */
+    SLUICE_PROFILE_FORBIDDEN = 10, /* LOST: not all threads are sampled, e.g. as the kernel permits none */
 };
 
 struct sluice_profile_record {

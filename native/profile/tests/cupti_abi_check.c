@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Is cupti_abi.h what NVIDIA's headers say? Compiled, never run, against those of each version (test_profile_abi.py). */
+/* Is cupti_abi.h what NVIDIA's headers say? Compiled, never run, against those of each version (test_profile_peers.py). */
 #include <cupti.h>
 
 #include "cupti_abi.h"
