@@ -54,6 +54,10 @@ class Writer:
         """A GPU."""
         self.record(2, device=number, name=self.name(name), body=uuid + struct.pack("<Q", 80 << 30))
 
+    def sample(self, name: int, start: int, thread: int) -> None:
+        """Of the processor, 10 ms long."""
+        self.record(10, start, start + SECOND // 100, struct.pack("<I", thread), name=name, device=0xFFFFFFFF)
+
     def kernel(self, name: int, start: int, end: int, device: int = 0, stream: int = 7) -> None:
         """A kernel that ran."""
         self.record(3, start, end, struct.pack("<6I", 1, 1, 1, 256, 1, 1), name=name, device=device, stream=stream)

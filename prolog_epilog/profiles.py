@@ -21,7 +21,10 @@ from sluice.base.log import log
 from sluice.exchange.record import JobRecord
 
 LIBRARY = "libsluice_profile.so"
-_LOADERS = ("CUDA_INJECTION64_PATH", "NCCL_PROFILER_PLUGIN")  # of CUDA's driver, and of NCCL from 2.27 on
+PRELOAD = "libsluice_profile_preload.so"  # next to it, for drivers that load nothing
+# Where it was asked for: AMD's brings its whole tracing library into each program, and stops one whose ROCm has none;
+# Intel's is in every program of the step, and a branch in its calls of Level Zero.
+_ASKED_ALONE = frozenset({"amd", "intel"})
 _FIND = ("/usr/bin/find", ".", "-xdev", "-mindepth", "1")
 _REMOVE = (*_FIND, "-delete")
 # Five digits take the set-group-ID bit, too: RestrictSUIDSGID= of the agent's unit refuses a mode that has it.
@@ -77,9 +80,10 @@ class Profiles:
             return {}
         own = self._link / str(record.job)
         found = {"SLUICE_PROFILE_FOLDER": str(own / place.step), "SLUICE_CHECKPOINT_FILE": str(own / _SAVED)}
-        wanted = asked or self._everyone()
-        if wanted and self._library.exists() and any(grant.vendor == "nvidia" for grant in record.grants):
-            found |= dict.fromkeys(_LOADERS, str(self._library))
+        for vendor in {grant.vendor for grant in record.grants}:
+            wanted = asked or (self._everyone() and vendor not in _ASKED_ALONE)
+            if wanted and self._library.exists():
+                found |= _loaders(self._library).get(vendor, {})
         return found
 
     def saved(self, record: JobRecord) -> float | None:
@@ -129,6 +133,16 @@ class Profiles:
 
     def _of(self, record: JobRecord) -> Path:
         return self.folder / str(record.job)
+
+
+def _loaders(library: Path) -> dict[str, dict[str, str]]:
+    """By vendor: the variables with which programs load the library."""
+    path = str(library)
+    return {
+        "nvidia": {"CUDA_INJECTION64_PATH": path, "NCCL_PROFILER_PLUGIN": path},  # CUDA's driver; NCCL from 2.27 on
+        "amd": {"ROCP_TOOL_LIBRARIES": path},
+        "intel": {"LD_PRELOAD": str(library.with_name(PRELOAD)), "ZE_ENABLE_TRACING_LAYER": "1"},
+    }
 
 
 def _empty(folder: Path) -> None:

@@ -4,7 +4,7 @@
 
 #include <stdatomic.h>
 
-#include "cuda_trace.h"
+#include "line.h"
 #include "runtime.h"
 
 typedef int CUdevice;
@@ -91,7 +91,7 @@ CUresult cuda_context(CUcontext *context);
 CUresult cuda_create_context(CUcontext *context, unsigned int flags, CUdevice device);
 
 /* Says that an allocation was made, or is about to be released. */
-void cuda_held(CUcontext context, enum cuda_activity_kind kind, CUdeviceptr address);
+void cuda_held(CUcontext context, enum sim_activity_kind kind, CUdeviceptr address);
 CUresult cuda_allocate(enum rt_kind kind, CUdeviceptr *address, size_t size);
 
 /* An array, or a level of a mipmapped one: rows of `pitch` bytes without padding. */
@@ -152,18 +152,15 @@ CUresult cuda_submit(CUstream stream, const struct cuda_work *work);
 void cuda_run_kernel(CUcontext context, CUstream stream, const struct cuda_kernel *kernel);
 
 /* Time, in ns of CLOCK_MONOTONIC: when a stream has nothing left to do; when what is put behind it begins. */
-uint64_t cuda_now(void);
 uint64_t cuda_stream_end(CUcontext context, CUstream stream);
 uint64_t cuda_enqueue(CUcontext context, CUstream stream, uint64_t duration);
 void cuda_stream_waits(CUstream stream, CUcontext context, uint64_t when);
-void cuda_sleep_until(uint64_t when);
 /* The program waits. */
 CUresult cuda_wait(CUstream stream);
 CUresult cuda_wait_for_event(uint64_t when);
 
-const struct cuda_tracer *cuda_tracer(void);
-/* Says it to who traces, if anybody does; fills in where it was. */
-void cuda_happened(CUcontext context, CUstream stream, struct cuda_activity *activity);
+/* Reports it to the tracer, if there is one; fills in where it was. */
+void cuda_happened(CUcontext context, CUstream stream, struct sim_activity *activity);
 
 CUresult cuda_load(struct cu_code **code, const void *image);
 void cuda_drop_variables(CUcontext context);
@@ -174,20 +171,13 @@ CU(cuMemFree_v2, CUdeviceptr address);
 /* Before a context is gone: what the runtime library keeps with it. */
 void cuda_context_ends(CUcontext context);
 
-enum { CUDA_QUEUED = 1024 }; /* launches that a stream takes before the next one waits */
-
-/* The time of a stream (cuda_time.c): when it has nothing left to do, and when its last launches are done. */
-struct cuda_line {
-    _Atomic uint64_t end, launches, ends[CUDA_QUEUED];
-};
-
 struct cu_stream {
     int priority;
     unsigned flags;
     CUcontext context;
     struct cu_graph *capture; /* the graph that is recorded, or NULL */
     uint32_t id;
-    struct cuda_line line;
+    struct line line;
 };
 
 /* The graph that a stream is recorded to, or NULL. */

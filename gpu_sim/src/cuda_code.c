@@ -167,23 +167,6 @@ CU(cuModuleGetLoadingMode, int *mode)
     return CUDA_SUCCESS;
 }
 
-/* SLUICE_SIM_KERNEL_US: "20" of all functions, "gemm=500,20" of one and of all others. */
-static uint64_t duration_of(const char *name)
-{
-    const char *text = getenv("SLUICE_SIM_KERNEL_US");
-    double us = 0;
-    for (; text != NULL && *text != 0; text = strchr(text, ',') != NULL ? strchr(text, ',') + 1 : NULL) {
-        size_t length = strcspn(text, "=,");
-        if (text[length] != '=') {
-            us = strtod(text, NULL);
-        } else if (strlen(name) == length && strncmp(text, name, length) == 0) {
-            us = strtod(text + length + 1, NULL);
-            break;
-        }
-    }
-    return us > 0 ? (uint64_t)(us * 1e3) : 0;
-}
-
 CU(cuModuleGetFunction, CUfunction *function, CUmodule module, const char *name)
 {
     if (function == NULL || module == NULL || name == NULL || *name == 0) {
@@ -197,7 +180,7 @@ CU(cuModuleGetFunction, CUfunction *function, CUmodule module, const char *name)
     if (found == NULL && (found = malloc(sizeof *found + strlen(name) + 1)) != NULL) {
         found->code = module;
         found->next = module->functions;
-        found->duration = duration_of(name);
+        found->duration = line_duration(name);
         strcpy(found->name, name);
         module->functions = found;
     }
@@ -345,7 +328,7 @@ CU(cuTensorMapEncodeTiled, void *map, int type, uint32_t rank, void *tensor, con
 
 static CUresult launch(CUstream stream, const struct cuda_kernel *kernel)
 {
-    const struct cuda_tracer *tracer = cuda_tracer();
+    const struct sim_tracer *tracer = sim_tracer();
     if (kernel->function == NULL) {
         return CUDA_ERROR_INVALID_HANDLE;
     }

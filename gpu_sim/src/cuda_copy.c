@@ -72,17 +72,17 @@ static uint8_t memory_kind(const cuda_place *place)
 static void moved(CUcontext context, CUstream stream, const struct cuda_work *work, uint64_t took)
 {
     uint64_t start = cuda_enqueue(context, stream, took);
-    struct cuda_activity activity = {.start = start, .end = start + took};
-    if (cuda_tracer() == NULL) {
+    struct sim_activity activity = {.start = start, .end = start + took};
+    if (sim_tracer() == NULL) {
         return;
     }
     if (work->kind == CUDA_COPY) {
-        activity.kind = CUDA_COPIED;
+        activity.kind = SIM_COPIED;
         activity.bytes = work->copy.width * work->copy.height * work->copy.depth;
         activity.from = memory_kind(&work->copy.from);
         activity.to = memory_kind(&work->copy.to);
     } else {
-        activity.kind = CUDA_FILLED;
+        activity.kind = SIM_FILLED;
         activity.bytes = work->fill.width * work->fill.height * work->fill.element;
         activity.to = memory_kind(&(cuda_place){.type = UNIFIED, .device = work->fill.to});
     }
@@ -91,10 +91,10 @@ static void moved(CUcontext context, CUstream stream, const struct cuda_work *wo
 
 static CUresult move(CUcontext context, CUstream stream, const struct cuda_work *work)
 {
-    uint64_t start = cuda_now();
+    uint64_t start = line_now();
     CUresult result = work->kind == CUDA_COPY ? do_copy(&work->copy) : do_fill(work);
     if (result == CUDA_SUCCESS) {
-        moved(context, stream, work, cuda_now() - start);
+        moved(context, stream, work, line_now() - start);
     }
     return result;
 }

@@ -30,17 +30,17 @@ CU(cuMemGetInfo_v2, size_t *free_bytes, size_t *total)
     return result;
 }
 
-void cuda_held(CUcontext context, enum cuda_activity_kind kind, CUdeviceptr address)
+void cuda_held(CUcontext context, enum sim_activity_kind kind, CUdeviceptr address)
 {
     enum { ON_DEVICE = 3, MANAGED = 5 };
     struct rt_block block;
-    if (cuda_tracer() == NULL || rt_find(cuda_pointer(address), &block) != RT_OK) {
+    if (sim_tracer() == NULL || rt_find(cuda_pointer(address), &block) != RT_OK) {
         return;
     }
-    uint64_t now = cuda_now();
+    uint64_t now = line_now();
     uint8_t where = block.kind == RT_MANAGED ? MANAGED : ON_DEVICE;
     cuda_happened(context, NULL,
-                  &(struct cuda_activity){
+                  &(struct sim_activity){
                       .kind = kind, .start = now, .end = now, .bytes = block.size, .address = address, .to = where});
 }
 
@@ -54,7 +54,7 @@ CUresult cuda_allocate(enum rt_kind kind, CUdeviceptr *address, size_t size)
     }
     if (result == CUDA_SUCCESS) {
         *address = (uintptr_t)memory;
-        cuda_held(context, CUDA_ALLOCATED, *address);
+        cuda_held(context, SIM_ALLOCATED, *address);
     }
     return result;
 }
@@ -87,7 +87,7 @@ CU(cuMemFree_v2, CUdeviceptr address)
     }
     CUcontext context;
     if (address != 0 && cuda_context(&context) == CUDA_SUCCESS) {
-        cuda_held(context, CUDA_FREED, address);
+        cuda_held(context, SIM_FREED, address);
     }
     return result != CUDA_SUCCESS || address == 0 ? result : result_of(rt_free(cuda_pointer(address), RT_DEVICE));
 }

@@ -172,6 +172,8 @@ struct cu_event {
     uint64_t when; /* the stream will have done what was before it; ns */
 };
 
+enum { NON_BLOCKING = 1 };
+
 CU(cuStreamCreateWithPriority, CUstream *stream, unsigned int flags, int priority)
 {
     enum { FIRST_STREAM = 13 };
@@ -184,6 +186,7 @@ CU(cuStreamCreateWithPriority, CUstream *stream, unsigned int flags, int priorit
     if (result == CUDA_SUCCESS) {
         (*stream)->priority = priority;
         (*stream)->flags = flags;
+        (*stream)->line.alone = (flags & NON_BLOCKING) != 0;
         (*stream)->context = context;
         static _Atomic uint32_t last = FIRST_STREAM;
         (*stream)->id = atomic_fetch_add(&last, 1);
@@ -279,7 +282,7 @@ CU(cuStreamQuery, CUstream stream)
 {
     CUcontext context;
     CUresult result = cuda_context(&context);
-    return result == CUDA_SUCCESS && cuda_stream_end(context, stream) > cuda_now() ? CUDA_ERROR_NOT_READY : result;
+    return result == CUDA_SUCCESS && cuda_stream_end(context, stream) > line_now() ? CUDA_ERROR_NOT_READY : result;
 }
 
 CU(cuStreamWaitEvent, CUstream stream, struct cu_event *event, unsigned int flags)
@@ -310,7 +313,7 @@ CU(cuEventRecord, struct cu_event *event, CUstream stream)
     CUcontext context;
     CUresult result = event != NULL ? cuda_context(&context) : CUDA_ERROR_INVALID_HANDLE;
     if (result == CUDA_SUCCESS) {
-        uint64_t now = cuda_now(), end = cuda_stream_end(context, stream);
+        uint64_t now = line_now(), end = cuda_stream_end(context, stream);
         event->when = end > now ? end : now;
     }
     return result;
@@ -326,7 +329,7 @@ CU(cuEventQuery, struct cu_event *event)
     if (event == NULL) {
         return CUDA_ERROR_INVALID_HANDLE;
     }
-    return event->when > cuda_now() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+    return event->when > line_now() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 CU(cuEventSynchronize, struct cu_event *event)

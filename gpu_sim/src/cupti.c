@@ -10,8 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cuda_trace.h"
 #include "sim.h"
+#include "trace.h"
 
 enum { INVALID_PARAMETER = 1, NOT_INITIALIZED = 15, KINDS = 64 };
 enum { EPOCH = 1000000007 }; /* this clock is not the system's */
@@ -90,7 +90,7 @@ static void keep(const void *record, size_t bytes, uint64_t end)
 
 /* ---- what the driver did ---- */
 
-static void ran(const struct cuda_activity *what)
+static void ran(const struct sim_activity *what)
 {
     struct cupti_kernel record = {.kind = CUPTI_KERNEL,
                                   .start = what->start + EPOCH,
@@ -108,7 +108,7 @@ static void ran(const struct cuda_activity *what)
     keep(&record, sizeof record, what->end);
 }
 
-static void copied(const struct cuda_activity *what)
+static void copied(const struct sim_activity *what)
 {
     struct cupti_memcpy record = {.kind = CUPTI_MEMCPY,
                                   .from = what->from,
@@ -123,7 +123,7 @@ static void copied(const struct cuda_activity *what)
     keep(&record, sizeof record, what->end);
 }
 
-static void filled(const struct cuda_activity *what)
+static void filled(const struct sim_activity *what)
 {
     struct cupti_memset record = {.kind = CUPTI_MEMSET,
                                   .memory_kind = what->to,
@@ -137,7 +137,7 @@ static void filled(const struct cuda_activity *what)
     keep(&record, sizeof record, what->end);
 }
 
-static void waited(const struct cuda_activity *what)
+static void waited(const struct sim_activity *what)
 {
     struct cupti_synchronization record = {.kind = CUPTI_SYNCHRONIZATION,
                                            .type = what->waited,
@@ -149,10 +149,10 @@ static void waited(const struct cuda_activity *what)
     keep(&record, sizeof record, what->end);
 }
 
-static void held(const struct cuda_activity *what)
+static void held(const struct sim_activity *what)
 {
     struct cupti_memory record = {.kind = CUPTI_MEMORY2,
-                                  .operation = what->kind == CUDA_FREED ? CUPTI_MEMORY_RELEASE : 1,
+                                  .operation = what->kind == SIM_FREED ? CUPTI_MEMORY_RELEASE : 1,
                                   .memory_kind = what->to,
                                   .address = what->address,
                                   .bytes = what->bytes,
@@ -165,15 +165,15 @@ static void held(const struct cuda_activity *what)
     keep(&record, sizeof record, what->end);
 }
 
-static void happened(const struct cuda_activity *what)
+static void happened(const struct sim_activity *what)
 {
     static const struct {
         uint32_t kind;
-        void (*note)(const struct cuda_activity *what);
+        void (*note)(const struct sim_activity *what);
     } kinds[] = {
-        [CUDA_RAN] = {CUPTI_KERNEL, ran},         [CUDA_COPIED] = {CUPTI_MEMCPY, copied},
-        [CUDA_FILLED] = {CUPTI_MEMSET, filled},   [CUDA_WAITED] = {CUPTI_SYNCHRONIZATION, waited},
-        [CUDA_ALLOCATED] = {CUPTI_MEMORY2, held}, [CUDA_FREED] = {CUPTI_MEMORY2, held},
+        [SIM_RAN] = {CUPTI_KERNEL, ran},         [SIM_COPIED] = {CUPTI_MEMCPY, copied},
+        [SIM_FILLED] = {CUPTI_MEMSET, filled},   [SIM_WAITED] = {CUPTI_SYNCHRONIZATION, waited},
+        [SIM_ALLOCATED] = {CUPTI_MEMORY2, held}, [SIM_FREED] = {CUPTI_MEMORY2, held},
     };
     if (is_on(kinds[what->kind].kind)) {
         kinds[what->kind].note(what);
@@ -212,12 +212,12 @@ static void launches(bool done, const char *kernel)
     call_back(CUPTI_EXIT, kernel);
 }
 
-/* The driver tells of its work only while there is something to tell. */
+/* The driver reports its work only while somebody wants it. */
 static void listen(void)
 {
-    static const struct cuda_tracer tracer = {.happened = happened, .launches = launches};
+    static const struct sim_tracer tracer = {.happened = happened, .launches = launches};
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    void (*trace)(const struct cuda_tracer *) = NULL;
+    void (*trace)(const struct sim_tracer *) = NULL;
     if (driver != NULL) {
         *(void **)&trace = dlsym(driver, "sluice_sim_trace");
         dlclose(driver);

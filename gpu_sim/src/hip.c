@@ -1,6 +1,8 @@
-/* The simulated HIP runtime: devices and errors. Kernels are not run; every operation is complete when it returns. */
+/* The simulated HIP runtime: devices and errors. */
 #include "hip.h"
 
+#include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,10 +33,37 @@ hipError_t hip_told(hipError_t error)
 
 /* ---- the driver and its devices ---- */
 
+/* What rocprofiler-register does for the runtime: with tools there must be a rocprofiler-sdk, which loads them. */
+static void load_tools(void)
+{
+    const char *tools = getenv("ROCP_TOOL_LIBRARIES");
+    int (*tell)(const char *, uint64_t, uint64_t, void **, uint64_t) = NULL;
+    if (tools == NULL || *tools == 0) {
+        return;
+    }
+    void *library = dlopen("librocprofiler-sdk.so.1", RTLD_GLOBAL | RTLD_LAZY);
+    if (library != NULL) {
+        *(void **)&tell = dlsym(library, "rocprofiler_set_api_table");
+    }
+    if (tell == NULL) {
+        fprintf(stderr, "rocprofiler_set_api_table not found. Tried to dlopen librocprofiler-sdk.so\n");
+        abort();
+    }
+    tell("hip", 60000, 0, NULL, 0);
+}
+
 hipError_t hip_start(void)
 {
     static const char *const lists[] = {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"};
-    return hip_result(rt_open(SIM_VENDOR_AMD, HIP_GRANULE, lists, 2));
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    hipError_t error = hip_result(rt_open(SIM_VENDOR_AMD, HIP_GRANULE, lists, 2));
+    static _Thread_local bool loading; /* tools may use HIP */
+    if (error == hipSuccess && !loading) {
+        loading = true;
+        pthread_once(&once, load_tools);
+        loading = false;
+    }
+    return error;
 }
 
 static hipError_t device_of(int device, struct sim_gpu *gpu)
@@ -274,8 +303,13 @@ HIP(hipDeviceGetAttribute, int *value, int attribute, int device)
 
 HIP(hipDeviceSynchronize, void)
 {
+    enum { CONTEXT_SYNCHRONIZE = 4 };
     struct sim_gpu gpu;
-    return hip_told(device_of(hip_chosen, &gpu));
+    hipError_t error = device_of(hip_chosen, &gpu);
+    if (error == hipSuccess) {
+        hip_wait(NULL, line_device_end(hip_chosen), CONTEXT_SYNCHRONIZE);
+    }
+    return hip_told(error);
 }
 
 HIP(hipDeviceReset, void)
@@ -310,6 +344,7 @@ static const struct {
     {hipErrorInvalidHandle, "hipErrorInvalidHandle", "invalid resource handle"},
     {hipErrorIllegalState, "hipErrorIllegalState", "the operation cannot be performed in the present state"},
     {hipErrorNotFound, "hipErrorNotFound", "named symbol not found"},
+    {hipErrorNotReady, "hipErrorNotReady", "device not ready"},
     {hipErrorNotSupported, "hipErrorNotSupported", "operation not supported"},
 };
 

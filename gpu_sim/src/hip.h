@@ -2,6 +2,7 @@
 #ifndef HIP_H
 #define HIP_H
 
+#include "line.h"
 #include "runtime.h"
 
 typedef struct hip_stream *hipStream_t;
@@ -19,6 +20,7 @@ typedef enum {
     hipErrorInvalidHandle = 400,
     hipErrorIllegalState = 401,
     hipErrorNotFound = 500,
+    hipErrorNotReady = 600,
     hipErrorNotSupported = 801,
     hipErrorUnknown = 999
 } hipError_t;
@@ -102,6 +104,24 @@ hipError_t hip_told(hipError_t error);
 hipError_t hip_start(void);
 /* The context of this thread's device: there is one for each, from its first use to the end. */
 hipError_t hip_context(struct rt_context **context);
+
+struct hip_stream {
+    int device;
+    uint32_t id;
+    struct line line;
+};
+
+static inline struct line *hip_line(hipStream_t stream)
+{
+    return stream != NULL ? &stream->line : NULL;
+}
+
+/* Reports it to the tracer, if there is one; fills in where it was. */
+void hip_happened(int device, hipStream_t stream, struct sim_activity *activity);
+/* The number of a kernel of the runtime's own. */
+uint64_t hip_own_kernel(const char *name);
+/* The program waits, which a tracer sees; `how`: CUpti_ActivitySynchronizationType. */
+void hip_wait(hipStream_t stream, uint64_t when, uint32_t how);
 
 HIP(hipFree, void *memory);
 

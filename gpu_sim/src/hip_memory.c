@@ -27,6 +27,14 @@ HIP(hipMemGetInfo, size_t *free_bytes, size_t *total)
     return hip_told(error);
 }
 
+static void held(enum sim_activity_kind kind, const void *memory, size_t size)
+{
+    uint64_t now = line_now();
+    hip_happened(
+        hip_chosen, NULL,
+        &(struct sim_activity){.kind = kind, .start = now, .end = now, .bytes = size, .address = (uintptr_t)memory});
+}
+
 static hipError_t allocate(enum rt_kind kind, void **memory, size_t size)
 {
     struct rt_context *context;
@@ -35,7 +43,13 @@ static hipError_t allocate(enum rt_kind kind, void **memory, size_t size)
         *memory = NULL;
         return hipSuccess;
     }
-    return hip_told(error == hipSuccess ? hip_result(rt_alloc(context, kind, size, memory)) : error);
+    if (error == hipSuccess) {
+        error = hip_result(rt_alloc(context, kind, size, memory));
+    }
+    if (error == hipSuccess) {
+        held(SIM_ALLOCATED, *memory, size);
+    }
+    return hip_told(error);
 }
 
 HIP(hipMalloc, void **memory, size_t size)
@@ -121,6 +135,9 @@ HIP(hipFree, void *memory)
         return hipSuccess;
     }
     error = hip_result(rt_free(memory, RT_DEVICE));
+    if (error == hipSuccess) {
+        held(SIM_FREED, memory, 0); /* AMD's records do not say how much */
+    }
     return hip_told(error == hipErrorInvalidValue ? hipErrorInvalidDevicePointer : error);
 }
 
@@ -224,7 +241,50 @@ HIP(hipMemSetAccess, void *address, size_t size, const hipMemAccessDesc *access,
 
 /* ---- copies and fills ---- */
 
-static hipError_t copy(void *to, const void *from, size_t size)
+enum { PAGEABLE = 1, PINNED, ON_DEVICE, IN_ARRAY, MANAGED }; /* CUpti_ActivityMemoryKind */
+
+static uint8_t memory_kind(const void *memory)
+{
+    struct rt_block block;
+    if (rt_find(memory, &block) != RT_OK) {
+        return PAGEABLE;
+    }
+    return block.kind == RT_HOST ? PINNED : block.kind == RT_MANAGED ? MANAGED : ON_DEVICE;
+}
+
+static void put(hipStream_t stream, uint64_t began, struct sim_activity *activity)
+{
+    uint64_t took = line_now() - began, start = line_put(hip_chosen, hip_line(stream), took);
+    activity->start = start;
+    activity->end = start + took;
+}
+
+/* What took until now takes as long on its stream. */
+static void copied(hipStream_t stream, const void *to, const void *from, size_t size, uint64_t began)
+{
+    struct sim_activity activity = {.kind = SIM_COPIED, .bytes = size};
+    put(stream, began, &activity);
+    if (sim_tracer() != NULL) {
+        activity.from = memory_kind(from);
+        activity.to = memory_kind(to);
+        hip_happened(hip_chosen, stream, &activity);
+    }
+}
+
+/* A fill is a kernel of HIP's own. */
+static void filled(hipStream_t stream, uint64_t began)
+{
+    static const unsigned block[] = {256, 1, 1}, grid[] = {64, 1, 1};
+    struct sim_activity activity = {
+        .kind = SIM_RAN, .name = "__amd_rocclr_fillBufferAligned", .grid = grid, .block = block};
+    put(stream, began, &activity);
+    if (sim_tracer() != NULL) {
+        activity.kernel = hip_own_kernel(activity.name);
+        hip_happened(hip_chosen, stream, &activity);
+    }
+}
+
+static hipError_t copy(void *to, const void *from, size_t size, hipStream_t stream)
 {
     struct rt_context *context;
     hipError_t error = hip_context(&context);
@@ -232,7 +292,9 @@ static hipError_t copy(void *to, const void *from, size_t size)
         error = hipErrorInvalidValue;
     }
     if (error == hipSuccess && size > 0) {
+        uint64_t began = line_now();
         memmove(to, from, size);
+        copied(stream, to, from, size, began);
     }
     return hip_told(error);
 }
@@ -240,54 +302,54 @@ static hipError_t copy(void *to, const void *from, size_t size)
 HIP(hipMemcpy, void *to, const void *from, size_t size, int kind)
 {
     (void)kind;
-    return copy(to, from, size);
+    return copy(to, from, size, NULL);
 }
 
 HIP(hipMemcpyAsync, void *to, const void *from, size_t size, int kind, hipStream_t stream)
 {
     (void)kind;
-    (void)stream;
-    return copy(to, from, size);
+    return copy(to, from, size, stream);
 }
 
 HIP(hipMemcpyHtoD, void *to, void *from, size_t size)
 {
-    return copy(to, from, size);
+    return copy(to, from, size, NULL);
 }
 
 HIP(hipMemcpyDtoH, void *to, void *from, size_t size)
 {
-    return copy(to, from, size);
+    return copy(to, from, size, NULL);
 }
 
 HIP(hipMemcpyDtoD, void *to, void *from, size_t size)
 {
-    return copy(to, from, size);
+    return copy(to, from, size, NULL);
 }
 
-static hipError_t fill(void *to, const void *value, size_t width, size_t count)
+static hipError_t fill(void *to, const void *value, size_t width, size_t count, hipStream_t stream)
 {
     struct rt_context *context;
     hipError_t error = to != NULL || count == 0 ? hip_context(&context) : hipErrorInvalidValue;
     if (error == hipSuccess && count > 0) {
+        uint64_t began = line_now();
         rt_fill(to, value, width, count);
+        filled(stream, began);
     }
     return hip_told(error);
 }
 
-HIP(hipMemset, void *to, int value, size_t size)
-{
-    unsigned char byte = (unsigned char)value;
-    return fill(to, &byte, 1, size);
-}
-
 HIP(hipMemsetAsync, void *to, int value, size_t size, hipStream_t stream)
 {
-    (void)stream;
-    return hipMemset(to, value, size);
+    unsigned char byte = (unsigned char)value;
+    return fill(to, &byte, 1, size, stream);
+}
+
+HIP(hipMemset, void *to, int value, size_t size)
+{
+    return hipMemsetAsync(to, value, size, NULL);
 }
 
 HIP(hipMemsetD32, void *to, int value, size_t count)
 {
-    return fill(to, &value, sizeof value, count);
+    return fill(to, &value, sizeof value, count, NULL);
 }

@@ -2,7 +2,6 @@
 #include "hip.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 /* ---- pools ---- */
 
@@ -97,21 +96,23 @@ HIP(hipFreeAsync, void *memory, hipStream_t stream)
 
 /* ---- streams and events ---- */
 
-struct hip_stream {
-    int device;
-};
-
 struct hip_event {
-    struct timespec when;
+    uint64_t when;
 };
 
 HIP(hipStreamCreateWithFlags, hipStream_t *stream, unsigned int flags)
 {
-    (void)flags;
+    enum { NON_BLOCKING = 1 };
+    static _Atomic uint32_t numbers;
     hipError_t error = stream != NULL ? hip_start() : hipErrorInvalidValue;
     if (error == hipSuccess) {
         *stream = calloc(1, sizeof **stream);
         error = *stream != NULL ? hipSuccess : hipErrorOutOfMemory;
+    }
+    if (error == hipSuccess) {
+        (*stream)->device = hip_chosen;
+        (*stream)->id = ++numbers;
+        (*stream)->line.alone = (flags & NON_BLOCKING) != 0;
     }
     return hip_told(error);
 }
@@ -127,16 +128,45 @@ HIP(hipStreamDestroy, hipStream_t stream)
     return hip_told(stream != NULL ? hipSuccess : hipErrorInvalidHandle);
 }
 
+static int device_of(hipStream_t stream)
+{
+    return stream != NULL ? stream->device : hip_chosen;
+}
+
+void hip_happened(int device, hipStream_t stream, struct sim_activity *activity)
+{
+    const struct sim_tracer *tracer = sim_tracer();
+    if (tracer != NULL) {
+        activity->device = (uint32_t)device;
+        activity->context = (uint32_t)device + 1;
+        activity->stream = stream != NULL ? stream->id : 0;
+        tracer->happened(activity);
+    }
+}
+
+void hip_wait(hipStream_t stream, uint64_t when, uint32_t how)
+{
+    struct sim_activity activity = {.kind = SIM_WAITED, .start = line_now(), .waited = how};
+    line_sleep_until(when);
+    activity.end = line_now();
+    hip_happened(device_of(stream), stream, &activity);
+}
+
 HIP(hipStreamSynchronize, hipStream_t stream)
 {
-    (void)stream;
-    return hip_told(hip_start());
+    enum { STREAM_SYNCHRONIZE = 3 };
+    hipError_t error = hip_start();
+    if (error == hipSuccess) {
+        hip_wait(stream, line_end(device_of(stream), hip_line(stream)), STREAM_SYNCHRONIZE);
+    }
+    return hip_told(error);
 }
 
 HIP(hipStreamQuery, hipStream_t stream)
 {
-    (void)stream;
-    return hip_told(hip_start());
+    hipError_t error = hip_start();
+    bool busy = error == hipSuccess && line_end(device_of(stream), hip_line(stream)) > line_now();
+    return hip_told(busy ? hipErrorNotReady : error);
 }
 
 HIP(hipEventCreate, hipEvent_t *event)
@@ -157,22 +187,30 @@ HIP(hipEventCreateWithFlags, hipEvent_t *event, unsigned int flags)
 
 HIP(hipEventRecord, hipEvent_t event, hipStream_t stream)
 {
-    (void)stream;
     if (event == NULL) {
         return hip_told(hipErrorInvalidHandle);
     }
-    clock_gettime(CLOCK_MONOTONIC, &event->when);
+    uint64_t now = line_now(), end = line_end(device_of(stream), hip_line(stream));
+    event->when = end > now ? end : now;
     return hipSuccess;
 }
 
 HIP(hipEventQuery, hipEvent_t event)
 {
-    return hip_told(event != NULL ? hipSuccess : hipErrorInvalidHandle);
+    if (event == NULL) {
+        return hip_told(hipErrorInvalidHandle);
+    }
+    return hip_told(event->when > line_now() ? hipErrorNotReady : hipSuccess);
 }
 
 HIP(hipEventSynchronize, hipEvent_t event)
 {
-    return hip_told(event != NULL ? hipSuccess : hipErrorInvalidHandle);
+    enum { EVENT_SYNCHRONIZE = 1 };
+    if (event == NULL) {
+        return hip_told(hipErrorInvalidHandle);
+    }
+    hip_wait(NULL, event->when, EVENT_SYNCHRONIZE);
+    return hipSuccess;
 }
 
 HIP(hipEventElapsedTime, float *ms, hipEvent_t begin, hipEvent_t end)
@@ -180,8 +218,7 @@ HIP(hipEventElapsedTime, float *ms, hipEvent_t begin, hipEvent_t end)
     if (ms == NULL || begin == NULL || end == NULL) {
         return hip_told(hipErrorInvalidHandle);
     }
-    double seconds = (double)(end->when.tv_sec - begin->when.tv_sec);
-    *ms = (float)(seconds * 1e3 + (double)(end->when.tv_nsec - begin->when.tv_nsec) / 1e6);
+    *ms = (float)((double)(int64_t)(end->when - begin->when) / 1e6);
     return hipSuccess;
 }
 

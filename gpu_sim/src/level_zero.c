@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "sim.h"
+#include "ze_sim.h"
 
 typedef struct ze_handle *handle_t;
 typedef uint8_t ze_bool;
@@ -415,6 +416,12 @@ DEFINE(zeDriverGet, uint32_t *count, handle_t *out)
     return drivers(count, out);
 }
 
+DEFINE(zeInitDrivers, uint32_t *count, handle_t *out, void *how)
+{
+    ze_result_t result = how != NULL ? failure(sim_open(SIM_VENDOR_INTEL)) : ZE_INVALID_NULL_POINTER;
+    return result == ZE_SUCCESS ? drivers(count, out) : result;
+}
+
 /* ZE_AFFINITY_MASK of the core part: ordinals, a tile as in 0.1 counts for its device. */
 static bool masked_out(uint32_t ordinal)
 {
@@ -511,7 +518,7 @@ static void core_properties(const struct sim_gpu *gpu, ze_device_properties_t *o
     out->numEUsPerSubslice = gpu->multiprocessors > 0 ? gpu->cores / gpu->multiprocessors : 0;
     out->numSubslicesPerSlice = gpu->multiprocessors / gpu->tiles;
     out->numSlices = gpu->tiles;
-    out->timerResolution = 1;
+    out->timerResolution = out->stype == ZE_TYPE_DEVICE_1_2 ? 1000000000 : 1; /* cycles a second, or ns of a cycle */
     out->timestampValidBits = 32;
     out->kernelTimestampValidBits = 32;
     uuid_bytes(gpu->uuid, out->uuid);
@@ -527,6 +534,38 @@ OF_DEVICE(zeDeviceGetProperties, ze_device_properties_t, true, {
         }
     }
 })
+
+DEFINE(zeDeviceGetMemoryProperties, handle_t device, uint32_t *count, struct ze_memory *out)
+{
+    struct target t;
+    ze_result_t result = count != NULL ? enter(device, &t) : ZE_INVALID_NULL_POINTER;
+    if (result == ZE_SUCCESS && out != NULL && *count > 0) {
+        out->flags = 0;
+        out->bytes = sim_capacity(&t.gpu, SIM_NO_INSTANCE);
+        sim_text(out->name, sizeof out->name, "HBM");
+    }
+    if (result == ZE_SUCCESS) {
+        *count = 1;
+    }
+    return result;
+}
+
+DEFINE(zeDeviceGetRootDevice, handle_t device, handle_t *root)
+{
+    struct target t;
+    ze_result_t result = root != NULL ? enter(device, &t) : ZE_INVALID_NULL_POINTER;
+    if (result == ZE_SUCCESS) {
+        *root = NULL; /* it is one itself */
+    }
+    return result;
+}
+
+bool ze_sim_device(ze_handle device, unsigned *index)
+{
+    uintptr_t place = (uintptr_t)device - (uintptr_t)device_handles;
+    *index = (unsigned)place;
+    return place < sizeof device_handles;
+}
 
 OF_DEVICE(zesDeviceGetProperties, zes_device_properties_t, true, {
     struct sim_state head;

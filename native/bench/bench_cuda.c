@@ -124,22 +124,3 @@ enum sluice_error sluice_bench_cuda(enum sluice_bench_cuda_loop loop, uint32_t c
     }
     return said(code, text);
 }
-
-enum sluice_error sluice_bench_launches(uint32_t blocks, uint32_t launches, uint32_t work, uint64_t *times,
-                                        struct sluice_error_text *text)
-{
-    struct driver driver;
-    handle stream = NULL, function = NULL;
-    int code = open_driver(&driver, false) ? begin(&driver, &stream, &function) : -1;
-    for (uint32_t i = 0; i < blocks && !code; i++) {
-        uint64_t before = bench_now_ns();
-        for (uint32_t j = 0; j < launches && !code; j++) {
-            for (volatile uint32_t done = 0; done < work; done++) {
-            }
-            code = driver.launch(function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
-        }
-        code = code ? code : driver.wait(stream);
-        times[i] = bench_now_ns() - before;
-    }
-    return said(code, text);
-}

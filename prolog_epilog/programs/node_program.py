@@ -35,6 +35,8 @@ OF_GPUS = ("SLUICE_GPU_NUMA", "SLUICE_GPU_CORES", "SLUICE_GPU_NICS")
 VIRTUAL_TOPOLOGY = "/var/run/nvidia-topologyd/virtualTopology.xml"  # that NCCL reads without NCCL_TOPO_FILE
 CHECKPOINT_FILE = "SLUICE_CHECKPOINT_FILE"
 PROFILE_FOLDER = "SLUICE_PROFILE_FOLDER"
+LOADERS = ("CUDA_INJECTION64_PATH", "ROCP_TOOL_LIBRARIES")
+PRELOAD = "LD_PRELOAD"  # a list, which may have the user's own, too
 PROFILE_ALL = 47  # SLUICE_PROFILE_WANT_ALL
 JOBS_OWN_FAULT = 3  # exit status of sluice-task-init, for the SPANK plugin
 MOST = 1 << 20
@@ -259,14 +261,15 @@ def task_prolog() -> None:
         words = export[SET].split(" ")  # else a step would take its user's own for Sluice's
         export[SET] = " ".join(word for word in words if word != f"GLOO_SOCKET_IFNAME={interface}")
     forget(stale, export)
+    if PRELOAD in export:
+        say_export(PRELOAD, preloaded(export[PRELOAD]))
     for name, value in export.items():
         # Sluice's own of a job that submitted this one, or of the batch script on another node, are another's.
-        if name not in os.environ or name in stale or name.startswith("SLUICE_"):
+        if name != PRELOAD and (name not in os.environ or name in stale or name.startswith("SLUICE_")):
             say_export(name, value)
     if folder is not None:
-        own = os.environ.get("CUDA_INJECTION64_PATH", "")
         try:  # noqa: SIM105 - as in epilog
-            prepare_profile(folder, "" if own == export.get("CUDA_INJECTION64_PATH", own) else own)
+            prepare_profile(folder, not_loaded(export))
         except OSError:  # a full disk ends the profile, and not the job
             pass
         if os.path.islink(folder):  # noqa: PTH114
@@ -327,11 +330,28 @@ def say_export(name: str, value: str) -> None:
     sys.stdout.buffer.write(os.fsencode(f"export {name}={value}\n"))
 
 
-def prepare_profile(folder: str, own: str) -> None:
+def preloaded(library: str) -> str:
+    """What the user preloads, and behind it this library."""
+    own = os.environ.get(PRELOAD, "").replace(":", " ").split()
+    return ":".join(own if library in own else [*own, library])
+
+
+def not_loaded(export: dict[str, str]) -> str | None:
+    """Why no program of this task loads the library of profiles: a variable of its user's own, or "", as nothing would.
+
+    None: they load it.
+    """
+    loaders = [name for name in LOADERS if name in export]
+    if PRELOAD in export or any(export[name] in os.environ.get(name, export[name]).split(":") for name in loaders):
+        return None
+    return loaders[0] if loaders else ""
+
+
+def prepare_profile(folder: str, why_not: str | None) -> None:
     """The first task of a step makes its folder, and starts the profile that its user asked for. Raises OSError.
 
     Such a profile is next to the job's output, where it stays when the job has ended, if that is a folder of its user.
-    `own`: what the user has injected, so that nothing is profiled; the collector says so.
+    `why_not`: as `not_loaded` says; the collector reads it.
     """
     asked = os.environ.get("SLUICE_GPU_PROFILE", "")[:MOST_TEXT]
     job, step = folder.split("/")[-2:]
@@ -344,8 +364,8 @@ def prepare_profile(folder: str, own: str) -> None:
             os.mkdir(folder, 0o700)  # noqa: PTH102
     except FileExistsError:
         return
-    if own:
-        write(f"{folder}/injected", os.fsencode(own)[:4096])
+    if why_not is not None:
+        write(f"{folder}/injected", why_not.encode())
     if asked.isdecimal():
         write(f"{folder}/control", control(int(asked), time.time_ns() // 10**8))  # as sluice/profile/collect.py
 

@@ -6,13 +6,14 @@ TASK WORD FIELDS. The folders of the job's steps are its user's own, and so is t
 mislead nobody else. The standard library alone: nodes need no more.
 
 clock N                  TASK clock N NANOSECONDS             of CLOCK_MONOTONIC
-start STEP NUMBER S      TASK started STEPS                   a profile, of S seconds; 0: until it is stopped
+start STEP NUMBER S W    TASK started STEPS                   a profile, of S seconds; 0: until it is stopped
 stop STEP                TASK stopped FILES                   when all files are complete
 send STEP BYTES          TASK file STEP NAME SIZE, TASK data TEXT, TASK sent LEFT_OUT
 
 It ends with its input, or when the job does, which sends it SIGTERM: then all is sent first.
 
-STEP is a step's name, as 0 or batch, or * for all. Whatever goes wrong is TASK problem TEXT.
+STEP is a step's name, as 0 or batch, or * for all; W is what is collected, a sum of SLUICE_PROFILE_WANT_....
+Whatever goes wrong is TASK problem TEXT.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ALL = 47  # SLUICE_PROFILE_WANT_ALL
 HEADER, END = 256, 320
 NAME = re.compile(r"[A-Za-z0-9._-]{1,200}\.([0-9]{1,10})(?:-[0-9]{1,2})?\.profile\Z")
 STEP = re.compile(r"[A-Za-z0-9]{1,16}\Z")
+VARIABLE = re.compile(r"[A-Z0-9_]{1,64}\Z")
 MOST_FILES = 1024
 PIECE = 1 << 18
 LINE = 660  # bytes of a line's text before it is encoded: srun passes on lines of up to 1,024 whole
@@ -94,16 +96,29 @@ def control(step: str, wanted: int, until: int, number: int) -> None:
         raise
 
 
-def start(wanted: str, number: int, seconds: int) -> None:
-    """Ask for a profile, unless the user has something else injected."""
+def not_loaded(step: str) -> str | None:
+    """Why the step's programs have not loaded the library, as the task prolog noted. Raises OSError."""
+    try:
+        descriptor = open_file(JOB / step / "injected")
+    except FileNotFoundError:
+        return None
+    variable = os.read(descriptor, 64).decode("ascii", "replace")
+    os.close(descriptor)
+    if VARIABLE.match(variable):
+        return f"its user set {variable}"
+    return "its programs were started without --gpu-profile, which its GPUs or this cluster's policy require"
+
+
+def start(wanted: str, number: int, seconds: int, what: int) -> None:
+    """Ask for a profile, where programs have loaded the library."""
     until = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + seconds * 10**9 if seconds else 0
     done = 0
     for step in steps(wanted):
         try:
-            if (JOB / step / "injected").exists():
-                say("problem", f"step {step}: its user set CUDA_INJECTION64_PATH: not profiled")
+            if (why_not := not_loaded(step)) is not None:
+                say("problem", f"step {step}: {why_not}: not profiled")
                 continue
-            control(step, ALL, until, number)
+            control(step, what, until, number)
             done += 1
         except OSError as error:
             problem(f"step {step}", error)
@@ -210,7 +225,7 @@ def answer(words: list[str]) -> None:
     if words[0] == "clock":
         say("clock", words[1], time.clock_gettime_ns(time.CLOCK_MONOTONIC))
     elif words[0] == "start":
-        start(words[1], int(words[2]), int(words[3]))
+        start(words[1], int(words[2]), int(words[3]), int(words[4]) if len(words) > 4 else ALL)
     elif words[0] == "stop":
         stop(words[1])
     elif words[0] == "send":

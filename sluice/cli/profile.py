@@ -30,6 +30,9 @@ def command() -> None:
     """
 
 
+_CPU = click.option("--cpu", is_flag=True, help="Sample the processor, too: 99 times a second of each thread's time.")
+
+
 def _of_job(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("name", metavar="JOB[.STEP]")(cluster_options(command))
 
@@ -43,6 +46,7 @@ def _of_running(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--seconds", type=_SECONDS, metavar="N", help="Profile the job for so long first; else what is there."
         ),
+        _CPU,
     ):  # fmt: skip
         command = option(command)
     return _of_job(command)
@@ -66,6 +70,16 @@ def _job(did: str, name: str, cluster: ClusterOptions) -> tuple[Commands, Profil
     return commands, job
 
 
+def _wanted(cpu: bool, seconds: int | None = 0) -> int:
+    """What is collected from now on. Raises UsageError where nothing is."""
+    from sluice.base.errors import UsageError
+    from sluice.profile.collect import ALL, WITH_SAMPLES
+
+    if cpu and seconds is None:
+        raise UsageError("--cpu: nothing is collected without --seconds", remedy="add --seconds, or start with --cpu")
+    return WITH_SAMPLES if cpu else ALL
+
+
 @contextmanager
 def _place() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as folder:
@@ -74,15 +88,16 @@ def _place() -> Iterator[Path]:
 
 @command.command("start")
 @click.option("--seconds", type=_SECONDS, metavar="N", help="Until then; without it, until `sluice profile stop`.")
+@_CPU
 @_of_job
-def start(name: str, seconds: int | None, cluster: ClusterOptions) -> None:
+def start(name: str, seconds: int | None, cpu: bool, cluster: ClusterOptions) -> None:
     """Start a profile of a job that runs."""
     from sluice.base.errors import SluiceError
     from sluice.profile.job import collector
 
     commands, job = _job("start", name, cluster)
     with _place() as folder, collector(commands, job, folder) as nodes:
-        count = nodes.start(job.step or "*", seconds or 0)
+        count = nodes.start(job.step or "*", seconds or 0, _wanted(cpu))
         _say_problems(nodes.problems)
         if not count:
             raise SluiceError(
@@ -115,15 +130,17 @@ def get(
     output: Path | None,
     seconds: int | None,
     events: int,
+    cpu: bool,
     cluster: ClusterOptions,
 ) -> None:
     """Write a profile as a file that https://ui.perfetto.dev opens."""
     from sluice.profile.job import timeline
     from sluice.profile.trace import write
 
+    wanted = _wanted(cpu, seconds)
     commands, job = _job("get", name, cluster)
     path = output or Path(f"sluice-profile-{name}.json.gz")
-    with timeline(commands, job, seconds, events) as found:
+    with timeline(commands, job, seconds, events, wanted) as found:
         count = write(found, path)
         _say_problems(found.notes)
     click.echo(f"{path}: {count} events; open it in https://ui.perfetto.dev", err=True)
@@ -136,6 +153,7 @@ def summary(
     name: str,
     seconds: int | None,
     events: int,
+    cpu: bool,
     as_json: bool,
     cluster: ClusterOptions,
 ) -> None:
@@ -143,8 +161,9 @@ def summary(
     from sluice.profile.job import timeline
     from sluice.profile.summary import render, summarise
 
+    wanted = _wanted(cpu, seconds)
     commands, job = _job("summary", name, cluster)
-    with timeline(commands, job, seconds, events) as found:
+    with timeline(commands, job, seconds, events, wanted) as found:
         document = summarise(found)
     if as_json:
         click.echo(json.dumps(document, indent=2))

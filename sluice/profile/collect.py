@@ -28,6 +28,8 @@ MOST_OF_NODE = 256 << 20
 """Bytes of a node's files, before they are compressed."""
 MOST = 4 << 30
 """Of all nodes: what is written to the collector's disk."""
+ALL, WITH_SAMPLES = 47, 47 | 64
+"""What is collected: SLUICE_PROFILE_WANT_ALL; and samples of the processor."""
 _ROUNDS = 8
 _BEGIN_S, _ANSWER_S, _SEND_S = 60.0, 15.0, 300.0
 _MOST_LINE = 4096
@@ -124,11 +126,11 @@ class Collector:
 
     # ---- what is asked ----
 
-    def start(self, step: str, seconds: int) -> int:
+    def start(self, step: str, seconds: int, wanted: int = ALL) -> int:
         """Start a profile; in how many steps of nodes. Raises SluiceError, OSError."""
         self._compare_clocks()
         number = time.time_ns() // 10**8 % (1 << 32)  # a later one is larger
-        self._ask(f"start {step} {number} {seconds}", "started")
+        self._ask(f"start {step} {number} {seconds} {wanted}", "started")
         return sum(node.count for node in self._nodes.values())
 
     def stop(self, step: str) -> None:

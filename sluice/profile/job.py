@@ -15,7 +15,7 @@ from pathlib import Path
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.run import CommandError
 from sluice.base.text import one_line
-from sluice.profile.collect import PROGRAM, Collector
+from sluice.profile.collect import ALL, PROGRAM, Collector
 from sluice.profile.records import BYTES_OF_EVENT
 from sluice.profile.timeline import MOST_EVENTS, Timeline, load
 from sluice.slurm.commands import Commands
@@ -97,9 +97,11 @@ def _program(commands: Commands) -> str:
 
 @contextmanager
 def timeline(
-    commands: Commands, job: ProfiledJob, seconds: int | None = None, most: int = MOST_EVENTS
+    commands: Commands, job: ProfiledJob, seconds: int | None = None, most: int = MOST_EVENTS, wanted: int = ALL
 ) -> Iterator[Timeline]:
     """What was profiled; of a job that runs, what is there now, or with `seconds` what it does from now on.
+
+    `wanted`: what is collected then.
 
     Raises SluiceError, OSError.
     """
@@ -113,7 +115,7 @@ def timeline(
         return
     place = tempfile.mkdtemp(prefix="sluice-profile-")
     try:
-        problems = _collect(commands, job, Path(place), seconds, most)
+        problems = _collect(commands, job, Path(place), seconds, most, wanted)
         found = load(Path(place), job.step, most)
         found.notes[:0] = problems
         yield found
@@ -130,12 +132,14 @@ def _is_folder_of(uid: int, folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == uid
 
 
-def _collect(commands: Commands, job: ProfiledJob, folder: Path, seconds: int | None, most: int) -> list[str]:
+def _collect(
+    commands: Commands, job: ProfiledJob, folder: Path, seconds: int | None, most: int, wanted: int
+) -> list[str]:
     """Raises SluiceError, OSError."""
     step = job.step or "*"
     with collector(commands, job, folder, most) as nodes:
         if seconds is not None:
-            nodes.start(step, seconds)
+            nodes.start(step, seconds, wanted)
             if not nodes.wait(seconds):
                 return [*nodes.problems, "the job has ended meanwhile"]
             nodes.stop(step)

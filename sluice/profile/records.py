@@ -62,6 +62,7 @@ class Reason(IntEnum):
     BUFFERS = 7
     LIBRARY = 8
     OCCUPIED = 9
+    FORBIDDEN = 10
 
 
 PLACES = ("unknown", "pageable", "pinned", "device", "array", "managed")
@@ -74,7 +75,7 @@ _CLOCK = struct.Struct("<QQ")
 
 
 class Event(NamedTuple):
-    """Times are ns of the node's CLOCK_MONOTONIC.
+    """Times are ns of the node's CLOCK_MONOTONIC; `stream` is of the device, or (SAMPLE) the thread.
 
     `size` is in bytes; `places`: from where and to where a copy went; of MEMORY, where it is and whether it was
     released.
@@ -202,6 +203,8 @@ def _fill(found: Profile, data: bytes, most: int) -> None:
                     size, places = int.from_bytes(body[:8], "little"), (body[16], body[17])
                 elif kind == Kind.COLLECTIVE:
                     size = int.from_bytes(body[8:16], "little")
+                elif kind == Kind.SAMPLE:
+                    stream = int.from_bytes(body[:4], "little")
                 events.append(Event(kind, start, end, device, stream, name, size, places))
         elif kind == Kind.NAME:
             _name(found, name, body, slots, data[place + RECORD_BYTES : place + RECORD_BYTES * (slots + 1)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,8 +49,10 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
     gpus: dict[tuple[str, str], _Gpu] = defaultdict(_Gpu)
     kernels: dict[str, _Sum] = defaultdict(_Sum)
     copies: dict[str, _Sum] = defaultdict(_Sum)
+    functions: Counter[str] = Counter()
     ranks: list[dict[str, Any]] = []
     for profile in timeline.profiles:
+        functions.update(profile.name(one.name) or "unnamed" for one in profile.events if one.kind == Kind.SAMPLE)
         ranks.append(_process(timeline, profile, gpus, kernels, copies))
     totals = _totals(gpus)
     first = timeline.profiles[0]
@@ -83,6 +85,11 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
                 "gb_per_s": round(one.size / one.ns, 3) if one.ns else None,
             }
             for name, one in sorted(copies.items(), key=lambda item: -item[1].ns)
+        ],
+        "samples": functions.total(),
+        "functions": [
+            {"name": name, "samples": count, "percent": _percent(count, functions.total())}
+            for name, count in functions.most_common(_TOP)
         ],
         **_ranks(ranks),
         "lost_events": sum(loss.events for one in timeline.profiles for loss in one.losses),
@@ -231,7 +238,7 @@ def render(summary: dict[str, Any]) -> list[str]:
     if s["kernels"]:
         lines.append(f"{'KERNELS':>9} {'calls':>9} {'total':>11} {'mean':>11}")
         lines += [
-            f"{one['percent']:>7.1f} % {one['calls']:>9} {one['seconds']:>9.4f} s {one['mean_us']:>8.1f} us  "
+            f"{one['percent'] or 0:>7.1f} % {one['calls']:>9} {one['seconds']:>9.4f} s {one['mean_us']:>8.1f} us  "
             f"{one['name'][:80]}"
             for one in s["kernels"][:10]
         ]
@@ -242,6 +249,9 @@ def render(summary: dict[str, Any]) -> list[str]:
             f"{one['gb_per_s'] or 0:>6.1f} GB/s  {one['direction']}"
             for one in s["copies"]
         ]
+    if s["functions"]:
+        lines += ["", f"{'PROCESSOR':>9} {'samples':>9}"]
+        lines += [f"{one['percent']:>7.1f} % {one['samples']:>9}  {one['name'][:80]}" for one in s["functions"][:10]]
     return lines + _slowest(s) + _closing(s)
 
 

@@ -161,6 +161,11 @@ def _notes(profile: Profile) -> list[str]:
         found.append(f"{who}: {profile.damaged} records are damaged or have no times, and are left out")
     if profile.left_out:
         found.append(f"{who}: {profile.left_out} records more than are shown")
+    if any(loss.reason == Reason.FORBIDDEN for loss in profile.losses):
+        found.append(
+            f"{who}: not all of its threads are sampled: they are more than 64, its node forbids it "
+            "(kernel.perf_event_paranoid above 2, a container's seccomp), or it has no more files or locked memory"
+        )
     ended = profile.ended
     if ended is None:
         found.append(f"{who}: its file has no end: it was killed, or still runs")

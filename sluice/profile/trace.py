@@ -82,11 +82,11 @@ def _process(profile: Profile, number: int, add: int) -> Iterator[str]:
     lanes: dict[tuple[int, int], int] = {}
     names = {key: json.dumps(name) for key, name in profile.names.items()}
     for kind, start, end, device, stream, name, size, places in profile.events:
-        key = (device, stream) if kind in _ON_GPU else (_HOST, 0)
+        key = (device, stream) if kind in _ON_GPU else (_HOST, stream if kind == Kind.SAMPLE else 0)
         lane = lanes.get(key)
         if lane is None:
             lane = lanes[key] = len(lanes) + 1
-            title = "process" if key[0] == _HOST else f"GPU {device} stream {stream}"
+            title = f"GPU {device} stream {stream}" if key[0] != _HOST else _title(key[1])
             yield _meta("thread_name", number, lane, name=title)
         at, took = max(0, start + add), end - start
         text, more = names.get(name) or f'"{_CATEGORY[kind]}"', ""
@@ -106,6 +106,10 @@ def _process(profile: Profile, number: int, add: int) -> Iterator[str]:
                 f'{{"ph":"X","pid":{number},"tid":0,"ts":{at // 1000}.{at % 1000:03d},"dur":{took // 1000}.'
                 f'{took % 1000:03d},"cat":"gap","name":"not collected: {loss.events} events"}}'
             )
+
+
+def _title(thread: int) -> str:
+    return f"thread {thread}, sampled" if thread else "process"
 
 
 def _place(number: int) -> str:

@@ -17,6 +17,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from gpu_sim.fields import set_values
 from policy.compiled import CompiledPolicy, Tenant
+from sluice.profile.records import Kind, Reason, read
 from tests.integration.beds import Bed
 from tests.integration.platforms import SINGLE
 from tests.integration.settled import PATIENCE, lasts_until, until
@@ -375,6 +376,78 @@ for gib in (40, 40, 1):
 def test_amd_gpus_are_held_by_the_limiter(cluster: DevCluster) -> None:
     limited = ["srun", "--quiet", "-w", MIXED, f"--gres=shard:{50 * 1024}", "env", "-i", PYTHON, "-c", HIP]
     assert run(cluster, "alice", limited).stdout.split() == ["0", OUT_OF_MEMORY, "0"]
+
+
+HIP_WORK = """
+import ctypes as c, time
+hip, module, function, one = c.CDLL("libamdhip64.so"), c.c_void_p(), c.c_void_p(), c.c_uint(1)
+assert hip.hipInit(0) == 0 and hip.hipModuleLoadData(c.byref(module), b"any") == 0
+assert hip.hipModuleGetFunction(c.byref(function), module, b"gemm") == 0
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    for _ in range(10):
+        assert hip.hipModuleLaunchKernel(function, one, one, one, one, one, one, 0, None, None, None) == 0
+    assert hip.hipDeviceSynchronize() == 0
+    time.sleep(0.01)
+"""
+
+
+def test_steps_on_amd_gpus_are_profiled_where_they_asked(cluster: DevCluster) -> None:
+    on_amd = ["srun", "--quiet", "-w", MIXED, "--gres=gpu:mi300x:1", f"-D{INSIDE}/home/alice"]
+    plain = run(cluster, "alice", [*on_amd, "sh", "-c", "echo ${ROCP_TOOL_LIBRARIES-none}"])
+    assert plain.stdout == "none\n"
+    own = run(cluster, "alice", [*on_amd, "env", "ROCP_TOOL_LIBRARIES=/no.so", "sh", "-c", "echo $ROCP_TOOL_LIBRARIES"])
+    assert own.stdout == "/no.so\n"
+    asked = ["env", "SLUICE_GPU_PROFILE=60", *on_amd, PYTHON, "-c", HIP_WORK]
+    done = run(cluster, "alice", asked)
+    assert done.returncode == 0, done.stderr
+    (path,) = (cluster.layout.folder / "home/alice").glob("sluice-profile-*/mixed-1.0/*.profile")
+    profile = read(path)
+    assert {profile.names[one.name] for one in profile.events if one.kind == Kind.KERNEL} == {"gemm"}
+    assert profile.ended is not None and profile.ended.reason == Reason.EXIT
+    assert [name for _, name in profile.devices.values()] == ["AMD Instinct MI300X"]
+
+
+ZE_WORK = """
+import ctypes as c, time
+ze, how, one = c.CDLL("libze_loader.so.1"), bytes(256), c.c_uint(1)
+def made(function, *arguments):
+    handle = c.c_void_p()
+    assert function(*arguments, c.byref(handle)) == 0
+    return handle
+class Kernel(c.Structure):
+    _fields_ = [("type", c.c_uint), ("next", c.c_void_p), ("flags", c.c_uint), ("name", c.c_char_p)]
+assert ze.zeInit(0) == 0
+driver = made(ze.zeDriverGet, c.byref(one))
+device = made(ze.zeDeviceGet, driver, c.byref(one))
+context, module = made(ze.zeContextCreate, driver, how), c.c_void_p()
+assert ze.zeModuleCreate(context, device, how, c.byref(module), None) == 0
+kernel = made(ze.zeKernelCreate, module, c.byref(Kernel(0x1d, None, 0, b"gemm")))
+commands = made(ze.zeCommandListCreateImmediate, context, device, how)
+assert ze.zeKernelSetGroupSize(kernel, 32, 1, 1) == 0
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    for _ in range(10):
+        assert ze.zeCommandListAppendLaunchKernel(commands, kernel, (c.c_uint * 3)(1, 1, 1), None, 0, None) == 0
+    assert ze.zeCommandListHostSynchronize(commands, c.c_uint64(10**10)) == 0
+    time.sleep(0.01)
+"""
+
+
+def test_steps_on_intel_gpus_are_profiled_where_they_asked(cluster: DevCluster) -> None:
+    """Of a shell that runs the program, too; what the step's environment has preloaded stays."""
+    on_intel = ["srun", "--quiet", "-w", INTEL, "--gres=gpu:1", f"-D{INSIDE}/home/alice"]
+    plain = run(cluster, "alice", [*on_intel, "sh", "-c", "echo $LD_PRELOAD ${ZE_ENABLE_TRACING_LAYER-none}"])
+    assert "libsluice_profile" not in plain.stdout and plain.stdout.endswith("none\n")
+    asked = ["env", "SLUICE_GPU_PROFILE=60", *on_intel, "sh", "-c"]
+    done = run(cluster, "alice", [*asked, 'echo $LD_PRELOAD; exec "$0" -c "$1"', PYTHON, ZE_WORK])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split(":")[-1].endswith("libsluice_profile_preload.so\n")
+    (path,) = (cluster.layout.folder / "home/alice").glob("sluice-profile-*/intel-1.0/*.profile")
+    profile = read(path)
+    assert {profile.names[one.name] for one in profile.events if one.kind == Kind.KERNEL} == {"gemm"}
+    assert profile.ended is not None and profile.ended.reason == Reason.EXIT
+    assert [name for _, name in profile.devices.values()] == ["Intel(R) Arc(TM) A770 Graphics"]
 
 
 @pytest.mark.cgroup1

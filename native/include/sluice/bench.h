@@ -62,12 +62,14 @@ enum sluice_bench_cuda_loop {
 enum sluice_error sluice_bench_cuda(enum sluice_bench_cuda_loop loop, uint32_t count, uint64_t *times,
                                     uint64_t *bare_times, struct sluice_error_text *text);
 
+enum sluice_bench_driver { SLUICE_BENCH_CUDA, SLUICE_BENCH_HIP, SLUICE_BENCH_LEVEL_ZERO };
+
 /*
  * `blocks` times: `launches` kernels on device 0, each after `work` rounds of a loop that does nothing else, and waiting
  * for them. times[i] receives how long the i-th block took. Errors: as above.
  */
-enum sluice_error sluice_bench_launches(uint32_t blocks, uint32_t launches, uint32_t work, uint64_t *times,
-                                        struct sluice_error_text *text);
+enum sluice_error sluice_bench_launches(enum sluice_bench_driver driver, uint32_t blocks, uint32_t launches,
+                                        uint32_t work, uint64_t *times, struct sluice_error_text *text);
 
 /* ======== placement ======== */
 

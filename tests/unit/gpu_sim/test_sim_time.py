@@ -1,7 +1,10 @@
-"""Simulated CUDA: kernels take time on their stream, and programs wait for them."""
+"""Simulated CUDA and HIP: kernels take time on their stream, and programs wait for them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from sim_node import Node
 
 BEGIN = """
@@ -35,10 +38,26 @@ def waited(call, *arguments):
     ok(call(*arguments))
     return time.monotonic() - before
 """
+# The same names for HIP's functions.
+HIP = BEGIN.replace(
+    'cu = c.CDLL("libcuda.so.1")\n',
+    """
+hip = c.CDLL("libamdhip64.so")
+class Cu:
+    others = {"cuLaunchKernel": "hipModuleLaunchKernel", "cuStreamCreate": "hipStreamCreateWithFlags"}
+    def __getattr__(self, name):
+        return getattr(hip, self.others.get(name, "hip" + name.removeprefix("cu")))
+    def cuDevicePrimaryCtxRetain(self, *_): return 0
+    def cuCtxSetCurrent(self, *_): return 0
+    def cuEventCreate(self, event, _): return hip.hipEventCreate(event)
+cu = Cu()
+""",
+)
 NOT_READY = 600
 
 
-def test_a_stream_is_busy_until_its_kernels_are_done(dgx: Node) -> None:
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_a_stream_is_busy_until_its_kernels_are_done(make_node: Callable[..., Node], vendor: str) -> None:
     ask = """
 stream, other, first, last = new_stream(), new_stream(), new_event(), new_event()
 before = time.monotonic()
@@ -53,7 +72,8 @@ said += [cu.cuStreamQuery(stream), waited(cu.cuStreamSynchronize, stream) > 0.1]
 said += [cu.cuStreamQuery(stream), cu.cuEventQuery(last), 590 < ms(first, last) < 700]
 print(json.dumps(said))
 """
-    said = dgx.run(BEGIN + ask, SLUICE_SIM_KERNEL_US="slow=200000,1")
+    platform, begin = ("mi300x-platform", HIP) if vendor == "amd" else ("dgx-h100", BEGIN)
+    said = make_node(platform).run(begin + ask, SLUICE_SIM_KERNEL_US="slow=200000,1")
     assert said == [True, NOT_READY, 0, NOT_READY, NOT_READY, True, 0, 0, True]
 
 

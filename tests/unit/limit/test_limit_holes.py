@@ -275,6 +275,13 @@ def test_the_runtimes_way_into_the_driver(make_job: MakeJob, programs: dict[str,
     assert make_job(CONTEXT + 100).run([str(programs["looked-up"])])[0] == "0 2 2 1\n"
 
 
+def test_a_profile_leads_past_no_limit(make_job: MakeJob, programs: dict[str, Path]) -> None:
+    """Its library comes before, as /etc/ld.so.preload comes after LD_PRELOAD, and has a dlsym of its own, too."""
+    job = make_job(CONTEXT + 100)
+    preload = f"{Path(job.preload).with_name('libsluice_profile_preload.so')}:{job.preload}"
+    assert job.run([str(programs["looked-up"])], LD_PRELOAD=preload)[0] == "0 2 2 1\n"
+
+
 def test_a_linked_program(make_job: MakeJob, programs: dict[str, Path]) -> None:
     assert make_job(CONTEXT + 100).run([str(programs["linked"])])[0].endswith("\n0 2\n")
 

@@ -27,15 +27,36 @@ def h100(tmp_path_factory: pytest.TempPathFactory) -> Node:
     return Node(folder)
 
 
+@pytest.fixture(scope="session")
+def mi300x(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    folder = tmp_path_factory.mktemp("nodes") / "n2"
+    write_node_state(folder, load_platform("mi300x-platform"), "n2")
+    return Node(folder)
+
+
+@pytest.fixture(scope="session")
+def max1550(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    folder = tmp_path_factory.mktemp("nodes") / "n3"
+    write_node_state(folder, load_platform("intel-max-1550x4"), "n3")
+    return Node(folder)
+
+
 @pytest.fixture
-def make(tmp_path: Path, h100: Node) -> Iterator[Callable[..., Profiled]]:
-    """A program on the simulated node, into which the driver loads the library."""
+def vendor() -> str:
+    """Whose GPUs the programs use."""
+    return "nvidia"
+
+
+@pytest.fixture
+def make(tmp_path: Path, h100: Node, mi300x: Node, max1550: Node, vendor: str) -> Iterator[Callable[..., Profiled]]:
+    """A program on a simulated node, into which the driver loads the library."""
+    node = {"nvidia": h100, "amd": mi300x, "intel": max1550}[vendor]
     started: list[Profiled] = []
 
     def start(code: str, *arguments: object, folder: Path | None = None, **environment: str) -> Profiled:
         folder = folder or tmp_path / "profile"
         folder.mkdir(exist_ok=True)
-        started.append(Profiled.start(h100, folder, code, *arguments, **environment))
+        started.append(Profiled.start(node, folder, code, *arguments, vendor=vendor, **environment))
         return started[-1]
 
     yield start

@@ -16,25 +16,44 @@ from typing import NamedTuple
 from sim_node import Node
 
 LIBRARY = Path(__file__).parents[3] / "sluice/core/libsluice_profile.so"
+PRELOAD = LIBRARY.with_name("libsluice_profile_preload.so")
+INJECTED = {
+    "nvidia": {"CUDA_INJECTION64_PATH": str(LIBRARY)},
+    "amd": {"ROCP_TOOL_LIBRARIES": str(LIBRARY)},
+    "intel": {"LD_PRELOAD": str(PRELOAD), "ZE_ENABLE_TRACING_LAYER": "1"},
+}
 CONTROL = struct.Struct("<8sIIQIIQ24x")
 HEADER = struct.Struct("<8sIIIIQQIIIIIIII64s64s40s16x")
 RECORD = struct.Struct("<HHIQQIIII24s")
 LOSS = struct.Struct("<QI4xQ")
 
 NAME, DEVICE, KERNEL, COPY, FILL, SYNC, MEMORY, CALL = range(1, 9)
-COLLECTIVE = 9
+COLLECTIVE, SAMPLE = 9, 10
 CLOCK, GAP, LOST, END = range(11, 15)
-STOPPED, TIME, EXIT, QUOTA, DISK, BUDGET, BUFFERS, NO_LIBRARY, OCCUPIED = range(1, 10)
-ALL, CALLS = 47, 16
+STOPPED, TIME, EXIT, QUOTA, DISK, BUDGET, BUFFERS, NO_LIBRARY, OCCUPIED, FORBIDDEN = range(1, 11)
+ALL, CALLS, SAMPLES = 47, 16, 64
 NO_LIMIT = 1_000_000  # of the budget: all of the time
 
-# A context, a module, and what a program does with it: run(launches, function=gemm), copy(), wait(). Says "ready".
-CUDA = """
+# What a program does: begin() with a context and a module, run(launches, function=gemm), copy(), wait(). Says "ready".
+ANY = """
 import ctypes as c, os, sys, time
+def ok(code): assert code == 0, code
+one, block, none = c.c_uint(1), c.c_uint(128), c.c_uint(0)
+def run(count, function=None, stream=None):
+    for _ in range(count):
+        ok(launch(function or gemm, one, one, one, block, one, one, none, stream, None, None))
+def say(text="ready"):
+    print(text, flush=True)
+def told():
+    return sys.stdin.readline().strip()
+"""
+CUDA = (
+    ANY
+    + """
 cu = c.CDLL("libcuda.so.1")
+launch = cu.cuLaunchKernel
 PTX = b".version 6.0\\n.target sm_50\\n.address_size 64\\n" + b"".join(
     b".visible .entry %s() { ret; }\\n" % name for name in (b"gemm", b"small"))
-def ok(code): assert code == 0, code
 def begin():
     global gemm, small, memory
     context, module, gemm, small, memory = (c.c_void_p() for _ in range(5))
@@ -45,22 +64,95 @@ def begin():
     ok(cu.cuModuleGetFunction(c.byref(gemm), module, b"gemm"))
     ok(cu.cuModuleGetFunction(c.byref(small), module, b"small"))
     ok(cu.cuMemAlloc_v2(c.byref(memory), c.c_size_t(1 << 20)))
-one, block, none = c.c_uint(1), c.c_uint(128), c.c_uint(0)
-def run(count, function=None, stream=None):
-    for _ in range(count):
-        ok(cu.cuLaunchKernel(function or gemm, one, one, one, block, one, one, none, stream, None, None))
 def copy(size=1 << 20):
     ok(cu.cuMemcpyHtoD_v2(memory, bytes(size), c.c_size_t(size)))
 def wait():
     ok(cu.cuCtxSynchronize())
-def say(text="ready"):
-    print(text, flush=True)
-def told():
-    return sys.stdin.readline().strip()
+def new_stream():
+    stream = c.c_void_p()
+    ok(cu.cuStreamCreate(c.byref(stream), 1))
+    return stream
+def fill():
+    ok(cu.cuMemsetD8_v2(memory, c.c_ubyte(1), c.c_size_t(4096)))
+def free():
+    ok(cu.cuMemFree_v2(memory))
 """
+)
+HIP = (
+    ANY
+    + """
+hip = c.CDLL("libamdhip64.so.6")
+launch = hip.hipModuleLaunchKernel
+def begin():
+    global gemm, small, memory
+    module, gemm, small, memory = (c.c_void_p() for _ in range(4))
+    ok(hip.hipInit(0))
+    ok(hip.hipModuleLoadData(c.byref(module), b"code"))
+    ok(hip.hipModuleGetFunction(c.byref(gemm), module, b"gemm"))
+    ok(hip.hipModuleGetFunction(c.byref(small), module, b"small"))
+    ok(hip.hipMalloc(c.byref(memory), c.c_size_t(1 << 20)))
+def copy(size=1 << 20):
+    ok(hip.hipMemcpy(memory, bytes(size), c.c_size_t(size), 1))
+def wait():
+    ok(hip.hipDeviceSynchronize())
+def new_stream():
+    stream = c.c_void_p()
+    ok(hip.hipStreamCreateWithFlags(c.byref(stream), 1))
+    return stream
+def fill():
+    ok(hip.hipMemset(memory, 1, c.c_size_t(4096)))
+def free():
+    ok(hip.hipFree(memory))
+"""
+)
+ZE = (
+    ANY
+    + """
+ze = c.CDLL("libze_loader.so.1")
+FOREVER = c.c_uint64(2**64 - 1)
+class Groups(c.Structure):
+    _fields_ = [("x", c.c_uint32), ("y", c.c_uint32), ("z", c.c_uint32)]
+class Kernel(c.Structure):
+    _fields_ = [("type", c.c_uint32), ("next", c.c_void_p), ("flags", c.c_uint32), ("name", c.c_char_p)]
+how = bytes(256)
+def made(function, *arguments):
+    handle = c.c_void_p()
+    ok(function(*arguments, c.byref(handle)))
+    return handle
+def kernel(name):
+    return made(ze.zeKernelCreate, module, c.byref(Kernel(0x1d, None, 0, name)))
+def begin():
+    global device, context, module, main, gemm, small, memory
+    ok(ze.zeInit(0))
+    driver = made(ze.zeDriverGet, c.byref(c.c_uint32(1)))
+    device = made(ze.zeDeviceGet, driver, c.byref(c.c_uint32(1)))
+    context = made(ze.zeContextCreate, driver, how)
+    module = c.c_void_p()
+    ok(ze.zeModuleCreate(context, device, how, c.byref(module), None))
+    gemm, small, main = kernel(b"gemm"), kernel(b"small"), new_stream()
+    memory = made(ze.zeMemAllocDevice, context, how, c.c_size_t(1 << 20), c.c_size_t(64), device)
+def new_stream():
+    return made(ze.zeCommandListCreateImmediate, context, device, how)
+def launch(function, x, y, z, block_x, block_y, block_z, shared, stream, parameters, extra, signal=None):
+    ok(ze.zeKernelSetGroupSize(function, block_x, block_y, block_z))
+    return ze.zeCommandListAppendLaunchKernel(stream or main, function, c.byref(Groups(1, 1, 1)), signal, none, None)
+def copy(size=1 << 20):
+    ok(ze.zeCommandListAppendMemoryCopy(main, memory, bytes(size), c.c_size_t(size), None, none, None))
+    wait()
+def wait():
+    ok(ze.zeCommandListHostSynchronize(main, FOREVER))
+def fill():
+    byte, sizes = c.c_ubyte(1), (c.c_size_t(1), c.c_size_t(4096))
+    ok(ze.zeCommandListAppendMemoryFill(main, memory, c.byref(byte), *sizes, None, none, None))
+def free():
+    ok(ze.zeMemFree(context, memory))
+"""
+)
+# The same program on the GPUs of each vendor.
+GPU = f"import os\nexec({ {'nvidia': CUDA, 'amd': HIP, 'intel': ZE}!r}[os.environ['VENDOR']])\n"
 # Works until its standard input says something, then says how many kernels it launched.
 LOOP = (
-    CUDA
+    GPU
     + """
 import select
 begin()
@@ -78,19 +170,17 @@ say(str(launched))
 
 # Asked for before it starts: waits until that is seen, then does a known amount of work.
 KNOWN = (
-    CUDA
+    GPU
     + """
 begin()
 say()
 told()
 run(100)
 run(10, small)
-stream = c.c_void_p()
-ok(cu.cuStreamCreate(c.byref(stream), 1))
-run(5, gemm, stream)
+run(5, gemm, new_stream())
 copy()
-ok(cu.cuMemsetD8_v2(memory, c.c_ubyte(1), c.c_size_t(4096)))
-ok(cu.cuMemFree_v2(memory))
+fill()
+free()
 wait()
 """
 )
@@ -122,6 +212,7 @@ class Profile:
     path: Path
     pid: int = 0
     number: int = 0
+    vendor: int = 0
     started: int = 0
     end: Record | None = None
     names: dict[int, str] = field(default_factory=dict)
@@ -131,8 +222,8 @@ class Profile:
     def read(cls, path: Path) -> Profile:
         data = path.read_bytes()
         magic, version, size, record_size, vendor, started, _, pid, number, *_ = HEADER.unpack(data[: HEADER.size])
-        assert (magic, version, size, record_size, vendor) == (b"SLUPROF1", 1, 256, 64, 1)
-        profile = cls(path, pid, number, started)
+        assert (magic, version, size, record_size) == (b"SLUPROF1", 1, 256, 64)
+        profile = cls(path, pid, number, vendor, started)
         body = data[size:]
         records = [Record._make(raw) for raw in RECORD.iter_unpack(body[: len(body) // 64 * 64])]
         if records and records[0].kind == END:
@@ -187,15 +278,17 @@ class Profiled:
     @classmethod
     def on_hardware(cls, folder: Path, code: str, **environment: str) -> Profiled:
         """With the driver of this machine."""
-        names = {"CUDA_INJECTION64_PATH": str(LIBRARY), "SLUICE_PROFILE_FOLDER": str(folder)}
+        names = {"CUDA_INJECTION64_PATH": str(LIBRARY), "SLUICE_PROFILE_FOLDER": str(folder), "VENDOR": "nvidia"}
         pipe = subprocess.PIPE
         words = [sys.executable, "-c", code]
         environment = os.environ | names | environment
         return cls(subprocess.Popen(words, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True), folder)
 
     @classmethod
-    def start(cls, node: Node, folder: Path, code: str, *arguments: object, **environment: str) -> Profiled:
-        names = {"CUDA_INJECTION64_PATH": str(LIBRARY), "SLUICE_PROFILE_FOLDER": str(folder)}
+    def start(
+        cls, node: Node, folder: Path, code: str, *arguments: object, vendor: str = "nvidia", **environment: str
+    ) -> Profiled:
+        names = {**INJECTED[vendor], "SLUICE_PROFILE_FOLDER": str(folder), "VENDOR": vendor}
         return cls(node.start(code, *arguments, **(names | environment)), folder)
 
     def hears(self, timeout: float = 30) -> str:

@@ -140,10 +140,22 @@ def test_a_folders_name_does_nothing_to_roots_terminal(tmp_path: Path, made: str
     assert str(refused.value).isprintable()
 
 
-def test_a_user_with_something_injected_is_not_profiled(node: Collector, job: Path) -> None:
-    (job / "0/injected").write_text("/opt/nsight.so")
+@pytest.mark.parametrize(
+    ("noted", "said"),
+    [
+        ("CUDA_INJECTION64_PATH", "its user set CUDA_INJECTION64_PATH"),
+        ("ROCP_TOOL_LIBRARIES", "its user set ROCP_TOOL_LIBRARIES"),
+        ("", "its programs were started without --gpu-profile"),
+        ("\x1b[2J" * 100, "its programs were started without --gpu-profile"),  # a step writes there what it likes
+    ],
+)
+def test_a_step_that_has_not_loaded_the_library_is_not_profiled(
+    node: Collector, job: Path, noted: str, said: str
+) -> None:
+    (job / "0/injected").write_text(noted)
     assert node.start("*", 0) == 0
-    assert node.problems == ["n1: step 0: its user set CUDA_INJECTION64_PATH: not profiled"]
+    (problem,) = node.problems
+    assert problem.startswith(f"n1: step 0: {said}") and problem.endswith(": not profiled")
 
 
 def test_when_the_job_ends_all_is_sent_first(node: Collector, job: Path, target: Path) -> None:

@@ -58,6 +58,31 @@ def test_records_are_laid_out_as_in_nvidias_headers(runtime: Runtime, tmp_path: 
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_the_layout_is_that_of_amds_headers() -> None:
+    """No package index has them: SLUICE_ROCM_INCLUDE names the folder of a ROCm 7 (/opt/rocm/include)."""
+    folder = os.environ.get("SLUICE_ROCM_INCLUDE", "/opt/rocm/include")
+    if not (Path(folder.split(":")[0]) / "rocprofiler-sdk").is_dir():
+        pytest.skip(f"no headers of rocprofiler-sdk in {folder}")
+    compiler = ["cc", "-std=gnu11", "-fsyntax-only", "-D__HIP_PLATFORM_AMD__", "-Wno-deprecated-declarations"]
+    words = [f"-I{one}" for one in (*folder.split(":"), ROOT / "native/include", ROOT / "native/profile")]
+    source = ROOT / "native/profile/tests/rocprofiler_abi_check.c"
+    done = subprocess.run([*compiler, *words, source], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_layout_is_that_of_intels_headers() -> None:
+    """Of Debian's libze-dev; SLUICE_LEVEL_ZERO_INCLUDE names another folder with level_zero in it."""
+    folder = os.environ.get("SLUICE_LEVEL_ZERO_INCLUDE", "/usr/include")
+    if not (Path(folder) / "level_zero/layers").is_dir():
+        pytest.skip(f"no headers of Level Zero in {folder}")
+    words = [f"-I{folder}", f"-I{ROOT}/native/profile"]
+    source = ROOT / "native/profile/tests/level_zero_abi_check.c"
+    done = subprocess.run(
+        ["cc", "-std=gnu11", "-fsyntax-only", *words, source], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_nvidias_library_has_all_that_is_used(runtime: Runtime) -> None:
     real = ctypes.CDLL(str(cupti_folder(runtime.version) / f"lib/libcupti.so.{runtime.version}"))
     assert len(symbols()) == 12

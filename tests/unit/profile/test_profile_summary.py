@@ -57,6 +57,35 @@ def test_busy_copies_idle_and_what_overlaps(tmp_path: Path) -> None:
     assert found["slowest_over_median_percent"] is None
 
 
+def test_kernels_that_took_no_time_are_shown(tmp_path: Path) -> None:
+    writer = Writer()
+    writer.kernel(writer.name("empty"), SECOND // 4, SECOND // 4)
+    writer.end(SECOND)
+    assert any("0.0 %" in line and "empty" in line for line in render(summary(tmp_path, writer)))
+
+
+def test_samples_of_the_processor(tmp_path: Path) -> None:
+    writer = Writer()
+    load_batch, wait = writer.name("load_batch"), writer.name("wait")
+    for at in range(3):
+        writer.sample(load_batch, at * SECOND // 10, 200)
+    writer.sample(wait, 0, 201)
+    writer.record(13, 0, 0, struct.pack("<QIIQ", 0, 10, 0, 0))
+    writer.end(SECOND)
+    found = summary(tmp_path, writer)
+    assert found["samples"] == 4
+    assert found["functions"] == [
+        {"name": "load_batch", "samples": 3, "percent": 75.0}, {"name": "wait", "samples": 1, "percent": 25.0},
+    ]  # fmt: skip
+    assert "   75.0 %         3  load_batch" in render(found)
+    assert any("not all of its threads are sampled" in note for note in found["notes"])
+    write(load(tmp_path), tmp_path / "trace.json.gz")
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    lanes = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    seen = {(lanes[one["tid"]], one["name"]) for one in events if one.get("cat") == "sample"}
+    assert seen == {("thread 200, sampled", "load_batch"), ("thread 201, sampled", "wait")}
+
+
 def test_time_in_which_nothing_was_collected_is_not_idle(tmp_path: Path) -> None:
     """The budget was spent: of the gap nothing is known."""
     writer = Writer()

@@ -13,7 +13,7 @@ import pytest
 
 from prolog_epilog import profiles
 from prolog_epilog.cgroups import Place
-from prolog_epilog.profiles import LIBRARY, Profiles
+from prolog_epilog.profiles import LIBRARY, PRELOAD, Profiles
 from sluice.exchange.record import Grant, JobRecord
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to users")
@@ -58,9 +58,19 @@ def test_a_folder_is_its_users_and_goes_with_the_job(
         "CUDA_INJECTION64_PATH": str(tmp_path / LIBRARY),
         "NCCL_PROFILER_PLUGIN": str(tmp_path / LIBRARY),
     }
-    assert "CUDA_INJECTION64_PATH" not in made.exports(a_record("amd"), BATCH)
+    own_folder = ["SLUICE_PROFILE_FOLDER", "SLUICE_CHECKPOINT_FILE"]
+    assert list(made.exports(a_record("amd"), BATCH)) == own_folder  # AMD's has a price also where nobody traces
+    of_amd = made.exports(a_record("amd"), BATCH, asked=True)
+    assert list(of_amd) == [*own_folder, "ROCP_TOOL_LIBRARIES"]
+    assert of_amd["ROCP_TOOL_LIBRARIES"] == str(tmp_path / LIBRARY)
+    assert list(made.exports(a_record("intel"), BATCH)) == own_folder
+    of_intel = made.exports(a_record("intel"), BATCH, asked=True)
+    assert {name: of_intel[name] for name in of_intel.keys() - set(own_folder)} == {
+        "LD_PRELOAD": str(tmp_path / PRELOAD),
+        "ZE_ENABLE_TRACING_LAYER": "1",
+    }
     monkeypatch.setitem(ALL, 0, False)
-    assert list(made.exports(record, BATCH)) == ["SLUICE_PROFILE_FOLDER", "SLUICE_CHECKPOINT_FILE"]
+    assert list(made.exports(record, BATCH)) == own_folder
     assert made.exports(record, BATCH, asked=True) == found
     woken: list[bool] = []
     made.on_retired = lambda: woken.append(True)
