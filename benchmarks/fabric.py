@@ -4,8 +4,9 @@ The fabric is ibsim's, asked by the real ibnetdiscover; the time is that of the 
 core on a cluster in use, with the tree that was discovered; the peer is the same core without a topology, as on a site
 that has no topology.conf. Both find the same nodes in use.
 
-Jobs with as many NICs as GPUs are placed by the core on DGX H100 in use, with the time that choosing near ones takes,
-and started by real daemons on five simulated ones, at level place and (peer) by stock Slurm alone.
+Jobs with as many NICs as GPUs are placed by the core on DGX H100 in use, next to the same jobs without NICs (peer of
+the share: the node is chosen without a look at its NICs), and started by real daemons on five simulated ones, at level
+place and (peer) by stock Slurm alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ OPTIONS = [
     click.Option(["--jobs"], type=click.IntRange(10), default=80, show_default=True, help="On real daemons."),
     click.Option(["--seed"], type=int, default=1, show_default=True),
 ]
-MUST = {"discover_s_max": ("<=", 5.0), "choose_nics_p99_us": ("<=", 1.0), "near_of_possible": (">=", 1.0)}
+MUST = {"discover_s_max": ("<=", 5.0), "nics_p99_us_more": ("<=", 1.0), "near_of_possible": (">=", 1.0)}
 
 
 def run(nodes: int, runs: int, gangs: int, gang_nodes: int, busy: int, decisions: int, jobs: int, seed: int) -> Result:
@@ -63,16 +64,17 @@ def run(nodes: int, runs: int, gangs: int, gang_nodes: int, busy: int, decisions
             "discover_s_max": max(times),
             "nodes": float(len(leaf_of)),
             "leaf_switches_mean": float(np.mean(ours)),
-            "place_p99_us": chosen.place_p99,
-            "choose_nics_p99_us": chosen.choose_p99,
-            "place_with_nics_p99_us": chosen.both_p99,
+            "place_p99_us": chosen.without_p99,
+            "place_with_nics_p99_us": chosen.with_p99,
+            "nics_p99_us_more": chosen.with_p99 - chosen.without_p99,
             "core_near_share": chosen.share,
+            "core_other_node_share": chosen.elsewhere,
             "near_share": mine.near / mine.wanted,
             "near_of_possible": mine.near / mine.possible,
         },
         peer={
             "leaf_switches_mean": float(np.mean(peer)),
-            "core_near_share": chosen.kept_share,
+            "core_near_share": chosen.node_share,
             "near_share": stock.near / stock.wanted,
             "near_of_possible": stock.near / stock.possible,
         },

@@ -1,4 +1,4 @@
-"""GPUs near NICs: what choosing them costs in the core, and the pairs that jobs get on real daemons."""
+"""GPUs near NICs: what looking at NICs costs the core, and the pairs that jobs get on real daemons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dev_cluster.description import parse_description
 from policy.compiled import CompiledPolicy, Global
 from sluice.base.errors import SluiceError
 from sluice.core._bench import ffi, lib
-from sluice.core.cluster import Cluster, GpuShape, NodeShape
+from sluice.core.cluster import Cluster, GpuShape, NicGroups, NodeShape
 from sluice.core.errors import check, new_error_text
 
 GPUS = 8  # of a node
@@ -32,40 +32,39 @@ _PATIENCE_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Decisions of the core; times in microseconds, without the clock's own."""
+    """Placements of the core; times in microseconds, without the clock's own."""
 
-    place_p99: float
-    choose_p99: float
-    both_p99: float
+    without_p99: float
+    """Of placements without NICs."""
+    with_p99: float
     share: float
     """Of the pairs that there would be, were all near."""
-    kept_share: float
-    """The same, were the policy's own GPUs kept."""
+    node_share: float
+    """The same, were the node chosen without a look at its NICs."""
+    elsewhere: float
+    """Share of placements on another node."""
 
 
-def choose(nodes: int, decisions: int, seed: int) -> Chosen:
+def choose(nodes: int, decisions: int, seed: int, gpus_per_nic: int = 1) -> Chosen:
     """`decisions` jobs with NICs on a cluster in use."""
     cluster = Cluster(nodes)
-    shape = cluster.add_shape(NodeShape((GpuShape("h100", 81920),) * GPUS))
+    groups = NicGroups(tuple(range(GPUS)), tuple(NEAR.get(nic, GPUS + nic) for nic in range(_NICS)))
+    shape = cluster.add_shape(NodeShape((GpuShape("h100", 81920),) * GPUS, nics=groups))
     for _ in range(nodes):
         cluster.add_node(shape, 64_000, 1 << 20)
-    groups = ffi.new("struct sluice_nic_groups *")
-    groups.gpu_count, groups.nic_count = GPUS, _NICS
-    groups.gpu_group = list(range(GPUS))
-    groups.nic_group = [NEAR.get(nic, GPUS + nic) for nic in range(_NICS)]
-    place_ns, choose_ns = (np.zeros(decisions, np.uint32) for _ in range(2))
+    without_ns, with_ns = (np.zeros(decisions, np.uint32) for _ in range(2))
     result, text = ffi.new("struct sluice_bench_nics_result *"), new_error_text()
-    result.place_ns = ffi.cast("uint32_t *", ffi.from_buffer(place_ns))
-    result.choose_ns = ffi.cast("uint32_t *", ffi.from_buffer(choose_ns))
-    check(lib.sluice_bench_nics(cluster.handle, groups, decisions, seed, result, text), text)
+    result.without_ns = ffi.cast("uint32_t *", ffi.from_buffer(without_ns))
+    result.with_ns = ffi.cast("uint32_t *", ffi.from_buffer(with_ns))
+    check(lib.sluice_bench_nics(cluster.handle, gpus_per_nic, decisions, seed, result, text), text)
     clock = int(lib.sluice_bench_clock_ns())
-    place_us, choose_us = ((times.astype(np.int64) - clock) / 1000 for times in (place_ns, choose_ns))
+    without_us, with_us = ((times.astype(np.int64) - clock) / 1000 for times in (without_ns, with_ns))
     return Chosen(
-        place_p99=float(np.percentile(place_us, 99)),
-        choose_p99=float(np.percentile(choose_us, 99)),
-        both_p99=float(np.percentile(place_us + choose_us, 99)),
+        without_p99=float(np.percentile(without_us, 99)),
+        with_p99=float(np.percentile(with_us, 99)),
         share=result.pairs / result.wanted,
-        kept_share=result.kept_pairs / result.wanted,
+        node_share=result.node_pairs / result.wanted,
+        elsewhere=result.elsewhere / decisions,
     )
 
 

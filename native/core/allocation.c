@@ -44,6 +44,8 @@ static void move(struct sluice_cluster *cluster, const struct part *part, enum d
     row->cpus_free += (int32_t)direction * part->cpus;
     row->host_memory_free += (int32_t)direction * part->host_memory;
     row->parts -= (uint32_t)direction;
+    if (part->nics)
+        cluster->nics_free[part->node] ^= part->nics;
     row->exclusive = direction == TAKE && part->exclusive;
     if (part->kind != NO_KIND)
         cluster->kinds[part->node][part->kind] -= (uint32_t)direction;
@@ -111,6 +113,10 @@ static enum sluice_error check_room(const struct sluice_cluster *cluster, const 
                                " unclaimed",
                                part->node, gpu, part->gpu_compute_percent, unclaimed);
     }
+    uint32_t held_by_others = part->nics ? part->nics & ~(cluster->nics_free[part->node] | held->nics) : 0;
+    if (held_by_others)
+        return sluice_fail(text, SLUICE_ERROR_CAPACITY, "node %" PRIu32 ": NICs 0x%" PRIx32 " are in use", part->node,
+                           held_by_others);
     return SLUICE_OK;
 }
 
@@ -134,6 +140,10 @@ static enum sluice_error check_placement(struct sluice_cluster *cluster, const s
         if (part->gpus & ~(uint32_t)sluice_shape_of(cluster, part->node)->all)
             return sluice_fail(text, SLUICE_ERROR_UNKNOWN, "node %" PRIu32 ": GPUs 0x%" PRIx32 " asked, it has 0x%x",
                                part->node, part->gpus, sluice_shape_of(cluster, part->node)->all);
+        if (part->nics & ~sluice_shape_of(cluster, part->node)->all_nics)
+            return sluice_fail(text, SLUICE_ERROR_UNKNOWN,
+                               "node %" PRIu32 ": NICs 0x%" PRIx32 " asked, it has 0x%" PRIx32, part->node, part->nics,
+                               sluice_shape_of(cluster, part->node)->all_nics);
         if ((error = check_amounts(part, text)))
             return error;
         if (row->exclusive || (part->exclusive && row->parts))
@@ -166,6 +176,7 @@ struct part sluice_part_held(const struct sluice_part *part)
         .exclusive = part->exclusive,
         .kind = sluice_kind(sluice_count((uint16_t)part->gpus), (int32_t)part->gpu_memory_mib),
         .compute = (uint8_t)part->gpu_compute_percent,
+        .nics = part->nics,
     };
 }
 
@@ -179,6 +190,7 @@ struct sluice_part sluice_part_shown(const struct part *part)
         .host_memory_mib = part->host_memory,
         .exclusive = part->exclusive,
         .gpu_compute_percent = part->compute,
+        .nics = part->nics,
     };
 }
 
@@ -285,9 +297,9 @@ enum sluice_error sluice_resize(struct sluice_cluster *cluster, uint64_t allocat
     if (!held)
         return sluice_fail(text, SLUICE_ERROR_UNKNOWN, "allocation %" PRIu64 " holds nothing on node %" PRIu32,
                            allocation, part->node);
-    if (part->gpus != held->gpus || part->exclusive != held->exclusive)
+    if (part->gpus != held->gpus || part->nics != held->nics || part->exclusive != held->exclusive)
         return sluice_fail(text, SLUICE_ERROR_INVALID,
-                           "node %" PRIu32 ": a resize keeps the GPUs (0x%x) and exclusiveness of the allocation",
+                           "node %" PRIu32 ": a resize keeps the GPUs (0x%x), NICs and exclusiveness of the allocation",
                            part->node, held->gpus);
     enum sluice_error error = check_amounts(part, text);
     if (error)
@@ -337,6 +349,8 @@ struct tally {
     int64_t cpus, host_memory;
     uint32_t parts, exclusive;
     uint32_t kinds[KINDS];
+    uint32_t nics;
+    bool nic_twice;
 };
 
 static enum sluice_error tally_parts(const struct sluice_cluster *cluster, struct tally *tallies,
@@ -358,6 +372,8 @@ static enum sluice_error tally_parts(const struct sluice_cluster *cluster, struc
             }
             tally->cpus += part->cpus;
             tally->host_memory += part->host_memory;
+            tally->nic_twice |= (tally->nics & part->nics) != 0;
+            tally->nics |= part->nics;
             tally->parts++;
             tally->exclusive += part->exclusive;
             if (part->kind != NO_KIND)
@@ -408,6 +424,8 @@ static const char *difference(const struct sluice_cluster *cluster, uint32_t nod
     for (int k = 0; k < KINDS; k++)
         if (sluice_bit(cluster->open[k], node) != (is_open && sluice_count(idle) >= k))
             return "bitmaps";
+    if (tally->nic_twice || cluster->nics_free[node] != (shape->all_nics & ~tally->nics))
+        return "free NICs";
     return NULL;
 }
 
@@ -452,6 +470,8 @@ enum sluice_error sluice_cluster_check(const struct sluice_cluster *cluster, str
         error = check_nodes(cluster, tallies, text);
     if (!error && !sluice_index_sound(cluster))
         error = sluice_fail(text, SLUICE_ERROR_CORRUPT, "the index of the sluice policy disagrees with the nodes");
+    if (!error && !sluice_nic_index_sound(cluster))
+        error = sluice_fail(text, SLUICE_ERROR_CORRUPT, "the index of NICs disagrees with the nodes");
     free(tallies);
     return error;
 }

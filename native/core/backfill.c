@@ -21,6 +21,7 @@ enum {
 struct member {
     uint32_t position;
     uint32_t site;
+    uint32_t leaf; /* of segments; else 0 */
     int32_t start;
     int32_t units;
 };
@@ -38,7 +39,7 @@ struct sluice_backfill {
     struct first_starts first_starts;
 
     struct member *members, *member_scratch; /* [max_nodes] */
-    int32_t *earliest;                       /* [max_nodes] a heap of starts */
+    int32_t *earliest, *earliest_scratch;    /* [max_nodes] a heap of starts; sorted ones of segments */
     struct sluice_part *parts_read;          /* [max_nodes] of one running allocation */
 
     uint64_t *seen; /* hash set of running allocations */
@@ -86,6 +87,7 @@ enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *confi
     made->members = calloc(max_nodes, sizeof *made->members);
     made->member_scratch = calloc(max_nodes, sizeof *made->member_scratch);
     made->earliest = calloc(max_nodes, sizeof *made->earliest);
+    made->earliest_scratch = calloc(max_nodes, sizeof *made->earliest_scratch);
     made->parts_read = calloc(max_nodes, sizeof *made->parts_read);
     made->seen = calloc(made->seen_size, sizeof *made->seen);
     made->starts = calloc(jobs, sizeof *made->starts);
@@ -96,8 +98,8 @@ enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *confi
      * replaces. */
     bool fine = timelines_new(&made->timelines, max_nodes, running + 4 * planned) &&
                 first_starts_new(&made->first_starts, &made->timelines, max_nodes) && made->members &&
-                made->member_scratch && made->earliest && made->parts_read && made->seen && made->starts &&
-                made->planned && made->booking_scratch && made->held;
+                made->member_scratch && made->earliest && made->earliest_scratch && made->parts_read && made->seen &&
+                made->starts && made->planned && made->booking_scratch && made->held;
     if (!fine) {
         sluice_backfill_free(made);
         return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "no memory for a backfill of %" PRIu32 " jobs", jobs);
@@ -115,6 +117,7 @@ void sluice_backfill_free(struct sluice_backfill *backfill)
     free(backfill->members);
     free(backfill->member_scratch);
     free(backfill->earliest);
+    free(backfill->earliest_scratch);
     free(backfill->parts_read);
     free(backfill->seen);
     free(backfill->starts);
@@ -216,9 +219,11 @@ static struct need share_of(const struct need *need)
 /* The switch that a node counts for: the highest one of an allowed level; 0 where that does not matter. */
 static uint32_t site_of(const struct sluice_cluster *cluster, const struct need *need, uint32_t node)
 {
+    uint32_t site = cluster->nodes[node].leaf;
+    if (need->segment > 1 && site == cluster->unplaced)
+        return NONE;
     if (need->one_switch != SLUICE_REQUIRED)
         return 0;
-    uint32_t site = cluster->nodes[node].leaf;
     if (site == cluster->unplaced || cluster->switches[site].height > need->switch_level)
         return NONE;
     for (uint32_t above = cluster->switches[site].parent;
@@ -232,21 +237,27 @@ static int by_site(const void *a, const void *b)
     const struct member *x = a, *y = b;
     if (x->site != y->site)
         return x->site < y->site ? -1 : 1;
+    if (x->leaf != y->leaf)
+        return x->leaf < y->leaf ? -1 : 1;
     return (x->position > y->position) - (x->position < y->position);
 }
 
-/* All nodes that may take part, by site and then rank, with a lower bound of their first start. */
+/* All nodes that may take part, by site, leaf switch of segments and then rank, with a lower bound of their first
+ * start. */
 static uint32_t gather_members(struct sluice_backfill *backfill, const struct need *need, const struct kind *kind)
 {
     const struct first_starts *first_starts = &backfill->first_starts;
+    const struct sluice_cluster *cluster = backfill->timelines.cluster;
     uint32_t count = 0;
     for (uint32_t position = 0; position < first_starts->node_count; position++) {
-        uint32_t site = site_of(backfill->timelines.cluster, need, first_starts->node_at[position]);
+        uint32_t node = first_starts->node_at[position], site = site_of(cluster, need, node);
+        uint32_t leaf = need->segment > 1 ? cluster->nodes[node].leaf : 0;
         int32_t bound = first_starts_bound(first_starts, kind, position);
         if (site != NONE && bound != TIMELINE_NEVER)
-            backfill->members[count++] = (struct member){.position = position, .site = site, .start = bound};
+            backfill->members[count++] =
+                (struct member){.position = position, .site = site, .leaf = leaf, .start = bound};
     }
-    if (need->one_switch == SLUICE_REQUIRED)
+    if (need->one_switch == SLUICE_REQUIRED || need->segment > 1)
         sluice_sort(backfill->members, backfill->member_scratch, count, sizeof *backfill->members, by_site);
     return count;
 }
@@ -272,6 +283,54 @@ static uint32_t end_of_site(const struct sluice_backfill *backfill, uint32_t fir
     while (end < count && backfill->members[end].site == backfill->members[first].site)
         end++;
     return end;
+}
+
+/* Of members of one site: the end of the leaf switch that begins at `first`. */
+static uint32_t end_of_leaf(const struct sluice_backfill *backfill, uint32_t first, uint32_t end)
+{
+    uint32_t at = first;
+    while (at < end && backfill->members[at].leaf == backfill->members[first].leaf)
+        at++;
+    return at;
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const int32_t *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+/* The first time by which a site, members[first .. end), has `segments` whole segments that might start. */
+static int32_t segments_of_site(struct sluice_backfill *backfill, uint32_t first, uint32_t end, uint32_t segment,
+                                uint32_t segments)
+{
+    int32_t *times = backfill->earliest; /* of segments, from the front; behind them the starts of one leaf's nodes */
+    uint32_t found = 0;
+    for (uint32_t at = first, next; at < end; at = next) {
+        next = end_of_leaf(backfill, at, end);
+        int32_t *starts = &times[found];
+        for (uint32_t i = at; i < next; i++)
+            starts[i - at] = backfill->members[i].start;
+        sluice_sort(starts, backfill->earliest_scratch, next - at, sizeof *starts, by_time);
+        for (uint32_t last = segment - 1; last < next - at; last += segment)
+            times[found++] = starts[last];
+    }
+    if (found < segments)
+        return TIMELINE_NEVER;
+    sluice_sort(times, backfill->earliest_scratch, found, sizeof *times, by_time);
+    return times[segments - 1];
+}
+
+/* The first time by which some site has all segments of the request that might start. */
+static int32_t first_segments(struct sluice_backfill *backfill, uint32_t count, const struct need *need)
+{
+    int32_t best = TIMELINE_NEVER;
+    for (uint32_t first = 0, end; first < count; first = end) {
+        end = end_of_site(backfill, first, count);
+        int32_t time = segments_of_site(backfill, first, end, need->segment, need->nodes_min / need->segment);
+        best = time < best ? time : best;
+    }
+    return best;
 }
 
 /* The first time by which some site has `nodes` members that might start. */
@@ -321,7 +380,8 @@ static int32_t find_several(struct sluice_backfill *backfill, const struct need 
         member->units = -1; /* the time for which `start` was asked last */
     }
     for (;;) {
-        int32_t time = first_quorum(backfill, *count, need->nodes_min);
+        int32_t time = need->segment > 1 ? first_segments(backfill, *count, need)
+                                         : first_quorum(backfill, *count, need->nodes_min);
         if (time == TIMELINE_NEVER || time > latest)
             return TIMELINE_NEVER;
         bool sure = !wait_for_watts(backfill, need, duration, time, *count);
@@ -406,6 +466,16 @@ static uint32_t deal_units(struct sluice_backfill *backfill, const struct need *
     return missing == 0 && used >= need->nodes_min ? used : 0;
 }
 
+/* Of the members chosen so far, those in whole segments: what is left of one is in no other leaf switch, and gives its
+ * watts back. */
+static uint32_t keep_segments(struct sluice_backfill *backfill, const struct need *need, const struct member *chosen,
+                              uint32_t count)
+{
+    for (; count % need->segment; count--)
+        choose_watts(backfill, need, backfill->first_starts.node_at[chosen[count - 1].position], -need->gpus);
+    return count;
+}
+
 /*
  * Moves to the front those of the members that can start at `time` which the rules select, with the GPUs that each
  * gives; how many, 0 if there are too few.
@@ -416,10 +486,14 @@ static uint32_t choose_members(struct sluice_backfill *backfill, const struct ne
     struct member *members = backfill->members;
     for (uint32_t first = 0, end; first < count; first = end) {
         end = end_of_site(backfill, first, count);
-        uint32_t ready = 0, wanted = need->total ? UINT32_MAX : need->nodes_min;
+        uint32_t ready = 0, wanted = need->total ? UINT32_MAX : need->nodes_min, leaf = members[first].leaf;
         begin_choice(backfill, need, time, duration);
         for (uint32_t i = first; i < end && ready < wanted; i++) {
             const uint32_t node = backfill->first_starts.node_at[members[i].position];
+            if (members[i].leaf != leaf) {
+                leaf = members[i].leaf;
+                ready = keep_segments(backfill, need, &members[first], ready);
+            }
             if (members[i].start != time ||
                 (!need->total && powered_gpus(backfill, need, node, need->gpus) < need->gpus))
                 continue;
@@ -565,6 +639,7 @@ static enum sluice_error read_job(const struct sluice_backfill *backfill, const 
     if (need->nodes_max == 1)
         need->one_switch = SLUICE_ANY;
     need->preferences = need->link || need->numa || need->nic;
+    need->nics = need->nics_per_gpu = 0; /* timelines do not know them: they are chosen at the start */
     return backfill->power ? read_watts(backfill, jobs, job, need, text) : SLUICE_OK;
 }
 

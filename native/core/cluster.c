@@ -32,6 +32,7 @@ static enum sluice_error allocate(struct sluice_cluster *cluster)
     cluster->nodes = zalloc(size->max_nodes, sizeof *cluster->nodes);
     cluster->gpu_free = zalloc(size->max_nodes, sizeof *cluster->gpu_free);
     cluster->compute_free = zalloc(size->max_nodes, sizeof *cluster->compute_free);
+    cluster->nics_free = zalloc(size->max_nodes, sizeof *cluster->nics_free);
     cluster->utilisation = zalloc(size->max_nodes, sizeof *cluster->utilisation);
     cluster->kinds = zalloc(size->max_nodes, sizeof *cluster->kinds);
     cluster->level = zalloc(size->max_nodes, sizeof *cluster->level);
@@ -39,9 +40,9 @@ static enum sluice_error allocate(struct sluice_cluster *cluster)
     cluster->stamp = zalloc(size->max_nodes, sizeof *cluster->stamp);
     cluster->allocations = zalloc(size->max_allocations, sizeof *cluster->allocations);
     cluster->parts = zalloc(size->max_parts, sizeof *cluster->parts);
-    if (!cluster->models || !cluster->switches || !cluster->nodes || !cluster->gpu_free || !cluster->compute_free ||
-        !cluster->utilisation || !cluster->kinds || !cluster->level || !cluster->version || !cluster->stamp ||
-        !cluster->allocations || !cluster->parts)
+    if (!cluster->nics_free || !cluster->models || !cluster->switches || !cluster->nodes || !cluster->gpu_free ||
+        !cluster->compute_free || !cluster->utilisation || !cluster->kinds || !cluster->level || !cluster->version ||
+        !cluster->stamp || !cluster->allocations || !cluster->parts)
         return SLUICE_ERROR_NO_MEMORY;
     enum sluice_error error = sluice_gang_new(cluster);
     return error ? error : sluice_index_new(cluster);
@@ -54,8 +55,10 @@ void sluice_cluster_free(struct sluice_cluster *cluster)
     sluice_index_free(cluster);
     sluice_fgd_free(cluster);
     sluice_gang_free(cluster);
+    sluice_nic_index_free(cluster);
     for (int k = 0; k < KINDS; k++)
         free(cluster->open[k]);
+    free(cluster->nics_free);
     free(cluster->models);
     free(cluster->shapes);
     free(cluster->classes);
@@ -184,7 +187,30 @@ static enum sluice_error check_shape(const struct sluice_cluster *cluster, const
                                    "link between GPU %" PRIu32 " and %" PRIu32 ": weighs %d one way and %d the other",
                                    j, i, shape->links[j][i], shape->links[i][j]);
     }
-    return SLUICE_OK;
+    return shape->nics.nic_count ? sluice_check_nics(&shape->nics, shape->gpu_count, text) : SLUICE_OK;
+}
+
+static void digest_nics(struct shape *shape, const struct sluice_nic_groups *from)
+{
+    struct sluice_nic_groups *nics = &shape->nics;
+    nics->gpu_count = from->gpu_count;
+    nics->nic_count = from->nic_count;
+    memcpy(nics->gpu_group, from->gpu_group, from->gpu_count);
+    memcpy(nics->nic_group, from->nic_group, from->nic_count);
+    memcpy(nics->nic_kind, from->nic_kind, from->nic_count);
+    shape->all_nics = (uint32_t)((UINT64_C(1) << from->nic_count) - 1);
+    for (int group = 0; group < SLUICE_MAX_NIC_GROUPS; group++) {
+        uint16_t of_gpus = 0;
+        uint32_t of_nics = 0;
+        for (uint32_t i = 0; i < from->gpu_count; i++)
+            of_gpus |= (uint16_t)((from->gpu_group[i] == group) << i);
+        for (uint32_t i = 0; i < from->nic_count; i++)
+            of_nics |= (uint32_t)(from->nic_group[i] == group) << i;
+        if (of_gpus && of_nics) {
+            shape->near[shape->near_count].gpus = of_gpus;
+            shape->near[shape->near_count++].nics = of_nics;
+        }
+    }
 }
 
 static struct shape digest_shape(const struct sluice_node_shape *from)
@@ -216,6 +242,8 @@ static struct shape digest_shape(const struct sluice_node_shape *from)
     }
     shape.link_groups = group_by(link_domain, from->gpu_count, shape.link_group);
     shape.numa_groups = group_by(numa_node, from->gpu_count, shape.numa_group);
+    if (from->nics.nic_count)
+        digest_nics(&shape, &from->nics);
     return shape;
 }
 
@@ -234,6 +262,8 @@ enum sluice_error sluice_cluster_add_shape(struct sluice_cluster *cluster, const
     }
     if (cluster->shape_count == SLUICE_MAX_SHAPES)
         return sluice_fail(text, SLUICE_ERROR_CAPACITY, "a cluster has at most %d node shapes", SLUICE_MAX_SHAPES);
+    if (digested.all_nics && !cluster->nic_index && (error = sluice_nic_index_new(cluster)))
+        return sluice_fail(text, error, "out of memory for the NICs of %" PRIu32 " nodes", cluster->size.max_nodes);
     if ((cluster->shape_count & (cluster->shape_count - 1)) == 0) { /* room doubles at each power of two */
         struct shape *grown = zalloc(cluster->shape_count ? 2 * (size_t)cluster->shape_count : 1, sizeof *grown);
         if (!grown)
@@ -357,16 +387,12 @@ void sluice_node_changed(struct sluice_cluster *cluster, uint32_t node)
     row->gpu_free = gpu_free;
 
     bool is_open = row->state == SLUICE_NODE_UP && !row->exclusive;
-    int now = is_open ? 1 + sluice_count(row->idle) : 0, before = cluster->level[node];
-    uint64_t bit = (uint64_t)1 << (node % 64);
-    for (int k = before; k < now; k++)
-        cluster->open[k][node / 64] |= bit;
-    for (int k = now; k < before; k++)
-        cluster->open[k][node / 64] &= ~bit;
-    cluster->level[node] = (uint8_t)now;
+    sluice_set_level(cluster->open, node, is_open ? 1 + sluice_count(row->idle) : 0, &cluster->level[node]);
     if (++cluster->version[node] == 0) /* 0: never seen */
         cluster->version[node] = 1;
     sluice_index_node_changed(cluster, node);
+    if (shape->all_nics)
+        sluice_nic_index_node_changed(cluster, node);
 }
 
 static enum sluice_error check_node_size(int64_t cpus, int64_t host_memory, struct sluice_error_text *text)
@@ -423,6 +449,7 @@ enum sluice_error sluice_cluster_add_node(struct sluice_cluster *cluster, uint32
                                          .healthy = kind->all,
                                          .rank = made};
     cluster->gpu_free[made] = kind->memory;
+    cluster->nics_free[made] = kind->all_nics;
     memset(cluster->compute_free[made].percent, ALL_COMPUTE, kind->gpu_count);
     struct sluice_cluster_totals *totals = &cluster->totals;
     totals->nodes++;
@@ -602,6 +629,8 @@ enum sluice_error sluice_node_read(const struct sluice_cluster *cluster, uint32_
         .gpu_count = shape->gpu_count,
         .gpus_healthy = row->healthy,
         .gpus_idle = row->idle,
+        .nic_count = shape->nics.nic_count,
+        .nics_free = cluster->nics_free[node],
     };
     for (uint32_t i = 0; i < shape->gpu_count; i++) {
         view->gpu_memory_mib[i] = shape->memory.mib[i];

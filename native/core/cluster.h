@@ -38,6 +38,13 @@ struct shape {
     uint8_t model[SLUICE_MAX_GPUS];
     uint32_t capability[SLUICE_MAX_GPUS];
     uint8_t links[SLUICE_MAX_GPUS][SLUICE_MAX_GPUS];
+    struct sluice_nic_groups nics;
+    uint32_t all_nics;
+    uint8_t near_count; /* groups that have both GPUs and NICs */
+    struct {
+        uint32_t nics;
+        uint16_t gpus;
+    } near[SLUICE_MAX_GPUS];
 };
 
 /* Nodes that are the same when idle. */
@@ -74,6 +81,7 @@ struct part {
     bool exclusive;
     uint8_t kind;    /* see sluice_kind */
     uint8_t compute; /* percent of each of `gpus` */
+    uint32_t nics;
 };
 
 struct allocation {
@@ -89,6 +97,7 @@ struct network_switch {
     uint8_t height; /* 0 without switches below it */
 };
 
+struct nic_index;   /* nic_index.c */
 struct score_index; /* place_sluice.c */
 struct fgd_state;   /* place_fgd.c */
 
@@ -114,6 +123,7 @@ struct sluice_cluster {
     struct node *nodes;
     struct gpu_amounts *gpu_free;      /* per node; also of GPUs that are not healthy */
     struct gpu_percents *compute_free; /* the same */
+    uint32_t *nics_free;               /* per node */
     uint8_t (*utilisation)[SLUICE_MAX_GPUS];
     uint32_t (*kinds)[KINDS];                 /* per node: parts of each kind */
     uint32_t *version;                        /* per node: grows with each change, for code that remembers scores */
@@ -124,6 +134,7 @@ struct sluice_cluster {
     /* bitmaps over nodes: bit n of open[k] says that node n may take new parts and has at least k idle GPUs */
     size_t words;
     uint64_t *open[KINDS];
+    struct nic_index *nic_index; /* NULL: no shape has NICs */
 
     struct allocation *allocations;
     struct part *parts;
@@ -150,12 +161,16 @@ struct need {
     uint32_t capability;
     int32_t gpu_memory_min;
     uint32_t nodes_min, nodes_max;
+    uint32_t nics;         /* on a node, its GPUs' part included unless `total` */
+    uint32_t nics_per_gpu; /* 0 unless `total` */
+    uint64_t nic_kinds;    /* 0: every kind */
+    bool all_paired;       /* a node gives only GPUs that are near a free NIC; where `total` */
+    uint32_t segment;      /* at least 1; both of the above are multiples of it */
     bool total;
     bool exclusive;
     bool any_gpu;     /* no condition on what kind of GPU */
     bool preferences; /* any of link, numa, nic is not SLUICE_ANY */
-    bool
-        plain; /* one node, no preferences, not exclusive, policy's layout: all that matters is CPUs, memory and GPUs */
+    bool plain; /* one node, no preferences, NICs, not exclusive, policy's layout: only CPUs, memory and GPUs matter */
     uint8_t link, numa, nic, one_switch, layout; /* enum sluice_wish, sluice_layout */
     uint8_t switch_level;
     const uint64_t *allowed; /* may be NULL */
@@ -165,11 +180,13 @@ struct need {
     int32_t watts;          /* of each GPU */
 };
 
-/* One node chosen. Candidates are compared by preferences that hold, then layout, then score (larger is better), then
- * rank (lower is). */
+/* One node chosen. Candidates are compared by preferences that hold, then pairs with NICs, then layout, then score
+ * (larger is better), then rank (lower is). */
 struct choice {
     uint32_t node;
+    uint32_t nics;
     uint16_t gpus;
+    uint16_t pairs;    /* of its GPUs and NICs */
     int32_t preferred; /* how many preferences hold */
     int32_t layout;    /* by use of the node; 0 under the policy's own layout */
     int64_t score;
@@ -252,7 +269,10 @@ struct choice sluice_score_node(const struct sluice_cluster *cluster, const stru
                                 struct terms *terms);
 /* Is `a` the better one? Never equal for two nodes, as ranks differ. */
 bool sluice_choice_better(const struct sluice_cluster *cluster, const struct choice *a, const struct choice *b);
-struct sluice_part sluice_part_of(const struct need *need, uint32_t node, uint16_t gpus);
+struct sluice_part sluice_part_of(const struct need *need, uint32_t node, uint16_t gpus, uint32_t nics);
+/* Place a need, whatever it says of NICs: with them, as sluice_score_node chooses them. */
+bool sluice_find(struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
+                 struct sluice_placement *placement);
 /* Choose `gpus` GPUs of a node and score it; false when it does not fit, is closed or not allowed. */
 bool sluice_try_node(const struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
                      int gpus, uint32_t node, struct choice *choice, struct terms *terms);
@@ -262,6 +282,35 @@ bool sluice_scan(const struct sluice_cluster *cluster, const struct policy *poli
 /* The bitmap of nodes that may take part, and a word of it within what the request allows. */
 const uint64_t *sluice_candidates(const struct sluice_cluster *cluster, const struct need *need);
 uint64_t sluice_candidate_word(const struct need *need, const uint64_t *candidates, size_t word);
+
+/* ---- nics.c ---- */
+/* Of a node with so many GPUs: groups and kinds within bounds. Errors: INVALID, RANGE. */
+enum sluice_error sluice_check_nics(const struct sluice_nic_groups *groups, uint32_t gpu_count,
+                                    struct sluice_error_text *text);
+/* The NICs of a shape that are of an accepted kind. */
+uint32_t sluice_nics_accepted(const struct shape *shape, uint64_t kinds);
+/* How many pairs of one of these GPUs and one of these NICs there are, each in one pair at most. */
+int sluice_count_pairs(const struct shape *shape, uint16_t gpus, uint32_t nics);
+/* What is left of an offer for a need of NICs where these are free. */
+struct offer sluice_offer_with_nics(const struct shape *shape, const struct need *need, uint32_t nics_free,
+                                    struct offer offer);
+/* The NICs for the chosen GPUs, which are exchanged for others of `fit` where that makes more pairs. */
+void sluice_choose_pairs(const struct sluice_cluster *cluster, const struct need *need, uint16_t fit,
+                         struct choice *choice);
+/* The most pairs of so many of these GPUs and so many of these NICs, which must be there. O(groups). */
+int sluice_most_pairs(const struct shape *shape, uint16_t gpus, int gpu_count, uint32_t nics, int nic_count);
+
+/* ---- nic_index.c ---- */
+/* For a cluster that has none: when its first shape with NICs is added. Errors: NO_MEMORY. */
+enum sluice_error sluice_nic_index_new(struct sluice_cluster *cluster);
+void sluice_nic_index_free(struct sluice_cluster *cluster);
+/* The node's row changed. Called immediately after each change. */
+void sluice_nic_index_node_changed(struct sluice_cluster *cluster, uint32_t node);
+/* Does the index agree with the nodes? For sluice_cluster_check. */
+bool sluice_nic_index_sound(const struct sluice_cluster *cluster);
+/* As sluice_find, for a need with NICs: nodes with more pairs first. */
+bool sluice_find_near_nics(struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
+                           struct sluice_placement *placement);
 
 /* ---- place_sluice.c, score_index.c: the sluice policy and its index ---- */
 enum sluice_error sluice_index_new(struct sluice_cluster *cluster);
@@ -370,6 +419,17 @@ static inline uint16_t sluice_fitting_gpus(const struct sluice_cluster *cluster,
         return mask & row->idle;
     mask = sluice_with_free(&cluster->gpu_free[node], mask & row->healthy, need->share);
     return sluice_with_compute(cluster->compute_free[node].percent, mask, need->compute);
+}
+
+/* Set the node's bit in the first `now` of these bitmaps only; it was set in the first *before. */
+static inline void sluice_set_level(uint64_t *const *bitmaps, uint32_t node, int now, uint8_t *before)
+{
+    uint64_t bit = (uint64_t)1 << (node % 64);
+    for (int k = *before; k < now; k++)
+        bitmaps[k][node / 64] |= bit;
+    for (int k = now; k < *before; k++)
+        bitmaps[k][node / 64] &= ~bit;
+    *before = (uint8_t)now;
 }
 
 static inline int sluice_count(uint16_t mask)

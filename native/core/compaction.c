@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which running jobs to move so that a waiting one can start. First a node is sought that the cheapest set of jobs
- * (branch and bound) can leave for places that are free; where there is none, jobs are exchanged until one large hole is
- * made of several small ones (exchange.c). Whether a set can really go, all of it together, is tried on the cluster
- * itself, and taken back: what-if, as in preemption.c.
+ * (branch and bound) can leave for places that are free, and another one, until the waiting job has as many as it needs.
+ * Where there are not enough, jobs are exchanged until one large hole is made of several small ones (exchange.c). Whether
+ * a set can really go, all of it together, is tried on the cluster itself, and taken back: what-if, as in preemption.c.
  */
 #include "compaction.h"
 
@@ -13,7 +13,7 @@
 enum {
     LOCAL_MAX = 64,   /* jobs of one node that are considered, cheapest first */
     NODE_TRIES = 256, /* steps of the branch and bound on one node */
-    PLACE_TRIES = 16, /* nodes that are tried */
+    PLACE_TRIES = 16, /* nodes, or sets of them, that are tried */
 };
 
 /* A node to clear. */
@@ -46,9 +46,10 @@ enum sluice_error sluice_compaction_new(struct sluice_cluster *cluster, uint32_t
         made->slots = calloc(slots, sizeof *made->slots);
         made->seen = calloc(cluster->size.max_allocations, sizeof *made->seen);
         made->barred = calloc(cluster->size.max_nodes, sizeof *made->barred);
+        made->holds = calloc(cluster->size.max_nodes, sizeof *made->holds);
     }
     if (!made || !made->needs || !made->vacancies || !made->first_on_node || !made->next_on_node || !made->moved ||
-        !made->now || !made->slots || !made->seen || !made->barred) {
+        !made->now || !made->slots || !made->seen || !made->barred || !made->holds) {
         sluice_compaction_free(made);
         return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "compaction of %u jobs: out of host memory", max_movables);
     }
@@ -69,6 +70,7 @@ void sluice_compaction_free(struct sluice_compaction *compaction)
     free(compaction->slots);
     free(compaction->seen);
     free(compaction->barred);
+    free(compaction->holds);
     free(compaction);
 }
 
@@ -77,7 +79,6 @@ void sluice_compaction_free(struct sluice_compaction *compaction)
 static void record(struct sluice_compaction *compaction, struct step step)
 {
     compaction->steps[compaction->step_count++] = step;
-    compaction->state++;
 }
 
 void sluice_compaction_take_off(struct sluice_compaction *compaction, uint32_t movable)
@@ -100,8 +101,7 @@ void sluice_compaction_put_on(struct sluice_compaction *compaction, uint32_t mov
 {
     struct part held = sluice_part_held(part);
     sluice_part_take(compaction->cluster, &held);
-    if (movable != NONE)
-        compaction->now[movable] = held;
+    compaction->now[movable] = held;
     record(compaction, (struct step){.movable = movable, .part = held});
 }
 
@@ -124,7 +124,6 @@ void sluice_compaction_undo(struct sluice_compaction *compaction, uint32_t step_
             sluice_part_take(compaction->cluster, &step->part);
         }
     }
-    compaction->state++;
 }
 
 /* ---- the cheapest node to clear ---- */
@@ -135,6 +134,7 @@ struct remainder {
     struct gpu_percents compute_free;
     int32_t cpus, host_memory;
     uint32_t parts;
+    uint32_t nics;
 };
 
 struct node_search {
@@ -152,7 +152,10 @@ struct node_search {
 
 static bool enough_besides_gpus(const struct node_search *search)
 {
-    return search->left.cpus >= search->need->cpus && search->left.host_memory >= search->need->host_memory;
+    const struct need *need = search->need;
+    uint32_t nics = search->left.nics & sluice_nics_accepted(search->shape, need->nic_kinds);
+    return search->left.cpus >= need->cpus && search->left.host_memory >= need->host_memory &&
+           __builtin_popcount(nics) >= (int)need->nics;
 }
 
 static bool fits(const struct node_search *search)
@@ -171,7 +174,8 @@ static bool fits(const struct node_search *search)
                 fit ^= (uint16_t)(1u << gpu);
         }
     }
-    return sluice_offer_of(search->shape, need, search->left.cpus, search->left.host_memory, fit).units;
+    struct offer offer = sluice_offer_of(search->shape, need, search->left.cpus, search->left.host_memory, fit);
+    return sluice_offer_with_nics(search->shape, need, search->left.nics, offer).units;
 }
 
 /* With `sign` 1 the part goes, with -1 it comes back. */
@@ -186,6 +190,7 @@ static void change(struct node_search *search, const struct part *part, int sign
     search->left.cpus += sign * part->cpus;
     search->left.host_memory += sign * part->host_memory;
     search->left.parts -= (uint32_t)sign;
+    search->left.nics ^= part->nics;
 }
 
 /* Decides jobs from `index` on, `count` are chosen so far; cheapest first, so that no later one can be cheaper. */
@@ -210,14 +215,15 @@ static void choose(struct node_search *search, uint32_t index, uint32_t count, i
     }
 }
 
-/* Is there a place now for a request? Worked out once in each state of the cluster. */
+/* Is there a place for a request, besides what is held? Worked out once in a call: what is cleared and held since was no
+ * place before. */
 static bool has_place(struct sluice_compaction *compaction, uint32_t request)
 {
     struct vacancy *vacancy = &compaction->vacancies[request];
     struct sluice_part part;
     struct sluice_placement placement = {.parts = &part, .part_capacity = 1};
-    if (vacancy->state != compaction->state)
-        *vacancy = (struct vacancy){.state = compaction->state,
+    if (vacancy->call != compaction->call)
+        *vacancy = (struct vacancy){.call = compaction->call,
                                     .place = !sluice_place(compaction->cluster, SLUICE_POLICY_SLUICE,
                                                            &compaction->requests[request], &placement, NULL)};
     return vacancy->place;
@@ -256,7 +262,7 @@ static bool can_be_cleared(struct node_search *search)
 static struct room find_room(struct sluice_compaction *compaction, const struct need *need)
 {
     struct sluice_cluster *cluster = compaction->cluster;
-    struct room best = {.cost = compaction->most_cost, .node = NONE};
+    struct room best = {.cost = compaction->most_cost - compaction->spent, .node = NONE};
     for (uint32_t node = 0; node < cluster->node_count; node++) {
         const struct node *row = &cluster->nodes[node];
         if (compaction->barred[node] || compaction->first_on_node[node] == NONE || !sluice_node_open(cluster, node) ||
@@ -271,9 +277,10 @@ static struct room find_room(struct sluice_compaction *compaction, const struct 
                      .compute_free = cluster->compute_free[node],
                      .cpus = row->cpus_free,
                      .host_memory = row->host_memory_free,
-                     .parts = row->parts},
+                     .parts = row->parts,
+                     .nics = cluster->nics_free[node]},
             .tries = NODE_TRIES,
-            .most_moves = compaction->most_moves,
+            .most_moves = compaction->most_moves - compaction->moves,
             .best = &best,
             .node = node,
         };
@@ -294,61 +301,120 @@ static bool larger(const struct need *a, const struct need *b)
     return a->cpus > b->cpus;
 }
 
-static bool put_on_free_place(struct sluice_compaction *compaction, uint32_t movable, uint32_t request)
+static bool put_on_free_place(struct sluice_compaction *compaction, uint32_t movable)
 {
     struct sluice_part part;
     struct sluice_placement placement = {.parts = &part, .part_capacity = 1};
-    if (sluice_place(compaction->cluster, compaction->policy, &compaction->requests[request], &placement, NULL))
+    const struct sluice_request *request = &compaction->requests[compaction->movables[movable].request];
+    if (sluice_place(compaction->cluster, compaction->policy, request, &placement, NULL))
         return false;
     sluice_compaction_put_on(compaction, movable, &part);
     return true;
 }
 
-/* Clear the node, put the waiting job on it and then the others elsewhere; false, with some steps done, if they find no
- * place all together. */
-static bool clear(struct sluice_compaction *compaction, const struct room *room, uint32_t asked)
+/* Hold the waiting job's place on a node, if there is one. */
+static bool hold(struct sluice_compaction *compaction, const struct need *need, uint32_t node)
 {
-    const struct need *need = &compaction->needs[asked];
-    uint32_t order[SLUICE_COMPACTION_MAX_MOVES];
-    for (uint32_t i = 0; i < room->count; i++) {
-        uint32_t victim = room->victims[i], at = i;
-        sluice_compaction_take_off(compaction, victim);
+    struct choice choice;
+    if (!sluice_try_node(compaction->cluster, &sluice_policies[compaction->policy], need, need->gpus, node, &choice,
+                         NULL))
+        return false;
+    struct sluice_part part = sluice_part_of(need, choice.node, choice.gpus, choice.nics);
+    struct part *held = &compaction->holds[compaction->hold_count++];
+    *held = sluice_part_held(&part);
+    sluice_part_take(compaction->cluster, held);
+    compaction->barred[node] = true;
+    return true;
+}
+
+static void let_go(struct sluice_compaction *compaction)
+{
+    while (compaction->hold_count) {
+        const struct part *held = &compaction->holds[--compaction->hold_count];
+        sluice_part_give(compaction->cluster, held);
+        compaction->barred[held->node] = false;
+    }
+}
+
+/* A request for several nodes needs all nodes where there is room for it now: they are too few. */
+static void hold_what_is_free(struct sluice_compaction *compaction, const struct need *need)
+{
+    for (uint32_t node = 0;
+         need->nodes_min > 1 && node < compaction->cluster->node_count && compaction->hold_count < need->nodes_min;
+         node++)
+        (void)hold(compaction, need, node);
+}
+
+/* Put all that was taken off its node elsewhere, what is hard to place first. NONE: all found a place; or the node of
+ * one that did not. */
+static uint32_t put_back(struct sluice_compaction *compaction)
+{
+    uint32_t order[SLUICE_COMPACTION_MAX_MOVES], count = compaction->step_count;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = i, victim = compaction->steps[i].movable;
         const struct need *its = &compaction->needs[compaction->movables[victim].request];
         for (; at > 0 && larger(its, &compaction->needs[compaction->movables[order[at - 1]].request]); at--)
             order[at] = order[at - 1];
         order[at] = victim;
     }
-    struct choice choice;
-    if (!sluice_try_node(compaction->cluster, &sluice_policies[compaction->policy], need, need->gpus, room->node,
-                         &choice, NULL))
-        return false;
-    struct sluice_part part = sluice_part_of(need, choice.node, choice.gpus);
-    sluice_compaction_put_on(compaction, NONE, &part);
-    for (uint32_t i = 0; i < room->count; i++)
-        if (!put_on_free_place(compaction, order[i], compaction->movables[order[i]].request))
-            return false;
-    return true;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t from = compaction->now[order[i]].node;
+        if (!put_on_free_place(compaction, order[i]))
+            return from;
+    }
+    return NONE;
 }
 
-static bool clear_a_node(struct sluice_compaction *compaction, uint32_t asked)
+/* Clear nodes until the waiting job has as many as it needs, and put the others elsewhere. False, with some steps done:
+ * *stuck is a node for which that is no use, or NONE, where there is no other to clear. */
+static bool clear(struct sluice_compaction *compaction, const struct need *need, uint32_t *stuck)
 {
-    memset(compaction->barred, 0, compaction->cluster->node_count * sizeof *compaction->barred);
-    for (uint32_t tries = 0; tries < PLACE_TRIES; tries++) {
-        struct room room = find_room(compaction, &compaction->needs[asked]);
+    uint32_t last = NONE;
+    *stuck = NONE;
+    while (compaction->hold_count < need->nodes_min) {
+        struct room room = find_room(compaction, need);
         if (room.node == NONE)
             return false;
-        if (clear(compaction, &room, asked))
+        for (uint32_t i = 0; i < room.count; i++)
+            sluice_compaction_take_off(compaction, room.victims[i]);
+        last = room.node;
+        if (!hold(compaction, need, last))
+            break;
+    }
+    bool held = compaction->hold_count == need->nodes_min;
+    uint32_t without = held ? put_back(compaction) : last;
+    *stuck = without == NONE ? last : without;
+    return without == NONE;
+}
+
+static bool place_asked(struct sluice_compaction *compaction, uint32_t asked, struct sluice_placement *placement)
+{
+    return !sluice_place(compaction->cluster, compaction->policy, &compaction->requests[asked], placement, NULL);
+}
+
+static bool clear_nodes(struct sluice_compaction *compaction, uint32_t asked, struct sluice_placement *placement)
+{
+    const struct need *need = &compaction->needs[asked];
+    uint32_t stuck = NONE;
+    memset(compaction->barred, 0, compaction->cluster->node_count * sizeof *compaction->barred);
+    for (uint32_t tries = 0; tries == 0 || (tries < PLACE_TRIES && stuck != NONE); tries++) {
+        hold_what_is_free(compaction, need);
+        bool cleared = clear(compaction, need, &stuck);
+        let_go(compaction);
+        if (cleared && place_asked(compaction, asked, placement))
             return true;
         sluice_compaction_undo(compaction, 0);
-        compaction->barred[room.node] = true;
+        if (stuck != NONE)
+            compaction->barred[stuck] = true;
     }
     return false;
 }
 
-static bool exchange_until_it_fits(struct sluice_compaction *compaction, uint32_t asked)
+static bool exchange_until_it_fits(struct sluice_compaction *compaction, uint32_t asked,
+                                   struct sluice_placement *placement)
 {
     while (sluice_compaction_exchange(compaction))
-        if (put_on_free_place(compaction, NONE, asked))
+        if (place_asked(compaction, asked, placement))
             return true;
     return false;
 }
@@ -377,11 +443,11 @@ static enum sluice_error read_requests(struct sluice_compaction *compaction, con
             sluice_need_from_request(compaction->cluster, &requests[i], &compaction->needs[i], text);
         if (error)
             return error;
-        if (compaction->needs[i].nodes_max > 1)
-            return sluice_fail(text, SLUICE_ERROR_INVALID,
-                               "request %u: up to %u nodes; only jobs of one node are moved", i,
-                               compaction->needs[i].nodes_max);
     }
+    if (compaction->needs[asked].total)
+        return sluice_fail(text, SLUICE_ERROR_INVALID,
+                           "request %u: GPUs in total of up to %u nodes; room is made where each node's are known",
+                           asked, compaction->needs[asked].nodes_max);
     compaction->requests = requests;
     compaction->request_count = count;
     return SLUICE_OK;
@@ -408,11 +474,12 @@ static enum sluice_error list_movables(struct sluice_compaction *compaction, con
                                (unsigned long long)movable->allocation);
         *seen = compaction->call;
         const struct part *part = &cluster->parts[sluice_allocation_first_part(cluster, movable->allocation)];
-        if (movable->request >= compaction->request_count || movable->cost < 1 || part->next != NONE)
-            return sluice_fail(
-                text, SLUICE_ERROR_INVALID,
-                "movable job %u: request %u of %u, cost %lld: it must be on one node and cost at least 1", i,
-                movable->request, compaction->request_count, (long long)movable->cost);
+        if (movable->request >= compaction->request_count || movable->cost < 1 || part->next != NONE ||
+            compaction->needs[movable->request].nodes_max > 1)
+            return sluice_fail(text, SLUICE_ERROR_INVALID,
+                               "movable job %u: request %u of %u, cost %lld: it must be, and ask to be, on one node "
+                               "and cost at least 1",
+                               i, movable->request, compaction->request_count, (long long)movable->cost);
         compaction->next_on_node[i] = compaction->first_on_node[part->node];
         compaction->first_on_node[part->node] = i;
         compaction->moved[i] = false;
@@ -427,25 +494,20 @@ static enum sluice_error list_movables(struct sluice_compaction *compaction, con
 static bool same_part(const struct part *a, const struct part *b)
 {
     return a->node == b->node && a->gpus == b->gpus && a->share == b->share && a->compute == b->compute &&
-           a->cpus == b->cpus && a->host_memory == b->host_memory;
+           a->cpus == b->cpus && a->host_memory == b->host_memory && a->nics == b->nics;
 }
 
-static void write_plan(const struct sluice_compaction *compaction, struct sluice_placement *placement,
-                       struct sluice_move *moves, uint32_t *move_count)
+static void write_moves(const struct sluice_compaction *compaction, struct sluice_move *moves, uint32_t *move_count)
 {
     *move_count = 0;
     for (uint32_t i = 0; i < compaction->step_count; i++) {
         const struct step *step = &compaction->steps[i];
-        if (!step->leaves && step->movable == NONE)
-            placement->parts[0] = sluice_part_shown(&step->part);
         if (!step->first)
             continue;
         const struct part *to = &compaction->now[step->movable];
         if (!same_part(to, &step->part))
             moves[(*move_count)++] = (struct sluice_move){.movable = step->movable, .to = sluice_part_shown(to)};
     }
-    placement->part_count = 1;
-    placement->score = 0;
 }
 
 enum sluice_error sluice_compaction_plan(struct sluice_compaction *compaction, enum sluice_policy policy,
@@ -470,11 +532,10 @@ enum sluice_error sluice_compaction_plan(struct sluice_compaction *compaction, e
     compaction->most_moves = limits->moves;
     int64_t gain_permille = limits->gain * 1000;
     compaction->most_cost = gain_permille / limits->factor_permille + (gain_permille % limits->factor_permille ? 1 : 0);
-    compaction->state++;
-    if (clear_a_node(compaction, asked) || exchange_until_it_fits(compaction, asked))
+    if (clear_nodes(compaction, asked, placement) || exchange_until_it_fits(compaction, asked, placement))
         error = SLUICE_OK;
     if (!error)
-        write_plan(compaction, placement, moves, move_count);
+        write_moves(compaction, moves, move_count);
     sluice_compaction_undo(compaction, 0);
     if (error)
         return sluice_fail(text, SLUICE_ERROR_NO_PLACE, "no place now, and no moves within the limits make one");

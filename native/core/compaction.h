@@ -10,17 +10,17 @@ enum {
     STEPS_MAX = 16 * SLUICE_COMPACTION_MAX_MOVES,
 };
 
-/* Whether there is a place for a request, in one state of the cluster. */
+/* Whether there is a place for a request, in one call. */
 struct vacancy {
-    uint32_t state;
+    uint32_t call;
     bool place;
 };
 
 /* One step of a what-if: a job was taken off its node, or put on one. */
 struct step {
     bool leaves;
-    bool first;       /* it leaves the place that it really has */
-    uint32_t movable; /* NONE: the waiting job */
+    bool first; /* it leaves the place that it really has */
+    uint32_t movable;
     struct part part;
 };
 
@@ -51,14 +51,15 @@ struct sluice_compaction {
     uint32_t step_count;
     uint32_t moves;
     int64_t spent;
-    uint32_t state; /* grows with each step and each undoing */
+    struct part *holds; /* the waiting job's places, one a node */
+    uint32_t hold_count;
     /* nodes to clear */
     uint32_t *first_on_node; /* movables, by node; NONE: none */
     uint32_t *next_on_node;
     uint32_t *seen; /* per allocation: the call in which it was a movable */
     uint32_t call;
     struct vacancy *vacancies; /* by request */
-    bool *barred;              /* by node: tried in vain */
+    bool *barred;              /* by node: held, or tried in vain */
     /* exchanges */
     struct slot *slots;
     uint32_t slot_count;

@@ -164,7 +164,7 @@ static bool affordable(const struct sluice_compaction *compaction, const struct 
 
 static void put_on_gpu(struct sluice_compaction *compaction, const struct slot *job, const struct slot *to)
 {
-    struct sluice_part part = sluice_part_of(need_of(compaction, job), to->node, (uint16_t)(1u << to->gpu));
+    struct sluice_part part = sluice_part_of(need_of(compaction, job), to->node, (uint16_t)(1u << to->gpu), 0);
     sluice_compaction_put_on(compaction, job->movable, &part);
 }
 
@@ -195,7 +195,7 @@ bool sluice_compaction_exchange(struct sluice_compaction *compaction)
 {
     struct slot_kinds kinds = {0};
     struct pair pairs[PAIRS];
-    if (compaction->step_count + STEPS_OF_EXCHANGE >= STEPS_MAX) /* and one for the waiting job */
+    if (compaction->step_count + STEPS_OF_EXCHANGE > STEPS_MAX)
         return false;
     compaction->slot_count = 0;
     list_jobs(compaction, &kinds);

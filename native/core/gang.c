@@ -9,7 +9,8 @@
  *   3. within it, the fullest switches below are taken whole, and the last one is the smallest that has the rest, in
  *      which the same rule goes on; in a leaf switch the policy's best nodes are taken.
  * 1 and 2 are exact. For GPUs in total, 3 takes the nodes that can give most, and as the last one that which has the
- * least more than the rest.
+ * least more than the rest. In segments, each leaf switch counts with the nodes of whole segments only, so that all of
+ * the above deals with whole segments.
  */
 #include "cluster.h"
 
@@ -21,7 +22,7 @@ enum { TOP_HEIGHT = SLUICE_SWITCH_LEVELS }; /* of the whole cluster, above all r
 struct below {
     uint32_t nodes;
     uint32_t units;
-    uint32_t first, filled;   /* of a leaf: its candidates within `by_leaf` */
+    uint32_t first, filled;   /* of a leaf: its candidates within `by_leaf`, all of them */
     uint32_t by_units[KINDS]; /* nodes that offer so many GPUs; only where GPUs are asked in total */
 };
 
@@ -143,8 +144,17 @@ static void add_candidate(struct sluice_cluster *cluster, uint32_t node, struct 
     below->by_units[offer.units]++;
 }
 
+/* The nodes of a leaf switch that are in whole segments; where a node's place is unknown there are none. */
+static uint32_t in_segments(const struct sluice_cluster *cluster, const struct need *need, uint32_t leaf)
+{
+    uint32_t nodes = cluster->gang->below[leaf].nodes;
+    if (need->segment > 1 && leaf == cluster->unplaced)
+        return 0;
+    return nodes - nodes % need->segment;
+}
+
 /* Leaves' counts, added to all switches above them. */
-static void add_up(struct sluice_cluster *cluster)
+static void add_up(struct sluice_cluster *cluster, const struct need *need)
 {
     struct gang_scratch *gang = cluster->gang;
     uint32_t leaves = gang->touched_count, first = 0;
@@ -152,7 +162,8 @@ static void add_up(struct sluice_cluster *cluster)
         struct below *leaf = &gang->below[gang->touched[i]];
         leaf->first = first;
         first += leaf->nodes;
-        for (uint32_t at = gang->touched[i]; at;) {
+        leaf->nodes = in_segments(cluster, need, gang->touched[i]);
+        for (uint32_t at = leaf->nodes ? gang->touched[i] : 0; at;) {
             at = cluster->switches[at].parent;
             struct below *above = &gang->below[at];
             if (!above->nodes)
@@ -180,7 +191,7 @@ static void count_now(struct sluice_cluster *cluster, const struct need *need)
                 add_candidate(cluster, node, offer);
         }
     }
-    add_up(cluster);
+    add_up(cluster, need);
 }
 
 static void count_idle(struct sluice_cluster *cluster, const struct need *need)
@@ -192,7 +203,7 @@ static void count_idle(struct sluice_cluster *cluster, const struct need *need)
         if (offer.units)
             add_candidate(cluster, node, offer);
     }
-    add_up(cluster);
+    add_up(cluster, need);
 }
 
 static void forget(struct gang_scratch *gang)
@@ -354,7 +365,7 @@ static void take_from_leaf(struct sluice_cluster *cluster, const struct policy *
 {
     struct gang_scratch *gang = cluster->gang;
     const uint32_t *members = &gang->by_leaf[gang->below[leaf].first];
-    uint32_t count = gang->below[leaf].nodes;
+    uint32_t count = gang->below[leaf].filled;
     struct pick *picks = &gang->picks[gang->pick_count];
     for (uint32_t i = 0; i < count; i++) {
         const struct candidate *candidate = &gang->candidates[members[i]];
@@ -471,9 +482,11 @@ enum sluice_error sluice_gang_place(struct sluice_cluster *cluster, const struct
     sort(gang->picks, gang->pick_count, by_node, NULL);
     placement->part_count = gang->pick_count;
     placement->score = 0;
+    placement->nic_pairs = 0;
     for (uint32_t i = 0; i < gang->pick_count; i++) {
         const struct choice *choice = &gang->picks[i].choice;
-        placement->parts[i] = sluice_part_of(need, choice->node, choice->gpus);
+        placement->parts[i] = sluice_part_of(need, choice->node, choice->gpus, choice->nics);
+        placement->nic_pairs += choice->pairs;
         /* Scores wrap around rather than overflow; only RANDOM's are that large. */
         placement->score = (int64_t)((uint64_t)placement->score + (uint64_t)choice->score);
     }

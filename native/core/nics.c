@@ -120,19 +120,12 @@ static uint16_t exchangeable(const struct sluice_cluster *cluster, const struct 
     return part->gpu_memory_mib || (own & ~gpus) ? own : gpus;
 }
 
-static enum sluice_error check(const struct sluice_cluster *cluster, const struct sluice_nic_groups *groups,
-                               uint32_t nics_free, uint32_t nic_count, const struct sluice_part *part,
-                               struct sluice_error_text *text)
+enum sluice_error sluice_check_nics(const struct sluice_nic_groups *groups, uint32_t gpu_count,
+                                    struct sluice_error_text *text)
 {
-    if (part->node >= cluster->node_count)
-        return sluice_fail(text, SLUICE_ERROR_UNKNOWN, "node %" PRIu32 " is not known", part->node);
-    const struct shape *shape = sluice_shape_of(cluster, part->node);
-    if (!part->gpus || part->gpus & ~(uint32_t)shape->all)
-        return sluice_fail(text, SLUICE_ERROR_INVALID, "GPUs %#" PRIx32 ": must be some of the node's %" PRIu32,
-                           part->gpus, shape->gpu_count);
-    if (groups->gpu_count != shape->gpu_count)
+    if (groups->gpu_count != gpu_count)
         return sluice_fail(text, SLUICE_ERROR_INVALID, "groups of %" PRIu32 " GPUs for a node with %" PRIu32,
-                           groups->gpu_count, shape->gpu_count);
+                           groups->gpu_count, gpu_count);
     if (groups->nic_count > SLUICE_MAX_NICS)
         return sluice_fail(text, SLUICE_ERROR_RANGE, "%" PRIu32 " NICs: a node has at most %d", groups->nic_count,
                            SLUICE_MAX_NICS);
@@ -144,6 +137,26 @@ static enum sluice_error check(const struct sluice_cluster *cluster, const struc
         if (groups->nic_group[i] >= SLUICE_MAX_NIC_GROUPS)
             return sluice_fail(text, SLUICE_ERROR_RANGE, "NIC %" PRIu32 ": group %d must be below %d", i,
                                groups->nic_group[i], SLUICE_MAX_NIC_GROUPS);
+    for (uint32_t i = 0; i < groups->nic_count; i++)
+        if (groups->nic_kind[i] >= SLUICE_MAX_NIC_KINDS)
+            return sluice_fail(text, SLUICE_ERROR_RANGE, "NIC %" PRIu32 ": kind %d must be below %d", i,
+                               groups->nic_kind[i], SLUICE_MAX_NIC_KINDS);
+    return SLUICE_OK;
+}
+
+static enum sluice_error check(const struct sluice_cluster *cluster, const struct sluice_nic_groups *groups,
+                               uint32_t nics_free, uint32_t nic_count, const struct sluice_part *part,
+                               struct sluice_error_text *text)
+{
+    if (part->node >= cluster->node_count)
+        return sluice_fail(text, SLUICE_ERROR_UNKNOWN, "node %" PRIu32 " is not known", part->node);
+    const struct shape *shape = sluice_shape_of(cluster, part->node);
+    if (!part->gpus || part->gpus & ~(uint32_t)shape->all)
+        return sluice_fail(text, SLUICE_ERROR_INVALID, "GPUs %#" PRIx32 ": must be some of the node's %" PRIu32,
+                           part->gpus, shape->gpu_count);
+    enum sluice_error error = sluice_check_nics(groups, shape->gpu_count, text);
+    if (error)
+        return error;
     if (groups->nic_count < 32 && nics_free >> groups->nic_count)
         return sluice_fail(text, SLUICE_ERROR_RANGE, "free NICs %#" PRIx32 ": there are %" PRIu32, nics_free,
                            groups->nic_count);
@@ -156,16 +169,14 @@ static enum sluice_error check(const struct sluice_cluster *cluster, const struc
     return SLUICE_OK;
 }
 
-enum sluice_error sluice_choose_nics(const struct sluice_cluster *cluster, const struct sluice_nic_groups *groups,
-                                     uint32_t nics_free, uint32_t nic_count, bool keep_gpus, struct sluice_part *part,
-                                     struct sluice_nic_choice *choice, struct sluice_error_text *text)
+/*
+ * GPUs and NICs with the most pairs: `own`, or as many of `others`; those that are not in pairs, too. Of choices with as
+ * many pairs `own` come first, then ones within a link domain.
+ */
+static struct pairing most_pairs(const struct shape *shape, const struct sluice_nic_groups *groups, uint16_t own,
+                                 uint16_t others, uint16_t idle, uint32_t nics_free, int nics)
 {
-    enum sluice_error error = check(cluster, groups, nics_free, nic_count, part, text);
-    if (error)
-        return error;
-    const struct shape *shape = sluice_shape_of(cluster, part->node);
-    uint16_t own = (uint16_t)part->gpus, others = keep_gpus ? own : exchangeable(cluster, part);
-    int gpus = sluice_count(own), nics = (int)nic_count, all = gpus > nics ? gpus : nics;
+    int gpus = sluice_count(own), all = gpus > nics ? gpus : nics;
     struct pairing best = pair_up(groups, own, gpus, nics_free, nics);
     if (best.pairs < all && others != own) {
         struct pairing any = pair_up(groups, others, gpus, nics_free, nics);
@@ -180,10 +191,106 @@ enum sluice_error sluice_choose_nics(const struct sluice_cluster *cluster, const
         if (best.pairs < any.pairs)
             best = any;
     }
-    part->gpus = best.gpus;
     int left = nics - __builtin_popcount(best.nics);
     if (left)
-        best.nics = add_nics(groups, &best, cluster->nodes[part->node].idle, nics_free, left);
+        best.nics = add_nics(groups, &best, idle, nics_free, left);
+    return best;
+}
+
+enum sluice_error sluice_choose_nics(const struct sluice_cluster *cluster, const struct sluice_nic_groups *groups,
+                                     uint32_t nics_free, uint32_t nic_count, bool keep_gpus, struct sluice_part *part,
+                                     struct sluice_nic_choice *choice, struct sluice_error_text *text)
+{
+    enum sluice_error error = check(cluster, groups, nics_free, nic_count, part, text);
+    if (error)
+        return error;
+    uint16_t own = (uint16_t)part->gpus;
+    struct pairing best =
+        most_pairs(sluice_shape_of(cluster, part->node), groups, own, keep_gpus ? own : exchangeable(cluster, part),
+                   cluster->nodes[part->node].idle, nics_free, (int)nic_count);
+    part->gpus = best.gpus;
     *choice = (struct sluice_nic_choice){.nics = best.nics, .pairs = (uint32_t)best.pairs};
     return SLUICE_OK;
+}
+
+/* ---- NICs that the cluster knows ---- */
+
+uint32_t sluice_nics_accepted(const struct shape *shape, uint64_t kinds)
+{
+    uint32_t accepted = 0;
+    if (!kinds)
+        return shape->all_nics;
+    for (uint32_t i = 0; i < shape->nics.nic_count; i++)
+        accepted |= (uint32_t)(kinds >> shape->nics.nic_kind[i] & 1) << i;
+    return accepted;
+}
+
+int sluice_count_pairs(const struct shape *shape, uint16_t gpus, uint32_t nics)
+{
+    int pairs = 0;
+    for (int i = 0; i < shape->near_count; i++)
+        pairs += least(sluice_count(gpus & shape->near[i].gpus), __builtin_popcount(nics & shape->near[i].nics));
+    return pairs;
+}
+
+struct offer sluice_offer_with_nics(const struct shape *shape, const struct need *need, uint32_t nics_free,
+                                    struct offer offer)
+{
+    if (!offer.units)
+        return offer;
+    uint32_t accepted = nics_free & sluice_nics_accepted(shape, need->nic_kinds);
+    int left = __builtin_popcount(accepted) - (int)need->nics;
+    if (left < 0)
+        offer.units = 0;
+    else if (need->nics_per_gpu)
+        offer.units = (uint8_t)least(offer.units, left / (int)need->nics_per_gpu);
+    if (need->all_paired)
+        offer.units = (uint8_t)least(offer.units, sluice_count_pairs(shape, offer.fit, accepted));
+    return offer;
+}
+
+void sluice_choose_pairs(const struct sluice_cluster *cluster, const struct need *need, uint16_t fit,
+                         struct choice *choice)
+{
+    const struct shape *shape = sluice_shape_of(cluster, choice->node);
+    uint32_t free_nics = cluster->nics_free[choice->node] & sluice_nics_accepted(shape, need->nic_kinds);
+    uint16_t idle = cluster->nodes[choice->node].idle;
+    int nics = (int)need->nics + sluice_count(choice->gpus) * (int)need->nics_per_gpu;
+    struct pairing none = {0};
+    if (!choice->gpus) {
+        choice->nics = add_nics(&shape->nics, &none, idle, free_nics, nics);
+        return;
+    }
+    struct pairing best =
+        most_pairs(shape, &shape->nics, choice->gpus, need->share ? choice->gpus : fit, idle, free_nics, nics);
+    choice->gpus = best.gpus;
+    choice->nics = best.nics;
+    choice->pairs = (uint16_t)best.pairs;
+}
+
+/* As pair_up, which says why; only the number of pairs. */
+int sluice_most_pairs(const struct shape *shape, uint16_t gpus, int gpu_count, uint32_t nics, int nic_count)
+{
+    if (!gpu_count || !nic_count)
+        return 0;
+    if (gpu_count == nic_count)
+        return least(gpu_count, sluice_count_pairs(shape, gpus, nics));
+    bool fewer_nics = nic_count < gpu_count;
+    int fewer = fewer_nics ? nic_count : gpu_count, more = fewer_nics ? gpu_count : nic_count;
+    int each = (more + fewer - 1) / fewer, whole = 0;
+    uint8_t rests[SLUICE_MAX_NICS] = {0}; /* how many groups have so many left for one that would take `each` */
+    for (int i = 0; i < shape->near_count; i++) {
+        int near_gpus = sluice_count(gpus & shape->near[i].gpus),
+            near_nics = __builtin_popcount(nics & shape->near[i].nics);
+        int takers = fewer_nics ? near_nics : near_gpus, taken = fewer_nics ? near_gpus : near_nics;
+        whole += least(takers, taken / each);
+        rests[taken / each < takers ? taken % each : 0]++;
+    }
+    int left = fewer - least(fewer, whole), pairs = (fewer - left) * each;
+    for (int rest = each - 1; rest > 0 && left; rest--) {
+        int takers = least(left, rests[rest]);
+        pairs += takers * rest;
+        left -= takers;
+    }
+    return least(pairs, more);
 }

@@ -97,19 +97,22 @@ struct offer sluice_offer_of(const struct shape *shape, const struct need *need,
 struct offer sluice_offer_now(const struct sluice_cluster *cluster, uint32_t node, const struct need *need)
 {
     const struct node *row = &cluster->nodes[node];
+    const struct shape *shape = sluice_shape_of(cluster, node);
     if (need->exclusive && row->parts)
         return (struct offer){0};
-    return sluice_offer_of(sluice_shape_of(cluster, node), need, row->cpus_free, row->host_memory_free,
-                           need->gpus ? sluice_fitting_gpus(cluster, node, need) : 0);
+    struct offer offer = sluice_offer_of(shape, need, row->cpus_free, row->host_memory_free,
+                                         need->gpus ? sluice_fitting_gpus(cluster, node, need) : 0);
+    return need->nics || need->nics_per_gpu ? sluice_offer_with_nics(shape, need, cluster->nics_free[node], offer)
+                                            : offer;
 }
 
 struct offer sluice_offer_idle(const struct sluice_cluster *cluster, const struct node_class *class,
                                const struct need *need)
 {
     const struct shape *shape = &cluster->shapes[class->shape];
-    return sluice_offer_of(shape, need, class->cpus, class->host_memory,
-                           need->gpus ? sluice_with_free(&shape->memory, sluice_eligible(shape, need), need->share)
-                                      : 0);
+    uint16_t fit = need->gpus ? sluice_with_free(&shape->memory, sluice_eligible(shape, need), need->share) : 0;
+    struct offer offer = sluice_offer_of(shape, need, class->cpus, class->host_memory, fit);
+    return need->nics || need->nics_per_gpu ? sluice_offer_with_nics(shape, need, shape->all_nics, offer) : offer;
 }
 
 /* ---- candidates ---- */
@@ -138,6 +141,10 @@ struct choice sluice_score_node(const struct sluice_cluster *cluster, const stru
     if (need->layout != SLUICE_LAYOUT_POLICY)
         sluice_add_term(terms, "layout_permille", choice.layout);
     choice.score = policy->score(cluster, node, need, gpus, fit, &choice.gpus, terms);
+    if (need->nics || need->nics_per_gpu) {
+        sluice_choose_pairs(cluster, need, fit, &choice);
+        sluice_add_term(terms, "nic_pairs", choice.pairs);
+    }
     return choice;
 }
 
@@ -159,6 +166,8 @@ bool sluice_choice_better(const struct sluice_cluster *cluster, const struct cho
 {
     if (a->preferred != b->preferred)
         return a->preferred > b->preferred;
+    if (a->pairs != b->pairs)
+        return a->pairs > b->pairs;
     if (a->layout != b->layout)
         return a->layout > b->layout;
     if (a->score != b->score)
@@ -207,7 +216,7 @@ bool sluice_scan(const struct sluice_cluster *cluster, const struct policy *poli
 
 /* ---- place ---- */
 
-struct sluice_part sluice_part_of(const struct need *need, uint32_t node, uint16_t gpus)
+struct sluice_part sluice_part_of(const struct need *need, uint32_t node, uint16_t gpus, uint32_t nics)
 {
     int count = sluice_count(gpus);
     return (struct sluice_part){
@@ -218,6 +227,7 @@ struct sluice_part sluice_part_of(const struct need *need, uint32_t node, uint16
         .host_memory_mib = need->host_memory + (int64_t)count * need->host_memory_per_gpu,
         .exclusive = need->exclusive,
         .gpu_compute_percent = (uint32_t)need->compute,
+        .nics = nics,
     };
 }
 
@@ -259,24 +269,29 @@ static enum sluice_error check_call(const struct sluice_cluster *cluster, enum s
     return SLUICE_OK;
 }
 
+bool sluice_find(struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
+                 struct sluice_placement *placement)
+{
+    if (need->nodes_max > 1)
+        return sluice_gang_place(cluster, policy, need, placement) == SLUICE_OK;
+    struct choice choice;
+    bool found = policy->choose && need->plain ? policy->choose(cluster, need, &choice)
+                                               : sluice_scan(cluster, policy, need, &choice);
+    if (!found)
+        return false;
+    placement->parts[0] = sluice_part_of(need, choice.node, choice.gpus, choice.nics);
+    placement->part_count = 1;
+    placement->score = choice.score;
+    placement->nic_pairs = choice.pairs;
+    return true;
+}
+
 static enum sluice_error place(struct sluice_cluster *cluster, enum sluice_policy policy_id, const struct need *need,
                                struct sluice_placement *placement, struct sluice_error_text *text)
 {
     const struct policy *policy = &sluice_policies[policy_id];
-    bool found;
-    if (need->nodes_max > 1) {
-        found = sluice_gang_place(cluster, policy, need, placement) == SLUICE_OK;
-    } else {
-        struct choice choice;
-        found = policy->choose && need->plain ? policy->choose(cluster, need, &choice)
-                                              : sluice_scan(cluster, policy, need, &choice);
-        if (found) {
-            placement->parts[0] = sluice_part_of(need, choice.node, choice.gpus);
-            placement->part_count = 1;
-            placement->score = choice.score;
-        }
-    }
-    if (found)
+    if (need->nics || need->nics_per_gpu ? sluice_find_near_nics(cluster, policy, need, placement)
+                                         : sluice_find(cluster, policy, need, placement))
         return SLUICE_OK;
     if (possible(cluster, need))
         return sluice_fail(text, SLUICE_ERROR_NO_PLACE, "no place now; sluice_explain says why");
@@ -392,8 +407,14 @@ const char *sluice_reason_text(enum sluice_reason reason)
         return "too few free GPUs on one NUMA node";
     case SLUICE_REASON_SWITCH:
         return "too few nodes that fit below one switch";
+    case SLUICE_REASON_SEGMENT:
+        return "fits alone, but not enough whole segments fit below leaf switches";
     case SLUICE_REASON_GANG:
         return "too few nodes that fit";
+    case SLUICE_REASON_NICS:
+        return "has too few RDMA NICs";
+    case SLUICE_REASON_NICS_BUSY:
+        return "GPUs free, too few RDMA NICs free";
     }
     return "unknown reason";
 }
@@ -431,6 +452,10 @@ static enum sluice_reason reason_of(const struct sluice_cluster *cluster, uint32
         kind &= shape->near_nic;
     if (sluice_count(kind) < gpus)
         return SLUICE_REASON_NIC;
+    int nics = (int)need->nics + gpus * (int)need->nics_per_gpu;
+    uint32_t accepted = sluice_nics_accepted(shape, need->nic_kinds);
+    if (__builtin_popcount(accepted) < nics)
+        return SLUICE_REASON_NICS;
     if (row->cpus_free < need->cpus + (int64_t)gpus * need->cpus_per_gpu)
         return SLUICE_REASON_CPUS;
     if (row->host_memory_free < need->host_memory + (int64_t)gpus * need->host_memory_per_gpu)
@@ -449,7 +474,17 @@ static enum sluice_reason reason_of(const struct sluice_cluster *cluster, uint32
         return SLUICE_REASON_LINK;
     if (gpus && (required & NUMA) && !smallest_group(shape, required, gpus, kind))
         return SLUICE_REASON_NUMA;
+    if (__builtin_popcount(accepted & cluster->nics_free[node]) < nics)
+        return SLUICE_REASON_NICS_BUSY;
     return SLUICE_REASON_FITS;
+}
+
+/* Why a request has no place although so many nodes fit separately. */
+static enum sluice_reason reason_together(const struct need *need, uint32_t fitting)
+{
+    if (need->one_switch == SLUICE_REQUIRED)
+        return SLUICE_REASON_SWITCH;
+    return need->segment > 1 && fitting >= need->nodes_min ? SLUICE_REASON_SEGMENT : SLUICE_REASON_GANG;
 }
 
 enum sluice_error sluice_explain(struct sluice_cluster *cluster, enum sluice_policy policy,
@@ -466,7 +501,7 @@ enum sluice_error sluice_explain(struct sluice_cluster *cluster, enum sluice_pol
         explanation->by_reason[reason_of(cluster, node, &need)]++;
     if (explanation->verdict != SLUICE_OK) {
         /* Nodes that fit separately failed together. */
-        enum sluice_reason together = need.one_switch == SLUICE_REQUIRED ? SLUICE_REASON_SWITCH : SLUICE_REASON_GANG;
+        enum sluice_reason together = reason_together(&need, explanation->by_reason[SLUICE_REASON_FITS]);
         explanation->by_reason[together] = explanation->by_reason[SLUICE_REASON_FITS];
         explanation->by_reason[SLUICE_REASON_FITS] = 0;
         return SLUICE_OK;

@@ -19,6 +19,8 @@ enum {
     RENEWALS = 16,        /* a reservation is looked for again after a sixteenth of the wait that it predicted */
     PLAN_PARTS = 1 << 20, /* most parts that run or are planned at a time under conservative backfill */
     CHARGE_PERIOD = 60,   /* fair-share's units of time between charges of what runs; an end is charged at once */
+    HOUR_S = 3600,        /* in which so many moves are made at most */
+    MOST_GAIN_S = 86400,  /* of a start that moves make possible */
     ENDS = 0,             /* the heaps */
     EXPECTED = 1,
 };
@@ -65,6 +67,16 @@ struct plan {
     uint32_t part_capacity;
 };
 
+/* Room for moves of running jobs. */
+struct moves {
+    struct sluice_compaction *compaction;
+    struct sluice_request *requests; /* by class */
+    struct sluice_movable *movables;
+    uint32_t *jobs; /* whose they are */
+    int64_t hour;   /* of the last move */
+    uint32_t within_hour;
+};
+
 struct sluice_replay {
     struct sluice_cluster *cluster;
     struct sluice_replay_config config;
@@ -98,6 +110,7 @@ struct sluice_replay {
     struct sluice_guard *guard;
     struct sluice_preemption *preemption;
     struct plan plan;
+    struct moves moves;
     struct sluice_candidate *candidates;
     uint32_t *victims;
     uint32_t *suspended;
@@ -579,6 +592,104 @@ static enum sluice_error preempt_for(struct sluice_replay *replay, uint32_t inde
     return error;
 }
 
+/* ---- moves ---- */
+
+static uint32_t list_movables(const struct sluice_replay *replay)
+{
+    int64_t cost_s = replay->config.move_cost / replay->config.second;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < replay->heap[ENDS].count; i++) {
+        uint32_t index = replay->heap[ENDS].jobs[i];
+        const struct sluice_replay_job *trace = &replay->trace[index];
+        if (!trace->movable || replay->classes[trace->request].need.nodes_max > 1 || !trace->gpus_milli ||
+            replay->outcomes[index].moves >= replay->config.moves_per_job)
+            continue;
+        replay->moves.jobs[count] = index;
+        replay->moves.movables[count++] =
+            (struct sluice_movable){.allocation = replay->jobs[index].allocation,
+                                    .request = trace->request,
+                                    .cost = trace->gpus_milli * (cost_s > 0 ? cost_s : 1)};
+    }
+    return count;
+}
+
+static uint32_t moves_left(struct sluice_replay *replay)
+{
+    int64_t hour = replay->now / replay->config.second / HOUR_S;
+    if (hour != replay->moves.hour)
+        replay->moves.within_hour = 0;
+    replay->moves.hour = hour;
+    uint32_t most = replay->config.moves_per_hour, made = replay->moves.within_hour;
+    return made < most ? most - made : 0;
+}
+
+/* It goes on there, when it has paid for the move. */
+static enum sluice_error move_to(struct sluice_replay *replay, uint32_t index, const struct sluice_part *to,
+                                 struct sluice_error_text *text)
+{
+    struct job *job = &replay->jobs[index];
+    struct sluice_part part = *to;
+    const struct sluice_placement placement = {.parts = &part, .part_capacity = 1, .part_count = 1};
+    settle(replay, index);
+    heap_remove(replay, ENDS, index);
+    heap_remove(replay, EXPECTED, index);
+    job->debt = later(job->debt, replay->config.move_cost);
+    schedule_end(replay, index);
+    heap_add(replay, ENDS, index);
+    heap_add(replay, EXPECTED, index);
+    replay->outcomes[index].moves++;
+    replay->moves.within_hour++;
+    return sluice_commit(replay->cluster, &placement, &job->allocation, text);
+}
+
+/* All that moves leaves, then each goes to its new place, and the job starts. */
+static enum sluice_error carry_out(struct sluice_replay *replay, uint32_t index, const struct sluice_move *moves,
+                                   uint32_t count, const struct sluice_placement *placement,
+                                   struct sluice_error_text *text)
+{
+    enum sluice_error error = SLUICE_OK;
+    uint64_t allocation;
+    for (uint32_t i = 0; i < count && !error; i++)
+        error = sluice_release(replay->cluster, replay->moves.movables[moves[i].movable].allocation, text);
+    for (uint32_t i = 0; i < count && !error; i++)
+        error = move_to(replay, replay->moves.jobs[moves[i].movable], &moves[i].to, text);
+    if (!error)
+        error = sluice_commit(replay->cluster, placement, &allocation, text);
+    if (!error)
+        enter(replay, index, allocation);
+    return error;
+}
+
+/* The first job that cannot start: if it has waited for too long, others may be moved for it. */
+static enum sluice_error move_for(struct sluice_replay *replay, uint32_t index, bool *started,
+                                  struct sluice_error_text *text)
+{
+    const struct sluice_replay_config *config = &replay->config;
+    const struct sluice_replay_job *trace = &replay->trace[index];
+    uint32_t left = moves_left(replay), count = 0;
+    *started = false;
+    if (!left || replay->classes[trace->request].need.total || !trace->gpus_milli ||
+        replay->now - trace->submit < config->move_wait)
+        return SLUICE_OK;
+    reserve(replay, index);
+    int64_t gain_s = (replay->reservation.start - replay->now) / config->second;
+    struct sluice_compaction_limits limits = {.moves = left,
+                                              .gain = trace->gpus_milli * (gain_s < MOST_GAIN_S ? gain_s : MOST_GAIN_S),
+                                              .factor_permille = config->move_factor_permille};
+    struct sluice_move moves[SLUICE_COMPACTION_MAX_MOVES];
+    uint32_t movables = list_movables(replay);
+    enum sluice_error error = sluice_compaction_plan(
+        replay->moves.compaction, config->placement, replay->moves.requests, replay->class_count, trace->request,
+        replay->moves.movables, movables, &limits, &replay->placement, moves, &count, text);
+    if (error == SLUICE_ERROR_NO_PLACE)
+        return SLUICE_OK;
+    if (!error)
+        error = carry_out(replay, index, moves, count, &replay->placement, text);
+    *started = !error;
+    replay->reservation.held = false; /* others may be where it was */
+    return error;
+}
+
 /* Ticks as whole seconds, rounded up and within what a plan can look ahead. */
 static int64_t plan_seconds(const struct sluice_replay *replay, int64_t ticks)
 {
@@ -629,74 +740,113 @@ static enum sluice_error decide_by_plan(struct sluice_replay *replay, uint32_t t
     return error;
 }
 
+/* One walk over the ranked jobs. */
+struct walk {
+    bool reserved; /* a job before this one could not start and has its reservation */
+    bool blocked;  /* a job before this one could not start */
+    bool any;      /* has started */
+    uint32_t preempting;
+};
+
+/* The queue's jobs from `from` on, in their order. */
+static enum sluice_error rank_pending(struct sluice_replay *replay, uint32_t from, uint32_t count,
+                                      struct sluice_error_text *text)
+{
+    if (!plain_fifo(&replay->config)) {
+        for (uint32_t i = 0; i < count; i++)
+            describe(replay, i, replay->pending[from + i]);
+        return rank(replay, count, text);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        replay->active[i] = replay->pending[from + i];
+        replay->ranked[i] = i;
+    }
+    return SLUICE_OK;
+}
+
+/* Start it where there is room for it. *settled: it has started, or may not, as it would delay the reserved start. */
+static enum sluice_error start_in_room(struct sluice_replay *replay, uint32_t index, struct walk *walk, bool *settled,
+                                       struct sluice_error_text *text)
+{
+    struct request_class *class = &replay->classes[replay->trace[index].request];
+    bool beyond = false;
+    uint64_t allocation;
+    *settled = true;
+    if (walk->reserved) {
+        int64_t expected = 0, longest = 0;
+        remaining(replay, index, &expected, &longest);
+        beyond = later(later(replay->now, replay->trace[index].restart), expected) > replay->reservation.start;
+        if (beyond && class->vetoed == replay->decision)
+            return SLUICE_OK;
+    }
+    enum sluice_error error = place(replay, index, &allocation, text);
+    if (error) {
+        *settled = false;
+        return error == SLUICE_ERROR_NO_PLACE ? SLUICE_OK : error;
+    }
+    if (beyond && !keeps(replay, allocation)) {
+        class->vetoed = replay->decision;
+        return sluice_release(replay->cluster, allocation, text);
+    }
+    enter(replay, index, allocation);
+    walk->any = true;
+    return SLUICE_OK;
+}
+
+/* Start it where others make room for it: jobs of lower tiers, or those that can be moved. */
+static enum sluice_error start_with_room_made(struct sluice_replay *replay, uint32_t index, struct walk *walk,
+                                              bool *started, struct sluice_error_text *text)
+{
+    const struct sluice_replay_config *config = &replay->config;
+    enum sluice_error error = SLUICE_OK;
+    *started = false;
+    if (config->preemption == SLUICE_REPLAY_TIERS && replay->trace[index].tier && walk->preempting++ < TIER_TRIES &&
+        !walk->reserved) {
+        error = preempt_for(replay, index, started, text);
+        if (*started)
+            replay->reservation.held = false; /* it may have taken what was reserved */
+    }
+    if (!error && !*started && config->move_wait && !walk->blocked)
+        error = move_for(replay, index, started, text);
+    walk->any |= *started;
+    return error;
+}
+
+static void reserve_first(struct sluice_replay *replay, uint32_t index, struct walk *walk)
+{
+    const struct reservation *last = &replay->reservation;
+    if (walk->reserved)
+        return;
+    if (!last->held || last->job != index || replay->now >= last->renew)
+        reserve(replay, index);
+    walk->reserved = true;
+}
+
 /* Start what may start, running jobs staying where they are. `from`: the first of the queue that is to be tried. */
 static enum sluice_error decide(struct sluice_replay *replay, uint32_t from, struct sluice_error_text *text)
 {
     const struct sluice_replay_config *config = &replay->config;
     uint32_t count = replay->pending_count - from;
-    enum sluice_error error = SLUICE_OK;
-    if (plain_fifo(config)) {
-        for (uint32_t i = 0; i < count; i++) {
-            replay->active[i] = replay->pending[from + i];
-            replay->ranked[i] = i;
-        }
-    } else {
-        for (uint32_t i = 0; i < count; i++)
-            describe(replay, i, replay->pending[from + i]);
-        error = rank(replay, count, text);
-    }
     uint32_t tries = config->depth && config->depth < count ? config->depth : count;
+    enum sluice_error error = rank_pending(replay, from, count, text);
     if (!error && config->backfill == SLUICE_REPLAY_CONSERVATIVE)
         return decide_by_plan(replay, tries, text);
-    bool reserved = false; /* a job before this one could not start and has its reservation */
-    uint32_t preempting = 0;
-    bool any = false;
+    struct walk walk = {0};
     for (uint32_t i = 0; i < tries && !error; i++) {
         uint32_t index = replay->active[replay->ranked[i]];
-        struct request_class *class = &replay->classes[replay->trace[index].request];
-        int64_t expected = 0, longest = 0;
-        bool beyond = false;
-        if (reserved) {
-            remaining(replay, index, &expected, &longest);
-            beyond = later(later(replay->now, replay->trace[index].restart), expected) > replay->reservation.start;
-            if (beyond && class->vetoed == replay->decision)
-                continue;
-        }
-        uint64_t allocation;
-        error = place(replay, index, &allocation, text);
-        if (!error && beyond && !keeps(replay, allocation)) {
-            class->vetoed = replay->decision;
-            error = sluice_release(replay->cluster, allocation, text);
+        bool settled;
+        error = start_in_room(replay, index, &walk, &settled, text);
+        if (!error && !settled)
+            error = start_with_room_made(replay, index, &walk, &settled, text);
+        if (error || settled)
             continue;
-        }
-        if (!error) {
-            enter(replay, index, allocation);
-            any = true;
-            continue;
-        }
-        if (error != SLUICE_ERROR_NO_PLACE)
-            break;
-        error = SLUICE_OK;
-        if (config->preemption == SLUICE_REPLAY_TIERS && replay->trace[index].tier && preempting++ < TIER_TRIES &&
-            !reserved) {
-            bool started;
-            error = preempt_for(replay, index, &started, text);
-            any |= started;
-            if (started) {
-                replay->reservation.held = false; /* it may have taken what was reserved */
-                continue;
-            }
-        }
+        walk.blocked = true;
         if (config->backfill == SLUICE_REPLAY_STRICT)
             break;
-        if (config->backfill == SLUICE_REPLAY_EASY && !reserved && !error) {
-            const struct reservation *last = &replay->reservation;
-            if (!last->held || last->job != index || replay->now >= last->renew)
-                reserve(replay, index);
-            reserved = true;
-        }
+        if (config->backfill == SLUICE_REPLAY_EASY)
+            reserve_first(replay, index, &walk);
     }
-    if (any)
+    if (walk.any)
         close_ranks(replay);
     return error;
 }
@@ -852,6 +1002,16 @@ static enum sluice_error check_config(const struct sluice_replay_config *config,
     if (config->restart_each_decision && config->preemption != SLUICE_REPLAY_ORDER)
         return sluice_fail(text, SLUICE_ERROR_INVALID,
                            "replay: restarts at each decision come only with preemption by order");
+    if (config->move_wait &&
+        (config->move_wait < 0 || config->move_cost < 1 || config->move_factor_permille < 1 ||
+         config->moves_per_hour > SLUICE_COMPACTION_MAX_MOVES || config->preemption == SLUICE_REPLAY_ORDER ||
+         config->backfill == SLUICE_REPLAY_CONSERVATIVE))
+        return sluice_fail(
+            text, SLUICE_ERROR_INVALID,
+            "replay: moves: wait %lld, cost %lld, factor %u permille, %u an hour: at least 1 each, at most"
+            " %d an hour, and neither with conservative backfill nor with preemption by order",
+            (long long)config->move_wait, (long long)config->move_cost, config->move_factor_permille,
+            config->moves_per_hour, SLUICE_COMPACTION_MAX_MOVES);
     if (config->interval < 0 || config->sample_interval < 1 || config->second < 1)
         return sluice_fail(text, SLUICE_ERROR_RANGE,
                            "replay: interval %lld, sample interval %lld, second %lld:"
@@ -985,6 +1145,20 @@ static enum sluice_error set_up_plan(struct sluice_replay *replay, struct sluice
     return sluice_backfill_new(&config, replay->cluster->node_count, &plan->backfill, text);
 }
 
+static enum sluice_error set_up_moves(struct sluice_replay *replay, struct sluice_error_text *text)
+{
+    struct moves *moves = &replay->moves;
+    size_t jobs = replay->count ? replay->count : 1, classes = replay->class_count ? replay->class_count : 1;
+    moves->requests = calloc(classes, sizeof *moves->requests);
+    moves->movables = calloc(jobs, sizeof *moves->movables);
+    moves->jobs = calloc(jobs, sizeof *moves->jobs);
+    if (!moves->requests || !moves->movables || !moves->jobs)
+        return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "replay of %u jobs: out of host memory", replay->count);
+    for (uint32_t i = 0; i < replay->class_count; i++)
+        moves->requests[i] = replay->classes[i].request;
+    return sluice_compaction_new(replay->cluster, (uint32_t)jobs, (uint32_t)classes, &moves->compaction, text);
+}
+
 static enum sluice_error set_up(struct sluice_replay *replay, const struct sluice_request *requests,
                                 const struct sluice_replay_job *jobs, struct sluice_error_text *text)
 {
@@ -1012,6 +1186,8 @@ static enum sluice_error set_up(struct sluice_replay *replay, const struct sluic
     }
     if (!error && config->backfill == SLUICE_REPLAY_CONSERVATIVE)
         error = set_up_plan(replay, text);
+    if (!error && config->move_wait)
+        error = set_up_moves(replay, text);
     if (!error && config->preemption == SLUICE_REPLAY_TIERS)
         error = sluice_preemption_new(replay->cluster, replay->count ? replay->count : 1, &replay->preemption, text);
     return error;
@@ -1059,6 +1235,10 @@ void sluice_replay_free(struct sluice_replay *replay)
     sluice_guard_free(replay->guard);
     sluice_preemption_free(replay->preemption);
     sluice_backfill_free(replay->plan.backfill);
+    sluice_compaction_free(replay->moves.compaction);
+    free(replay->moves.requests);
+    free(replay->moves.movables);
+    free(replay->moves.jobs);
     free(replay->plan.running);
     free(replay->plan.jobs);
     free(replay->plan.starts);

@@ -30,7 +30,10 @@ static enum sluice_error check_numbers(const struct sluice_request *request, str
         {"capability_min", request->capability_min, UINT32_MAX},
         {"gpu_memory_mib_min", request->gpu_memory_mib_min, SLUICE_MAX_GPU_MEMORY_MIB},
         {"switch_level", request->switch_level, SLUICE_SWITCH_LEVELS - 1},
+        {"segment", request->segment, SLUICE_MAX_NODES},
         {"gpu_compute_percent", request->gpu_compute_percent, ALL_COMPUTE},
+        {"nics", request->nics, SLUICE_MAX_NICS},
+        {"nics_per_gpu", request->nics_per_gpu, SLUICE_MAX_NICS},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         enum sluice_error error = check_range(numbers[i].name, numbers[i].value, numbers[i].most, text);
@@ -76,6 +79,7 @@ static enum sluice_error check_without_gpus(const struct sluice_request *request
         {"one_link_domain", request->one_link_domain != SLUICE_ANY},
         {"one_numa_node", request->one_numa_node != SLUICE_ANY},
         {"near_nic", request->near_nic != SLUICE_ANY},
+        {"nics_per_gpu", request->nics_per_gpu != 0},
         {"SLUICE_GPUS_TOTAL", (request->flags & SLUICE_GPUS_TOTAL) != 0},
         {"SLUICE_GPU_MEMORY_SUM", (request->flags & SLUICE_GPU_MEMORY_SUM) != 0},
     };
@@ -83,9 +87,10 @@ static enum sluice_error check_without_gpus(const struct sluice_request *request
         if (fields[i].set)
             return sluice_fail(text, SLUICE_ERROR_INVALID, "%s is set, but gpus is 0; ask for GPUs or leave it out",
                                fields[i].name);
-    if (!request->cpus_milli && !request->host_memory_mib && !(request->flags & SLUICE_EXCLUSIVE))
+    if (!request->cpus_milli && !request->host_memory_mib && !request->nics && !(request->flags & SLUICE_EXCLUSIVE))
         return sluice_fail(text, SLUICE_ERROR_INVALID,
-                           "the request asks for nothing: set gpus, cpus_milli, host_memory_mib or SLUICE_EXCLUSIVE");
+                           "the request asks for nothing: set gpus, cpus_milli, host_memory_mib, nics or "
+                           "SLUICE_EXCLUSIVE");
     return SLUICE_OK;
 }
 
@@ -127,6 +132,22 @@ static enum sluice_error gpu_share(const struct sluice_request *request, int32_t
     return SLUICE_OK;
 }
 
+/* Segments are whole, and each node's share is known. */
+static enum sluice_error check_segment(const struct sluice_request *request, int64_t nodes_min, bool total,
+                                       struct sluice_error_text *text)
+{
+    if (request->segment < 2)
+        return SLUICE_OK;
+    if (total)
+        return sluice_fail(text, SLUICE_ERROR_INVALID,
+                           "segment %" PRId64 " with GPUs in total: ask for so many GPUs on each node",
+                           request->segment);
+    if (nodes_min % request->segment)
+        return sluice_fail(text, SLUICE_ERROR_INVALID, "nodes_min %" PRId64 " is no multiple of segment %" PRId64,
+                           nodes_min, request->segment);
+    return SLUICE_OK;
+}
+
 enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster, const struct sluice_request *request,
                                            struct need *need, struct sluice_error_text *text)
 {
@@ -161,15 +182,24 @@ enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster,
         nodes_max = nodes_min;
         gpus /= nodes_min;
     }
+    if ((error = check_segment(request, nodes_min, total, text)))
+        return error;
+    const int64_t segment = request->segment > 1 ? request->segment : 1;
 
     /* Of one node: with what comes with each GPU, unless the number of GPUs is open. */
-    int64_t cpus = request->cpus_milli, host_memory = request->host_memory_mib;
+    int64_t cpus = request->cpus_milli, host_memory = request->host_memory_mib, nics = request->nics;
+    if (request->nic_kinds && !nics && !request->nics_per_gpu)
+        return sluice_fail(text, SLUICE_ERROR_INVALID,
+                           "nic_kinds is set, but no NIC is asked; ask for NICs or leave "
+                           "it out");
     if (!total) {
+        nics += gpus * request->nics_per_gpu;
         cpus += gpus * request->cpus_milli_per_gpu;
         host_memory += gpus * request->host_memory_mib_per_gpu;
         if ((error = check_range("cpus_milli of a node with its GPUs' part", cpus, SLUICE_MAX_CPUS_MILLI, text)) ||
             (error = check_range("host_memory_mib of a node with its GPUs' part", host_memory,
-                                 SLUICE_MAX_HOST_MEMORY_MIB, text)))
+                                 SLUICE_MAX_HOST_MEMORY_MIB, text)) ||
+            (error = check_range("nics of a node with its GPUs' part", nics, SLUICE_MAX_NICS, text)))
             return error;
     }
     *need = (struct need){
@@ -184,7 +214,11 @@ enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster,
         .capability = (uint32_t)request->capability_min,
         .gpu_memory_min = (int32_t)request->gpu_memory_mib_min,
         .nodes_min = (uint32_t)nodes_min,
-        .nodes_max = (uint32_t)nodes_max,
+        .nodes_max = (uint32_t)(nodes_max - nodes_max % segment),
+        .segment = (uint32_t)segment,
+        .nics = (uint32_t)nics,
+        .nics_per_gpu = total ? (uint32_t)request->nics_per_gpu : 0,
+        .nic_kinds = request->nic_kinds,
         .total = total,
         .exclusive = request->flags & SLUICE_EXCLUSIVE,
         .any_gpu = !request->models && !request->capability_min && !request->gpu_memory_mib_min,
@@ -199,7 +233,8 @@ enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster,
         .allowed_words = request->allowed_words,
         .seed = request->seed,
     };
-    need->plain = nodes_max == 1 && !need->exclusive && !need->preferences && request->layout == SLUICE_LAYOUT_POLICY;
+    need->plain = nodes_max == 1 && !need->exclusive && !need->preferences && !nics && !request->nics_per_gpu &&
+                  request->layout == SLUICE_LAYOUT_POLICY;
     return SLUICE_OK;
 }
 

@@ -58,6 +58,15 @@ static struct sluice_cluster *new_cluster(void)
                                                      .link_domain = i / 4,
                                                      .numa_node = i / 8,
                                                      .near_nic = i % 3 > 0};
+        if (n % 3) {
+            kind.nics = (struct sluice_nic_groups){.gpu_count = kind.gpu_count, .nic_count = n};
+            for (uint8_t i = 0; i < kind.gpu_count; i++)
+                kind.nics.gpu_group[i] = i / 2;
+            for (uint8_t i = 0; i < n; i++) {
+                kind.nics.nic_group[i] = i;
+                kind.nics.nic_kind[i] = n > 5 && i % 4 == 3;
+            }
+        }
         require(!sluice_cluster_add_shape(cluster, &kind, &shape, NULL));
         require(!sluice_cluster_add_node(cluster, shape, 64000, 64000, n % 3 ? racks[n % 2] : 0, &node, NULL));
     }
@@ -79,6 +88,7 @@ static void check_placement(const struct sluice_request *request, const struct s
         require(part->cpus_milli == request->cpus_milli + here * request->cpus_milli_per_gpu);
         require(part->host_memory_mib == request->host_memory_mib + here * request->host_memory_mib_per_gpu);
         require(part->gpu_compute_percent == request->gpu_compute_percent);
+        require(__builtin_popcount(part->nics) == request->nics + here * request->nics_per_gpu);
         require((request->flags & SLUICE_GPUS_TOTAL) ? here > 0 : here == request->gpus);
         gpus += here;
     }
@@ -111,6 +121,10 @@ static void place(struct sluice_cluster *cluster, struct input *input, uint64_t 
         .allowed_words = bits >> 17 & 1,
         .seed = bits,
         .gpu_compute_percent = number(input, 120),
+        .nics = bits >> 18 & 1 ? number(input, 10) : 0,
+        .nics_per_gpu = bits >> 19 & 1 ? number(input, 3) : 0,
+        .nic_kinds = bits >> 20 & 1 ? (uint64_t)number(input, 5) : 0,
+        .segment = number(input, 4),
     };
     enum sluice_policy policy = (enum sluice_policy)take(input, 1);
     struct sluice_part parts[MOST_PARTS];
@@ -155,7 +169,8 @@ static void commit(struct sluice_cluster *cluster, struct input *input, uint64_t
                                         .cpus_milli = number(input, 9000),
                                         .host_memory_mib = number(input, 9000),
                                         .exclusive = take(input, 1) > 240,
-                                        .gpu_compute_percent = (uint32_t)number(input, 120)};
+                                        .gpu_compute_percent = (uint32_t)number(input, 120),
+                                        .nics = (uint32_t)number(input, 8)};
     struct sluice_cluster_totals before, after;
     sluice_cluster_read_totals(cluster, &before);
     uint64_t allocation = 0;

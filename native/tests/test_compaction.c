@@ -18,19 +18,22 @@ struct scene {
 
 struct plan {
     enum sluice_error error;
-    struct sluice_part start;
+    struct sluice_part starts[NODES];
+    uint32_t start_count;
     struct sluice_move moves[MAX_JOBS];
     uint32_t count;
 };
 
-/* The last node's GPUs are of model b, the others of model a; on each node GPU 0 is near a NIC. */
+/* The last node's GPUs are of model b, the others of model a; on each node GPU 0 is near a NIC, and there are two NICs
+ * that requests count. */
 static struct scene new_scene(void)
 {
     struct scene scene = {0};
     const struct sluice_cluster_config config = {.max_nodes = NODES};
     CHECK_INT(sluice_cluster_new(&config, &scene.cluster, &text), SLUICE_OK);
     for (uint32_t i = 0; i < NODES; i++) {
-        struct sluice_node_shape shape = {.gpu_count = GPUS};
+        struct sluice_node_shape shape = {.gpu_count = GPUS,
+                                          .nics = {.gpu_count = GPUS, .nic_count = 2, .nic_group = {0, 1}}};
         uint32_t model, shape_id, node;
         CHECK_INT(sluice_cluster_add_model(scene.cluster, i == NODES - 1 ? "b" : "a", &model, &text), SLUICE_OK);
         for (int gpu = 0; gpu < GPUS; gpu++)
@@ -76,7 +79,7 @@ static void run_on(struct scene *scene, uint32_t node, uint32_t gpu, int64_t sha
 static struct plan make_plan(struct scene *scene, struct sluice_request request, struct sluice_compaction_limits limits)
 {
     struct plan plan = {0};
-    struct sluice_placement placement = {.parts = &plan.start, .part_capacity = 1};
+    struct sluice_placement placement = {.parts = plan.starts, .part_capacity = NODES};
     struct sluice_node_view before[NODES], after;
     for (uint32_t node = 0; node < NODES; node++)
         CHECK_INT(sluice_node_read(scene->cluster, node, &before[node], &text), SLUICE_OK);
@@ -84,6 +87,7 @@ static struct plan make_plan(struct scene *scene, struct sluice_request request,
     plan.error =
         sluice_compaction_plan(scene->compaction, SLUICE_POLICY_SLUICE, scene->requests, MAX_JOBS + 1, MAX_JOBS,
                                scene->jobs, scene->count, &limits, &placement, plan.moves, &plan.count, &text);
+    plan.start_count = placement.part_count;
     CHECK_INT(sluice_cluster_check(scene->cluster, NULL), SLUICE_OK);
     for (uint32_t node = 0; node < NODES; node++) { /* nothing changed */
         memset(&after, 0, sizeof after);
@@ -106,7 +110,10 @@ static void carry_out(struct scene *scene, const struct plan *plan)
     }
     for (uint32_t i = 0; i < plan->count; i++)
         commit(scene, plan->moves[i].to);
-    commit(scene, plan->start);
+    const struct sluice_placement placement = {
+        .parts = (struct sluice_part *)plan->starts, .part_capacity = NODES, .part_count = plan->start_count};
+    uint64_t allocation;
+    CHECK_INT(sluice_commit(scene->cluster, &placement, &allocation, &text), SLUICE_OK);
     CHECK_INT(sluice_cluster_check(scene->cluster, &text), SLUICE_OK);
 }
 
@@ -204,6 +211,49 @@ static void test_exchanges(void)
     free_scene(&scene);
 }
 
+/* A job of several nodes gets all of them, or nothing moves. */
+static void test_several_nodes(void)
+{
+    struct scene scene = new_scene();
+    run_on(&scene, 0, 0, 600, 1000); /* 0 */
+    run_on(&scene, 1, 0, 300, 1000); /* 1 */
+    run_on(&scene, 2, 0, 500, 1000); /* 2 */
+    const struct sluice_request two = {.gpus = 2, .nodes_min = 2},
+                                shares = {.gpus = 2, .nodes_min = 3, .gpu_memory_mib = 450};
+    expect_moves(&scene, two, any_cost, "01"); /* both go next to job 2, on GPUs of its node */
+    expect_moves(&scene, (struct sluice_request){.gpus = 2, .nodes_min = 3}, any_cost, "no place now");
+    expect_moves(&scene, (struct sluice_request){.gpus = 2, .nodes_min = 2, .nodes_max = 3}, any_cost, "01");
+    expect_moves(&scene, (struct sluice_request){.gpus = 1, .nodes_min = 3}, any_cost, "");
+    expect_moves(&scene, shares, any_cost, "no place now"); /* 600 goes nowhere once the others have their 450 */
+    scene.jobs[1].cost = 5;
+    expect_moves(&scene, two, any_cost, "02");
+    struct sluice_compaction_limits limits = any_cost;
+    limits.moves = 1; /* the bounds are of the whole plan, not of each node */
+    expect_moves(&scene, two, limits, "no place now");
+    limits = (struct sluice_compaction_limits){.moves = MAX_JOBS, .gain = 2, .factor_permille = 1000};
+    expect_moves(&scene, two, limits, "no place now");
+    limits.gain = 3;
+    expect_moves(&scene, two, limits, "02");
+    free_scene(&scene);
+
+    scene = new_scene(); /* a node is free, and is held: its GPUs are no place for what moves */
+    run_on(&scene, 0, 0, 0, 1000);
+    run_on(&scene, 1, 0, 0, 1000);
+    commit(&scene, (struct sluice_part){.node = 1, .gpus = 2});
+    expect_moves(&scene, two, any_cost, "no place now");
+    free_scene(&scene);
+
+    scene = new_scene(); /* each job has a place, on the same GPU */
+    run_on(&scene, 0, 0, 600, 1000);
+    run_on(&scene, 1, 0, 600, 1000);
+    run_on(&scene, 2, 0, 0, 1000);
+    expect_moves(&scene, two, any_cost, "no place now");
+    CHECK_INT(sluice_release(scene.cluster, scene.jobs[2].allocation, &text), SLUICE_OK);
+    scene.count = 2;
+    expect_moves(&scene, two, any_cost, "0"); /* one node is free already */
+    free_scene(&scene);
+}
+
 /* An idle GPU that the request does not accept is no room for it. */
 static void test_preferences(void)
 {
@@ -212,6 +262,33 @@ static void test_preferences(void)
     fill_node(&scene, 1);
     fill_node(&scene, 2);
     expect_moves(&scene, (struct sluice_request){.gpus = 1, .near_nic = SLUICE_REQUIRED}, any_cost, "0");
+    free_scene(&scene);
+}
+
+/* Who holds NICs moves for one who needs them; a GPU that lacks none is no reason to move. */
+static void test_nics(void)
+{
+    struct scene scene = new_scene();
+    run_on(&scene, 0, 0, 300, 1000); /* 0 */
+    scene.requests[1] = (struct sluice_request){.nics = 2, .cpus_milli = 1000};
+    scene.jobs[1] = (struct sluice_movable){
+        .allocation = commit(&scene, (struct sluice_part){.node = 0, .nics = 3, .cpus_milli = 1000}),
+        .request = 1,
+        .cost = 9};
+    scene.count = 2;
+    commit(&scene, (struct sluice_part){.node = 1, .nics = 3});
+    fill_node(&scene, 2); /* with its NICs free */
+    const struct sluice_request one = {.gpus = 1, .nics = 1}, two = {.gpus = 1, .nics = 1, .nodes_min = 2};
+    expect_moves(&scene, one, any_cost, "1");
+    expect_moves(&scene, (struct sluice_request){.gpus = 2, .nics_per_gpu = 1}, any_cost, "01");
+    expect_moves(&scene, (struct sluice_request){.gpus = 1, .nics = 1, .nic_kinds = 2}, any_cost,
+                 "no place even when idle");
+    expect_moves(&scene, two, any_cost, "no place now");
+    const struct plan plan = make_plan(&scene, one, any_cost);
+    CHECK_INT(plan.moves[0].to.node, 2);
+    CHECK_INT(plan.moves[0].to.nics, 3);
+    CHECK_INT(__builtin_popcount(plan.starts[0].nics), 1);
+    carry_out(&scene, &plan);
     free_scene(&scene);
 }
 
@@ -291,8 +368,11 @@ static void test_refused(void)
         {{.allocation = 12345, .cost = 1}, SLUICE_ERROR_UNKNOWN, "no allocation 12345"},
         {{.request = MAX_JOBS + 1, .cost = 1}, SLUICE_ERROR_INVALID, "request 7 of 7"},
         {{.cost = 0}, SLUICE_ERROR_INVALID, "cost 0"},
+        {{.request = MAX_JOBS - 1, .cost = 1}, SLUICE_ERROR_INVALID, "on one node"},
     };
     const struct sluice_request one = {.gpus = 1};
+    scene.count--;
+    scene.requests[MAX_JOBS - 1].nodes_max = 2;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct sluice_movable before = scene.jobs[1];
         scene.jobs[1] = cases[i].job;
@@ -302,6 +382,8 @@ static void test_refused(void)
         CHECK(strstr(text.text, "movable job 1") && strstr(text.text, cases[i].says));
         scene.jobs[1] = before;
     }
+    scene.requests[MAX_JOBS - 1].nodes_max = 0;
+    scene.count++;
     struct sluice_movable before = scene.jobs[2];
     scene.jobs[2] = scene.jobs[0];
     CHECK_INT(make_plan(&scene, one, any_cost).error, SLUICE_ERROR_DUPLICATE);
@@ -309,8 +391,10 @@ static void test_refused(void)
     scene.count = MAX_JOBS + 1;
     CHECK_INT(make_plan(&scene, one, any_cost).error, SLUICE_ERROR_CAPACITY);
     scene.count = MAX_JOBS;
-    CHECK_INT(make_plan(&scene, (struct sluice_request){.gpus = 1, .nodes_min = 2}, any_cost).error,
-              SLUICE_ERROR_INVALID);
+    CHECK_INT(
+        make_plan(&scene, (struct sluice_request){.gpus = 3, .nodes_max = 2, .flags = SLUICE_GPUS_TOTAL}, any_cost)
+            .error,
+        SLUICE_ERROR_INVALID);
     struct sluice_compaction_limits limits = any_cost;
     limits.factor_permille = 0;
     CHECK_INT(make_plan(&scene, one, limits).error, SLUICE_ERROR_RANGE);
@@ -318,6 +402,8 @@ static void test_refused(void)
     limits.moves = SLUICE_COMPACTION_MAX_MOVES + 1;
     CHECK_INT(make_plan(&scene, one, limits).error, SLUICE_ERROR_RANGE);
     CHECK_INT(make_plan(&scene, one, any_cost).error, SLUICE_ERROR_NO_PLACE);
+    CHECK_INT(make_plan(&scene, (struct sluice_request){.gpus = 1, .nodes_min = NODES + 1}, any_cost).error,
+              SLUICE_ERROR_CAPACITY);
     struct sluice_compaction *none;
     CHECK_INT(sluice_compaction_new(scene.cluster, 0, 1, &none, &text), SLUICE_ERROR_RANGE);
     free_scene(&scene);
@@ -350,16 +436,28 @@ static bool take(struct left *left, const struct sluice_request *request, uint32
     return true;
 }
 
+/* Can the waiting job have so many nodes from `node` on? */
+static bool has_nodes(const struct scene *scene, uint32_t node, int64_t nodes, const struct left *left)
+{
+    for (uint32_t gpu = node * GPUS; gpu < ALL_GPUS && nodes > 0; gpu++) {
+        struct left then = *left;
+        if (take(&then, &scene->requests[MAX_JOBS], gpu) && has_nodes(scene, gpu / GPUS + 1, nodes - 1, &then))
+            return true;
+    }
+    return nodes <= 0;
+}
+
 /* Can jobs from `job` on be placed, of which at most `moves` move, and the waiting one then? */
 static bool possible(const struct scene *scene, const uint32_t *at, uint32_t job, uint32_t moves, struct left left)
 {
-    const struct sluice_request *request = &scene->requests[job == scene->count ? MAX_JOBS : job];
+    if (job == scene->count)
+        return has_nodes(scene, 0, scene->requests[MAX_JOBS].nodes_min, &left);
     for (uint32_t gpu = 0; gpu < ALL_GPUS; gpu++) {
         struct left then = left;
-        bool moving = job < scene->count && gpu != at[job];
-        if ((moving && !moves) || !take(&then, request, gpu))
+        bool moving = gpu != at[job];
+        if ((moving && !moves) || !take(&then, &scene->requests[job], gpu))
             continue;
-        if (job == scene->count || possible(scene, at, job + 1, moves - moving, then))
+        if (possible(scene, at, job + 1, moves - moving, then))
             return true;
     }
     return false;
@@ -385,7 +483,8 @@ static void fill_at_random(struct scene *scene, uint32_t *at)
     }
 }
 
-static void test_against_every_way(void)
+/* `nodes` of the waiting job; in how many of ten cases a plan is found at the least. */
+static void test_against_every_way(int64_t nodes, uint32_t least)
 {
     uint32_t found = 0, there = 0;
     for (uint32_t seed = 1; seed <= 2000; seed++) {
@@ -397,6 +496,7 @@ static void test_against_every_way(void)
             .moves = 1 + draw(4), .gain = 4 + draw(8), .factor_permille = 1000};
         struct plan plan = make_plan(&scene,
                                      (struct sluice_request){.gpus = 1,
+                                                             .nodes_min = nodes,
                                                              .gpu_memory_mib = draw(2) ? 300 + draw(700) : 0,
                                                              .cpus_milli = 500 + draw(4000),
                                                              .models = draw(4) ? 0 : 1 + draw(2)},
@@ -428,19 +528,22 @@ static void test_against_every_way(void)
         found += plan.error == SLUICE_OK && plan.count;
         free_scene(&scene);
     }
-    printf("plans found where there are any: %u of %u\n", found, there);
-    CHECK(there > 200 && found * 10 >= there * 9);
+    printf("%d nodes: plans found where there are any: %u of %u\n", (int)nodes, found, there);
+    CHECK(there > 200 && found * 10 >= there * least);
 }
 
 int main(void)
 {
     test_clearing();
     test_exchanges();
+    test_several_nodes();
     test_preferences();
+    test_nics();
     test_exchange_on_one_node();
     test_exchange_of_resized();
     test_exchanges_where_jobs_start();
     test_refused();
-    test_against_every_way();
+    test_against_every_way(1, 9);
+    test_against_every_way(2, 7);
     return 0;
 }

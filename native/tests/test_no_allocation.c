@@ -74,6 +74,8 @@ static struct sluice_cluster *new_cluster(void)
                                                      .link_domain = (uint8_t)(i / 4),
                                                      .numa_node = (uint8_t)(i / 4),
                                                      .near_nic = i % 2};
+        kind.nics = (struct sluice_nic_groups){
+            .gpu_count = GPUS, .nic_count = 8, .gpu_group = {0, 0, 1, 1, 2, 2, 3, 3}, .nic_group = {0, 1, 2, 3}};
         CHECK_INT(sluice_cluster_add_shape(cluster, &kind, &shape, &text), SLUICE_OK);
         CHECK_INT(sluice_cluster_add_node(cluster, shape, 64000, 100000, racks[n % 4], &node, &text), SLUICE_OK);
     }
@@ -93,7 +95,12 @@ static const struct sluice_request requests[] = {
     {.gpus = 1, .layout = SLUICE_PACK, .flags = SLUICE_EXCLUSIVE},
     {.gpus = 8, .nodes_min = 4},
     {.gpus = 2, .nodes_min = 2, .nodes_max = 6, .one_switch = SLUICE_REQUIRED},
+    {.gpus = 2, .nodes_min = 4, .segment = 2},
     {.gpus = 20, .nodes_max = 8, .flags = SLUICE_GPUS_TOTAL},
+    {.gpus = 2, .nics = 2},
+    {.gpus = 1, .nodes_min = 3, .nics = 1},
+    {.gpus = 6, .nodes_max = 3, .flags = SLUICE_GPUS_TOTAL, .nics_per_gpu = 1},
+    {.gpus = 1, .nics = 2, .nic_kinds = 1, .one_link_domain = SLUICE_PREFERRED},
     {.gpus = 1, .nodes_min = NODES + 1}, /* never */
     {.gpus = 9},                         /* never */
     {.gpus = -1},                        /* refused */

@@ -32,11 +32,21 @@ class GpuShape:
 
 
 @dataclass(frozen=True)
+class NicGroups:
+    """The group of each GPU and each NIC of a node, and each NIC's kind (``struct sluice_nic_groups``)."""
+
+    gpus: tuple[int, ...]
+    nics: tuple[int, ...]
+    kinds: tuple[int, ...] = ()  # empty: all are of kind 0
+
+
+@dataclass(frozen=True)
 class NodeShape:
     """The GPUs of a kind of node; `links` is their symmetric matrix of weights, empty where unknown."""
 
     gpus: tuple[GpuShape, ...] = ()
     links: tuple[tuple[int, ...], ...] = ()
+    nics: NicGroups | None = None  # those that requests count
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class NodeView:
     gpu_memory_mib_free: tuple[int, ...]
     gpu_compute_free: tuple[int, ...]
     gpu_utilisation: tuple[int, ...]
+    nic_count: int
+    nics_free: int
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,17 @@ def fill_shape(shape: NodeShape, models: Sequence[int]) -> Any:
     for i, row in enumerate(shape.links[:most]):
         for j, weight in enumerate(row[:most]):
             c_shape.links[i][j] = weight
+    if shape.nics is not None:
+        fill_nics(c_shape.nics, shape.nics)
     return c_shape
+
+
+def fill_nics(c_nics: Any, nics: NicGroups) -> None:
+    """Write into a ``struct sluice_nic_groups``."""
+    c_nics.gpu_count, c_nics.nic_count = len(nics.gpus), len(nics.nics)
+    c_nics.gpu_group = list(nics.gpus[: lib.SLUICE_MAX_GPUS])
+    c_nics.nic_group = list(nics.nics[: lib.SLUICE_MAX_NICS])
+    c_nics.nic_kind = list(nics.kinds[: lib.SLUICE_MAX_NICS])
 
 
 class Cluster:
@@ -204,6 +226,8 @@ class Cluster:
             gpu_memory_mib_free=tuple(view.gpu_memory_mib_free[0:count]),
             gpu_compute_free=tuple(view.gpu_compute_free[0:count]),
             gpu_utilisation=tuple(view.gpu_utilisation[0:count]),
+            nic_count=view.nic_count,
+            nics_free=view.nics_free,
         )
 
     def totals(self) -> Totals:

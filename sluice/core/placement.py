@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from sluice.core._core import ffi, lib
-from sluice.core.cluster import Cluster
+from sluice.core.cluster import Cluster, NicGroups, fill_nics
 from sluice.core.errors import check, new_error_text
 
 
@@ -87,6 +87,9 @@ class Reason(IntEnum):
     NUMA = lib.SLUICE_REASON_NUMA
     SWITCH = lib.SLUICE_REASON_SWITCH
     GANG = lib.SLUICE_REASON_GANG
+    NICS = lib.SLUICE_REASON_NICS
+    NICS_BUSY = lib.SLUICE_REASON_NICS_BUSY
+    SEGMENT = lib.SLUICE_REASON_SEGMENT
 
     @property
     def text(self) -> str:
@@ -123,11 +126,15 @@ class Request:
     near_nic: Preference = Preference.ANY
     one_switch: Preference = Preference.ANY
     switch_level: int = 0
+    segment: int = 0
     layout: Layout = Layout.POLICY
     flags: RequestFlag = RequestFlag.NONE
     allowed: frozenset[int] | None = None  # None: every node
     seed: int = 0
     gpu_compute_percent: int = 0
+    nics: int = 0
+    nics_per_gpu: int = 0
+    nic_kinds: int = 0
 
     def fill(self, request: Any) -> Any:
         """Write into a ``struct sluice_request``; what this returns must live as long as the struct."""
@@ -158,7 +165,7 @@ _PLAIN_FIELDS = [name for name in Request.__dataclass_fields__ if name != "allow
 
 @dataclass(frozen=True)
 class Part:
-    """What an allocation holds on one node (``struct sluice_part``); `gpus` is a bit mask."""
+    """What an allocation holds on one node (``struct sluice_part``); `gpus` and `nics` are bit masks."""
 
     node: int
     gpus: int = 0
@@ -167,6 +174,7 @@ class Part:
     host_memory_mib: int = 0
     exclusive: bool = False
     gpu_compute_percent: int = 0
+    nics: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,7 @@ class Placement:
 
     parts: tuple[Part, ...]
     score: int = 0
+    nic_pairs: int = 0
 
 
 @dataclass(frozen=True)
@@ -206,12 +215,14 @@ def to_part(part: Any) -> Part:
         part.host_memory_mib,
         part.exclusive,
         part.gpu_compute_percent,
+        part.nics,
     )
 
 
 def to_placement(placement: Any) -> Placement:
     """A ``struct sluice_placement`` that the core has filled."""
-    return Placement(tuple(to_part(placement.parts[i]) for i in range(placement.part_count)), placement.score)
+    parts = tuple(to_part(placement.parts[i]) for i in range(placement.part_count))
+    return Placement(parts, placement.score, placement.nic_pairs)
 
 
 def room_for_request(cluster: Cluster, request: Request) -> Any:
@@ -245,14 +256,6 @@ def place(cluster: Cluster, policy: Policy, request: Request) -> Placement | Non
 
 
 @dataclass(frozen=True)
-class NicGroups:
-    """The group of each GPU and each NIC of a node (``struct sluice_nic_groups``)."""
-
-    gpus: tuple[int, ...]
-    nics: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class NicChoice:
     """A part with NICs: `part` has the GPUs, `nics` is a bit mask."""
 
@@ -266,9 +269,7 @@ def choose_nics(
 ) -> NicChoice:
     """NICs for the part, and GPUs near them (``sluice_choose_nics``)."""
     c_groups, c_part = ffi.new("struct sluice_nic_groups *"), ffi.new("struct sluice_part *")
-    c_groups.gpu_count, c_groups.nic_count = len(groups.gpus), len(groups.nics)
-    c_groups.gpu_group = list(groups.gpus)
-    c_groups.nic_group = list(groups.nics)
+    fill_nics(c_groups[0], groups)
     fill_part(c_part, part)
     choice, text = ffi.new("struct sluice_nic_choice *"), new_error_text()
     code = lib.sluice_choose_nics(cluster.handle, c_groups, nics_free, nic_count, keep_gpus, c_part, choice, text)
@@ -298,6 +299,7 @@ def fill_part(c_part: Any, part: Part) -> None:
     c_part.host_memory_mib = part.host_memory_mib
     c_part.exclusive = part.exclusive
     c_part.gpu_compute_percent = part.gpu_compute_percent
+    c_part.nics = part.nics
 
 
 def start(cluster: Cluster, policy: Policy, request: Request) -> Allocation | None:

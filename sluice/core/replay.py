@@ -58,6 +58,11 @@ class ReplayConfig:
     checkpoint: int = 0
     sample_interval: int = 1
     second: int = 1
+    move_wait: int = 0
+    move_cost: int = 1
+    move_factor_permille: int = 1000
+    moves_per_job: int = 0
+    moves_per_hour: int = 0
 
 
 @dataclass(slots=True)
@@ -74,6 +79,7 @@ class ReplayJob:
     priority: int = 0
     account: int = 0
     tier: int = 0
+    movable: int = 0
 
 
 @dataclass(slots=True)
@@ -85,6 +91,7 @@ class Outcome:
     busy: int
     preemptions: int
     state: State
+    moves: int = 0
 
 
 @dataclass(slots=True)
@@ -135,6 +142,7 @@ def replay(
         c_job.priority = job.priority
         c_job.account = job.account
         c_job.tier = job.tier
+        c_job.movable = job.movable
     made, text = ffi.new("struct sluice_replay **"), new_error_text()
     tree = ffi.NULL if fairshare is None else fairshare.handle
     arguments = (c_requests, len(requests), c_jobs, len(jobs), tree)
@@ -147,7 +155,7 @@ def replay(
             progress(ended[0])
         c_outcomes, count = lib.sluice_replay_outcomes(handle), ffi.new("uint32_t *")
         outcomes = [
-            Outcome(one.start, one.end, one.busy, one.preemptions, State(one.state))
+            Outcome(one.start, one.end, one.busy, one.preemptions, State(one.state), one.moves)
             for one in (c_outcomes[index] for index in range(len(jobs)))
         ]
         c_samples = lib.sluice_replay_samples(handle, count)

@@ -170,11 +170,22 @@ class Reference:
                 dealt = self.deal(site, request, nodes_min, nodes_max, begin, end)
                 parts = [self.part(node, request, count, begin, end) for node, count in dealt]
             else:
-                parts = [part for node in site if (part := self.part(node, request, gpus, begin, end))][:nodes_min]
+                ready = [part for node in site if (part := self.part(node, request, gpus, begin, end))]
+                parts = self.in_segments(ready, request.segment)[:nodes_min]
                 parts = parts if len(parts) == nodes_min else []
             if parts:
                 return tuple(sorted((part for part in parts if part), key=lambda part: part.node))
         return None
+
+    def in_segments(self, parts: list[Part], segment: int) -> list[Part]:
+        """Those of whole segments, leaf switch by leaf switch."""
+        if segment < 2:
+            return parts
+        below: dict[int, list[Part]] = {}
+        for part in parts:
+            if self.nodes[part.node].path:
+                below.setdefault(self.nodes[part.node].path[0][0], []).append(part)
+        return [part for leaf in sorted(below) for part in below[leaf][: len(below[leaf]) // segment * segment]]
 
     def deal(
         self, site: list[int], request: Request, nodes_min: int, nodes_max: int, begin: int, end: int

@@ -386,45 +386,55 @@ class Reference:
         if nodes_max == 1:
             best = max(rated, key=lambda n: rated[n][0], default=None)
             return None if best is None else {best: rated[best]}
+        segment = max(request.segment, 1)
         sites = {site: self.below(site[1], list(rated)) for site in self.sites(request)}
-        most = max((min(len(members), nodes_max) for members in sites.values()), default=0)
+        sizes = {site: self.in_segments(members, segment) for site, members in sites.items()}
+        most = max((min(size, nodes_max - nodes_max % segment) for size in sizes.values()), default=0)
         if most < nodes_min:
             return None
         count = nodes_min if request.layout == Layout.PACK else most
-        enough = {site: members for site, members in sites.items() if len(members) >= count}
+        enough = {site: members for site, members in sites.items() if sizes[site] >= count}
         lowest = min(height for height, _ in enough)
 
         def children_needed(switch: int, members: list[int]) -> int:
             if self.is_leaf(switch):
                 return 0
-            sizes = sorted(self.count_children(switch, members).values(), reverse=True)
-            return next(i for i in range(1, len(sizes) + 1) if sum(sizes[:i]) >= count)
+            below = sorted(self.count_children(switch, members, segment).values(), reverse=True)
+            return next(i for i in range(1, len(below) + 1) if sum(below[:i]) >= count)
 
         _, switch = min(
             (site for site in enough if site[0] == lowest),
             key=lambda site: (children_needed(site[1], enough[site]), len(enough[site]), site[1]),
         )
-        return {n: rated[n] for n in self.take(switch, enough[lowest, switch], count, rated)}
+        return {n: rated[n] for n in self.take(switch, enough[lowest, switch], count, rated, segment)}
 
-    def count_children(self, switch: int, members: list[int]) -> dict[int, int]:
-        """Nodes per switch just below."""
-        counts: dict[int, int] = {}
+    def in_segments(self, members: list[int], segment: int) -> int:
+        """How many of the nodes whole segments below one leaf switch can take."""
+        leaves: dict[int | None, int] = {}
         for number in members:
-            child = self.child(switch, number)
-            counts[child] = counts.get(child, 0) + 1
-        return counts
+            path = self.nodes[number].path
+            leaves[path[0] if path else None] = leaves.get(path[0] if path else None, 0) + 1
+        return sum(size - size % segment for leaf, size in leaves.items() if leaf is not None or segment == 1)
 
-    def take(self, switch: int, members: list[int], count: int, rated: dict[int, Any]) -> list[int]:
+    def count_children(self, switch: int, members: list[int], segment: int) -> dict[int, int]:
+        """Nodes per switch just below, in whole segments."""
+        below: dict[int, list[int]] = {}
+        for number in members:
+            below.setdefault(self.child(switch, number), []).append(number)
+        counts = {child: self.in_segments(inside, segment) for child, inside in below.items()}
+        return {child: count for child, count in counts.items() if count}
+
+    def take(self, switch: int, members: list[int], count: int, rated: dict[int, Any], segment: int) -> list[int]:
         """`count` of the nodes below a switch: whole switches, fullest first, and of the last one the rest."""
         if self.is_leaf(switch):
             return sorted(members, key=lambda n: rated[n][0], reverse=True)[:count]
         taken: list[int] = []
-        left = self.count_children(switch, members)
+        left = self.count_children(switch, members, segment)
         while count:
             enough = [child for child in left if left[child] >= count]
             child = min(enough or left, key=lambda c: (left[c] if enough else -left[c], c))
             size = min(count, left.pop(child))
-            taken += self.take(child, [n for n in members if self.child(switch, n) == child], size, rated)
+            taken += self.take(child, [n for n in members if self.child(switch, n) == child], size, rated, segment)
             count -= size
         return taken
 
@@ -542,9 +552,15 @@ class Reference:
         counts: dict[Reason, int] = {}
         for number in range(len(self.nodes)):
             reason = self.reason(number, request)
-            if reason == Reason.FITS and verdict != Verdict.PLACED:
-                reason = Reason.SWITCH if request.one_switch == Preference.REQUIRED else Reason.GANG
             counts[reason] = counts.get(reason, 0) + 1
+        fitting = counts.get(Reason.FITS, 0)
+        if fitting and verdict != Verdict.PLACED:
+            together = Reason.GANG
+            if request.segment > 1 and fitting >= request.nodes_min:
+                together = Reason.SEGMENT
+            if request.one_switch == Preference.REQUIRED:
+                together = Reason.SWITCH
+            counts[together] = counts.pop(Reason.FITS)
         return counts
 
 

@@ -158,20 +158,21 @@ enum sluice_error sluice_bench_gang(struct sluice_cluster *cluster, enum sluice_
 /* What sluice_bench_nics measures; the arrays are the caller's, one entry for each decision. One reading of the clock is
  * in each time. */
 struct sluice_bench_nics_result {
-    uint32_t *place_ns;  /* sluice_place */
-    uint32_t *choose_ns; /* sluice_choose_nics after it */
-    uint64_t wanted;     /* pairs that there would be, were all near; zeroed by the caller, as what follows */
-    uint64_t pairs;      /* by sluice_choose_nics */
-    uint64_t kept_pairs; /* the most that are possible with the policy's own GPUs */
+    uint32_t *without_ns; /* sluice_place of the request without its NICs */
+    uint32_t *with_ns;    /* ... and with them, on the same cluster; every other time before it */
+    uint64_t wanted;      /* pairs that there would be, were all near; zeroed by the caller, as what follows */
+    uint64_t pairs;       /* by sluice_place */
+    uint64_t node_pairs;  /* the most that are possible on the node that the policy chooses without NICs */
+    uint64_t elsewhere;   /* placements on another node than that */
 };
 
 /*
- * Place, choose and commit `decisions` jobs of 1 to 8 GPUs with as many NICs each, on a cluster of one shape whose NICs
- * `groups` describes; of eight jobs, one has GPUs only and one NICs only. Random ones end to make room.
+ * Place and commit `decisions` jobs of 1 to 8 GPUs with a NIC for each `gpus_per_nic`, on a cluster whose shapes have 8
+ * GPUs and as many NICs at least; of eight jobs, one has GPUs only and one NICs only. Random ones end to make room.
  * Errors: NO_MEMORY, RANGE (a node has fewer than 8 GPUs or NICs), and those of the calls.
  */
-enum sluice_error sluice_bench_nics(struct sluice_cluster *cluster, const struct sluice_nic_groups *groups,
-                                    uint32_t decisions, uint64_t seed, struct sluice_bench_nics_result *result,
+enum sluice_error sluice_bench_nics(struct sluice_cluster *cluster, uint32_t gpus_per_nic, uint32_t decisions,
+                                    uint64_t seed, struct sluice_bench_nics_result *result,
                                     struct sluice_error_text *text);
 
 /* ======== load ======== */

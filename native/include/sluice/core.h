@@ -108,12 +108,25 @@ struct sluice_gpu_shape {
     bool near_nic; /* has an RDMA NIC on its own PCIe switch or root port */
 };
 
+enum { SLUICE_MAX_NICS = 32 };                                      /* of one node */
+enum { SLUICE_MAX_NIC_GROUPS = SLUICE_MAX_GPUS + SLUICE_MAX_NICS }; /* each may be alone in its own */
+enum { SLUICE_MAX_NIC_KINDS = 64 };                                 /* so that a set of kinds is one uint64_t */
+
+/* Which GPUs and RDMA NICs of a node reach each other through PCIe switches alone (PXB or nearer): those of one group. */
+struct sluice_nic_groups {
+    uint32_t gpu_count, nic_count;
+    uint8_t gpu_group[SLUICE_MAX_GPUS]; /* below SLUICE_MAX_NIC_GROUPS */
+    uint8_t nic_group[SLUICE_MAX_NICS];
+    uint8_t nic_kind[SLUICE_MAX_NICS]; /* the caller's number of its type, below SLUICE_MAX_NIC_KINDS */
+};
+
 /* The GPUs of a kind of node. links[i][j] is the weight of the path between GPUs i and j (larger is faster, 0 unknown);
  * it must be symmetric, its diagonal is ignored. */
 struct sluice_node_shape {
     uint32_t gpu_count;
     struct sluice_gpu_shape gpus[SLUICE_MAX_GPUS];
     uint8_t links[SLUICE_MAX_GPUS][SLUICE_MAX_GPUS];
+    struct sluice_nic_groups nics; /* no NICs: those that requests count; else its gpu_count is the shape's */
 };
 
 /* Append only. */
@@ -139,6 +152,8 @@ struct sluice_node_view {
     int64_t gpu_memory_mib_free[SLUICE_MAX_GPUS]; /* also counts GPUs that are not healthy */
     uint32_t gpu_compute_free[SLUICE_MAX_GPUS];   /* percent that is not claimed; likewise */
     uint32_t gpu_utilisation[SLUICE_MAX_GPUS];    /* percent */
+    uint32_t nic_count;
+    uint32_t nics_free; /* bit i: NIC i is held by nobody */
 };
 
 /* Sums over all nodes, whatever their state. */
@@ -153,8 +168,8 @@ struct sluice_cluster_totals {
 };
 
 /*
- * Make an empty cluster with all the memory that it will ever need for decisions: about 1100 bytes a node, 120 a
- * switch, 8 an allocation and 28 a part. Errors: RANGE (a size over its SLUICE_MAX_*), NO_MEMORY.
+ * Make an empty cluster with all the memory that it will ever need for decisions: about 1100 bytes a node (1200 where
+ * nodes have NICs), 120 a switch, 8 an allocation and 32 a part. Errors: RANGE (a size over its SLUICE_MAX_*), NO_MEMORY.
  */
 enum sluice_error sluice_cluster_new(const struct sluice_cluster_config *config, struct sluice_cluster **cluster,
                                      struct sluice_error_text *text);
@@ -264,11 +279,15 @@ struct sluice_request {
     enum sluice_wish near_nic;        /* every GPU near an RDMA NIC */
     enum sluice_wish one_switch;      /* all nodes below one switch of level `switch_level` at most */
     uint32_t switch_level;
+    int64_t segment; /* the nodes of each segment, of so many, below one leaf switch; 0 or 1: none */
     enum sluice_layout layout;
     uint32_t flags;
     const uint64_t *allowed; /* bit n % 64 of word n / 64: node n may be used; NULL: every node. Caller's */
     size_t allowed_words;    /* nodes beyond the last word may not be used */
     uint64_t seed;           /* SLUICE_POLICY_RANDOM draws from it: another seed for each decision */
+    int64_t nics;            /* RDMA NICs on each node, near its GPUs where there are such: see sluice_place */
+    int64_t nics_per_gpu;    /* on each node as well, for each of its GPUs */
+    uint64_t nic_kinds;      /* bit k: NICs of kind k are accepted; 0: every kind */
 };
 
 /* What one allocation holds, or is to hold, on one node. */
@@ -280,6 +299,7 @@ struct sluice_part {
     int64_t host_memory_mib;
     bool exclusive;
     uint32_t gpu_compute_percent; /* of each of the GPUs */
+    uint32_t nics;                /* bit i: NIC i */
 };
 
 /* A placement: parts are the caller's, `part_capacity` says how many there is room for. No node occurs twice; parts are
@@ -289,6 +309,7 @@ struct sluice_placement {
     uint32_t part_capacity;
     uint32_t part_count; /* result */
     int64_t score;       /* result: the policy's, larger is better; of several nodes the sum */
+    uint32_t nic_pairs;  /* result: pairs of a GPU and a NIC that are near each other; see sluice_choose_nics */
 };
 
 /* How nodes are ranked; docs/scheduling.md has each one's score and source. Append only. */
@@ -331,6 +352,9 @@ enum sluice_error sluice_request_check(const struct sluice_cluster *cluster, con
 /*
  * Choose nodes and GPUs; nothing changes. A request for several nodes is a gang: all or nothing, on switches as few and
  * as low as possible. Ties go to the node of lowest rank.
+ * Where NICs are asked, nodes that have more pairs of GPUs and NICs for the request (see sluice_choose_nics) go before
+ * others: after what is preferred of links, NUMA nodes and NICs, before the layout and the policy's score, and for gangs
+ * before the switches as well.
  * O(nodes) for the published policies, less for SLUICE_POLICY_SLUICE and one node.
  * Errors: those of sluice_request_check; UNKNOWN (policy); CAPACITY (more nodes than the placement has room for);
  * NO_PLACE (nothing fits now); NEVER (nothing would, were every allowed node up, healthy and idle).
@@ -369,8 +393,8 @@ enum sluice_error sluice_release(struct sluice_cluster *cluster, uint64_t alloca
 
 /*
  * Change what an allocation holds on `part->node`: the same GPUs, other amounts. O(parts of the allocation).
- * Errors: UNKNOWN (allocation, node), INVALID (other GPUs, or whole GPUs made shares or the other way round), RANGE,
- * CAPACITY.
+ * Errors: UNKNOWN (allocation, node), INVALID (other GPUs or NICs, or whole GPUs made shares or the other way round),
+ * RANGE, CAPACITY.
  */
 enum sluice_error sluice_resize(struct sluice_cluster *cluster, uint64_t allocation, const struct sluice_part *part,
                                 struct sluice_error_text *text);
@@ -383,16 +407,6 @@ enum sluice_error sluice_allocation_read(const struct sluice_cluster *cluster, u
 
 /* ---- GPUs and RDMA NICs of a node ---- */
 
-enum { SLUICE_MAX_NICS = 32 };                                      /* of one node */
-enum { SLUICE_MAX_NIC_GROUPS = SLUICE_MAX_GPUS + SLUICE_MAX_NICS }; /* each may be alone in its own */
-
-/* Which GPUs and NICs of a node reach each other through PCIe switches alone (PXB or nearer): those of one group. */
-struct sluice_nic_groups {
-    uint32_t gpu_count, nic_count;
-    uint8_t gpu_group[SLUICE_MAX_GPUS]; /* below SLUICE_MAX_NIC_GROUPS */
-    uint8_t nic_group[SLUICE_MAX_NICS];
-};
-
 /* NICs of a part. */
 struct sluice_nic_choice {
     uint32_t nics;  /* bit i: NIC i */
@@ -400,10 +414,11 @@ struct sluice_nic_choice {
 };
 
 /*
- * Choose `nic_count` of the NICs `nics_free` for a part of sluice_place, and exchange its GPUs where that makes more
- * pairs. A pair is a GPU and a NIC of one group; each NIC is in at most as many as there are GPUs for each NIC, rounded
- * up, and each GPU likewise. No other choice of the node's GPUs and NICs has more pairs. Among choices with as many, one
- * with the part's own GPUs comes first, then one within a link domain.
+ * Choose `nic_count` of the NICs `nics_free` for a part that has none (what `groups` and `nics_free` say counts, not
+ * what the cluster knows of the node's NICs), and exchange its GPUs where that makes more pairs. A pair is a GPU and a NIC
+ * of one group; each NIC is in at most as many as there are GPUs for each NIC, rounded up, and each GPU likewise. No
+ * other choice of the node's GPUs and NICs has more pairs. Among choices with as many, one with the part's own GPUs
+ * comes first, then one within a link domain.
  * GPUs are exchanged for idle ones of the same model, capability and memory, unless `keep_gpus`, the part has shares of
  * GPUs, or its GPUs differ. O(GPUs * NICs). Errors: UNKNOWN (node), INVALID (a part without GPUs or with others than the
  * node has; groups of another number of GPUs), RANGE (group, number of NICs), CAPACITY (fewer are free).
@@ -432,8 +447,11 @@ enum sluice_reason {
     SLUICE_REASON_NUMA = 14,        /* ... on one NUMA node (and in one link domain) */
     SLUICE_REASON_SWITCH = 15,      /* fits alone, but no switch of the required level has enough such nodes */
     SLUICE_REASON_GANG = 16,        /* fits alone, but too few such nodes, or GPUs in total, in the cluster */
+    SLUICE_REASON_NICS = 18,        /* has fewer NICs of an accepted kind than asked; checked after NIC */
+    SLUICE_REASON_NICS_BUSY = 19,   /* has the GPUs, but too few NICs free; checked last of what a node has */
+    SLUICE_REASON_SEGMENT = 20,     /* ... enough of them, but not enough whole segments below leaf switches */
 };
-enum { SLUICE_REASON_COUNT = 18 };
+enum { SLUICE_REASON_COUNT = 21 };
 
 /* The reason in words, e.g. "too few CPUs free". Never NULL; static storage. */
 const char *sluice_reason_text(enum sluice_reason reason);
@@ -686,16 +704,17 @@ void sluice_compaction_free(struct sluice_compaction *compaction);
  * starts, all of them together. No job is moved twice, each goes only where its request allows, and the gain over the sum
  * of the costs exceeds the factor. A request that fits already has no moves.
  *
- * First the node is cleared that costs least, of jobs for which there are places now; if none can be, jobs that share
- * GPUs are exchanged, each time so that the sum of the squares of what GPUs have free grows most for each moved job,
- * until the request fits. A plan is not always found where there is one.
+ * First the node is cleared that costs least, of jobs for which there are places now; a request for several nodes has
+ * all nodes where there is room for it, and as many more are cleared one after another. If that cannot be, jobs that
+ * share GPUs are exchanged, each time so that the sum of the squares of what GPUs have free grows most for each moved
+ * job, until the request fits. A plan is not always found where there is one.
  *
- * Only requests for one node are planned for. `moves` has room for limits->moves. O(nodes + jobs + requests * a decision)
- * for each of the 16 nodes that may be tried, and O(nodes + jobs + kinds^2) for each exchange, of which there are at
- * most 510; kinds, of equal share and free memory, are at most 1024, and jobs of further ones are not exchanged.
+ * `moves` has room for limits->moves. O(requests * a decision) and O(nodes + jobs) for each node that is cleared in each
+ * of 16 tries, and O(nodes + jobs + kinds^2) for each exchange, of which there are at most 511; kinds, of equal share and
+ * free memory, are at most 1024, and jobs of further ones are not exchanged.
  * Errors: those of sluice_place (NO_PLACE: no plan was found within the limits); RANGE (limits); CAPACITY (count,
- * request_count); UNKNOWN, DUPLICATE (allocation); INVALID (a request for several nodes, a job on several, its request
- * or cost).
+ * request_count); UNKNOWN, DUPLICATE (allocation); INVALID (SLUICE_GPUS_TOTAL on several nodes; a job on several, its
+ * request or cost).
  */
 enum sluice_error sluice_compaction_plan(struct sluice_compaction *compaction, enum sluice_policy policy,
                                          const struct sluice_request *requests, uint32_t request_count, uint32_t asked,
@@ -780,7 +799,9 @@ uint32_t sluice_power_profile(const struct sluice_power *power, uint32_t budget,
  *   - Several nodes: the nodes_min lowest ranks of those where one node's share fits; with one switch required, those
  *     of the switch with the lowest id (the highest switch of an allowed level above each node) that has enough. GPUs
  *     in total: nodes that can give most come first, then low ranks, until the total is reached, at most nodes_max,
- *     each giving at least one, at least nodes_min.
+ *     each giving at least one, at least nodes_min. In segments: of the leaf switches, the lowest id first, as many
+ *     whole segments as each has.
+ *   - NICs do not count, and no part has any: sluice_place chooses them when the job starts.
  *   - A group (jobs with the same `group` that follow each other) starts together: at the first candidate start at
  *     which its members fit one after the other.
  *   - Reservations are given to the first `reservations` jobs or groups that cannot start now: 1 is EASY backfill, as
@@ -1510,7 +1531,7 @@ enum sluice_replay_backfill {
     SLUICE_REPLAY_GREEDY = 1, /* every job that fits, even if that makes the first one wait longer */
     SLUICE_REPLAY_EASY = 2,   /* those that do not delay the first one's reservation, by the estimates */
     SLUICE_REPLAY_CONSERVATIVE =
-        3, /* those that delay no reservation: sluice_backfill_plan, which has its own placements */
+        3, /* those that delay no reservation: sluice_backfill_plan, which has its own placements, without NICs */
 };
 
 /* Whether running jobs are preempted. Append only. */
@@ -1534,6 +1555,14 @@ struct sluice_replay_config {
     int64_t checkpoint;      /* ticks of work between checkpoints: what a preempted job keeps; 0: all, < 0: nothing */
     int64_t sample_interval; /* ticks between samples, >= 1; doubled whenever SLUICE_REPLAY_MAX_SAMPLES are there */
     int64_t second;          /* ticks per second, >= 1: what fair-share usage and conservative plans are counted in */
+
+    /* Moves of running jobs: see sluice_compaction_plan. Not with conservative backfill. */
+    int64_t move_wait;             /* the first job that cannot start may have others moved so long after its
+                                      submission; 0: none are moved */
+    int64_t move_cost;             /* ticks for which a job that is moved does no work, >= 1 */
+    uint32_t move_factor_permille; /* gain over cost, >= 1 */
+    uint32_t moves_per_job;
+    uint32_t moves_per_hour; /* of all jobs, and of a plan: at most SLUICE_COMPACTION_MAX_MOVES */
 };
 enum { SLUICE_REPLAY_MAX_SAMPLES = 1024 };
 
@@ -1547,8 +1576,8 @@ struct sluice_replay_job {
     uint32_t gpus_milli;
     uint32_t priority; /* as in struct sluice_order_job */
     uint32_t account;
-    uint32_t tier; /* see struct sluice_candidate */
-    uint32_t reserved;
+    uint32_t tier;    /* see struct sluice_candidate */
+    uint32_t movable; /* 1: it can be saved, and moved */
 };
 
 /* Append only. */
@@ -1566,6 +1595,7 @@ struct sluice_replay_outcome {
     int64_t busy;  /* ticks that it held its place */
     uint32_t preemptions;
     enum sluice_replay_state state;
+    uint32_t moves;
 };
 
 struct sluice_replay_sample {

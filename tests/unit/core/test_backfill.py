@@ -197,7 +197,7 @@ def random_case(draw: random.Random) -> tuple[Cluster, list[reference.Node], lis
 
 def random_request(draw: random.Random, nodes: int) -> Request:
     gpus = draw.choice([0, 1, 1, 1, 2, 3])
-    nodes_min = draw.choice([0, 1, 1, 1, 2, min(3, nodes)])
+    nodes_min = 4 if draw.random() < 0.04 else draw.choice([0, 1, 1, 1, 2, min(3, nodes)])
     flags = RequestFlag.EXCLUSIVE if draw.random() < 0.07 else RequestFlag.NONE
     preference = lambda share: Preference.REQUIRED if gpus and draw.random() < share else Preference.ANY  # noqa: E731
     if gpus and draw.random() < 0.15:
@@ -207,7 +207,10 @@ def random_request(draw: random.Random, nodes: int) -> Request:
     if share and draw.random() < 0.1:
         flags |= RequestFlag.GPU_MEMORY_SUM
         share *= gpus
+    whole = [part for part in (1, 2, 3) if max(nodes_min, 1) % part == 0]
+    segment = draw.choice(whole) if RequestFlag.GPUS_TOTAL not in flags else 0
     return Request(
+        segment=segment,
         gpus=gpus,
         gpu_memory_mib=share,
         cpus_milli=draw.randint(0 if gpus else 1, 4),
@@ -249,7 +252,7 @@ def short_queue(draw: random.Random, nodes: int) -> list[PendingJob]:
 def long_queue(draw: random.Random, nodes: int) -> list[PendingJob]:
     """So many jobs of few kinds of request that results are shared between them, and that nodes change often."""
     requests = [random_request(draw, nodes) for _ in range(2)]
-    requests = [replace(request, nodes_min=0, nodes_max=0, flags=RequestFlag.NONE) for request in requests]
+    requests = [replace(request, nodes_min=0, nodes_max=0, segment=0, flags=RequestFlag.NONE) for request in requests]
     return [PendingJob(draw.choice(requests), draw.randint(1, 80)) for _ in range(80)]
 
 

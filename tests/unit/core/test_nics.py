@@ -7,9 +7,9 @@ from itertools import combinations
 
 import pytest
 
-from sluice.core.cluster import Cluster, GpuShape, NodeShape
+from sluice.core.cluster import Cluster, GpuShape, NicGroups, NodeShape
 from sluice.core.errors import CoreError
-from sluice.core.placement import NicGroups, Part, choose_nics, commit
+from sluice.core.placement import Part, choose_nics, commit
 
 DGX_H100 = NicGroups((0, 1, 2, 3, 4, 5, 6, 7), (0, 8, 1, 2, 3, 4, 9, 5, 6, 7))  # two of ten NICs are near no GPU
 

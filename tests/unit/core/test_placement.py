@@ -158,6 +158,9 @@ class Pair:
                 one_switch=draw.choice(list(Preference)),
                 switch_level=draw.randrange(4),
             )
+            if draw.random() < 0.3:
+                segment = draw.randint(1, 3)
+                return replace(request, nodes_min=nodes_min * segment, nodes_max=0, segment=segment)
             if request.gpus and draw.random() < 0.5:
                 nodes_max = request.nodes_max or nodes_min
                 gpus = draw.randint(nodes_min, nodes_max * draw.choice([1, 4, 16]))
@@ -305,6 +308,10 @@ def test_a_refused_call_changes_nothing():
         (Request(gpus=2, nodes_min=3, nodes_max=4, flags=RequestFlag.GPUS_TOTAL), "at least one"),
         (Request(gpus=65, nodes_min=1, nodes_max=4, flags=RequestFlag.GPUS_TOTAL), "at most 16"),
         (Request(gpus=1, switch_level=4), "switch_level 4"),
+        (Request(gpus=1, nodes_min=3, segment=2), "nodes_min 3 is no multiple of segment 2"),
+        (Request(gpus=1, segment=2), "nodes_min 1 is no multiple"),
+        (Request(gpus=1, segment=-1), "segment -1"),
+        (Request(gpus=8, nodes_min=2, nodes_max=4, segment=2, flags=RequestFlag.GPUS_TOTAL), "GPUs in total"),
         (Request(gpus=1, gpu_memory_mib=1, gpu_compute_percent=101), "gpu_compute_percent 101"),
         (Request(gpus=1, gpu_compute_percent=-1), "gpu_compute_percent -1"),
         (Request(cpus_milli=1, gpu_compute_percent=50), "gpu_compute_percent is set"),
