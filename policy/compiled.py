@@ -186,6 +186,8 @@ class Tenant(_Section):
     submissions_per_minute: Annotated[int, Field(ge=0, le=1000000)] | None = None
     expires_s: Annotated[int, Field(ge=0, le=1 << 40)] = 0
     """Unix time from which nothing is admitted; 0: never."""
+    one_block_s: Annotated[int, Field(ge=0, le=2_592_000)] = 0
+    """Its jobs of several nodes wait so long for nodes of one block or leaf switch; 0: they do not."""
     gang: bool = True
     deadline: bool = True
     borrow: bool = True

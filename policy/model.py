@@ -186,6 +186,9 @@ class Tenant(Section):
     """Most submissions of the tenant in a minute. Example: `60`."""
     expires: Date | None = None
     """First day on which it may no longer submit jobs. Example: `2027-12-31`."""
+    one_block_for: Annotated[Seconds, Field(ge=0, le=2_592_000)] = 0
+    """Its jobs of several nodes that say nothing else (`--fabric`, `--switches`) wait this long for nodes of one block
+    or leaf switch, then take any; 0s: they do not wait. Example: `10m`."""
     gang: bool = True
     """May start gangs of jobs together (`--gang`)."""
     deadlines: bool = True

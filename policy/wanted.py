@@ -517,6 +517,7 @@ class _Maker:
             run_time_s=longest,
             submissions_per_minute=tenant.submissions_per_minute,
             expires_s=expires,
+            one_block_s=tenant.one_block_for,
             gang=tenant.gang,
             deadline=tenant.deadlines,
             borrow=tenant.borrow,

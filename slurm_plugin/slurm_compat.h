@@ -74,6 +74,18 @@
 #define SLUICE_GRES_SLASH false
 #endif
 
+/* srun, sbatch and salloc have --segment of their own. */
+#define SLUICE_HAS_SEGMENT SLUICE_SLURM_AT_LEAST(24, 5)
+#if SLUICE_HAS_SEGMENT
+#define SLUICE_DESCRIPTION_SEGMENT(description) ((description)->segment_size)
+#define SLUICE_NEVER_IN_TOPOLOGY ESLURM_REQUESTED_TOPO_CONFIG_UNAVAILABLE
+#else
+#define SLUICE_DESCRIPTION_SEGMENT(description) 0
+#define SLUICE_NEVER_IN_TOPOLOGY SLURM_ERROR
+#endif
+/* Topologies may be in topology.yaml, which slurm.conf does not name. */
+#define SLUICE_TOPOLOGY_FILE SLUICE_SLURM_AT_LEAST(25, 5)
+
 /* A job that names more nodes than it asks for gets some of them; before, all. */
 #define SLUICE_NODELIST_OFFERS SLUICE_SLURM_AT_LEAST(24, 5)
 

@@ -4,6 +4,7 @@
 #include "admission/admission_internal.h"
 #include "admission/constraint.h"
 #include "admission/gpu_mem.h"
+#include "admission/nics_per_gpu.h"
 #include "admission/wording.h"
 
 #include <inttypes.h>
@@ -865,7 +866,9 @@ void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *
         if (limits_gpus(&check) && !check_replaced(&check))
             return;
     }
-    if (!check_power(&check) || !sluice_check_deadline(&check))
+    if (submission->options.nics_per_gpu && !sluice_add_nics_per_gpu(slurm, submission, &check.request, admission))
+        return;
+    if (!sluice_check_fabric(&check) || !check_power(&check) || !sluice_check_deadline(&check))
         return;
     if (rules)
         complete_cpus_and_memory(&check);

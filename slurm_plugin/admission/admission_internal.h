@@ -32,6 +32,9 @@ static inline uint64_t mul_saturating(uint64_t a, uint64_t b)
     return __builtin_mul_overflow(a, b, &product) || product > bound ? bound : product;
 }
 
+/* fabric.c: where in the network its nodes are to be. False with a refusal. */
+bool sluice_check_fabric(struct sluice_check *check);
+
 /* amounts.c says what each counts. */
 uint32_t sluice_least_nodes(const struct sluice_check *check);
 uint64_t sluice_most_nodes(const struct sluice_check *check);

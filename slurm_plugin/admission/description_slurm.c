@@ -76,6 +76,8 @@ void sluice_description_read(const job_desc_msg_t *job, struct sluice_submission
         .min_cpus = given32(job->min_cpus),
         .min_cpus_per_node = given16(job->pn_min_cpus),
         .required_nodes = count_nodes(job->req_nodes),
+        .switches = given32(job->req_switch),
+        .slurm_segment = given16(SLUICE_DESCRIPTION_SEGMENT(job)),
         .time_limit = given_minutes(job->time_limit),
         .time_min = given_minutes(job->time_min),
         .deadline = given_time(job->deadline),
@@ -214,6 +216,10 @@ void sluice_description_write(job_desc_msg_t *job, const struct sluice_admission
         job->pn_min_cpus = (uint16_t)admission->min_cpus_per_node;
     if (admission->memory_per_node_mib)
         job->pn_min_memory = admission->memory_per_node_mib;
+    if (admission->set_switches) {
+        job->req_switch = admission->switches;
+        job->wait4switch = admission->switch_wait_s == UINT32_MAX ? INFINITE : admission->switch_wait_s;
+    }
     if (admission->one_task_per_sharing)
         SLUICE_SET_ONE_TASK_PER_SHARING(job->bitflags);
 }

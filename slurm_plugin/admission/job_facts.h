@@ -6,6 +6,8 @@
 #ifndef SLUICE_ADMISSION_JOB_FACTS_H
 #define SLUICE_ADMISSION_JOB_FACTS_H
 
+#include "admission/submission.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -49,6 +51,9 @@ __attribute__((weak)) bool sluice_default_account(uint32_t user_id, char *accoun
  * Takes the same locks; one pass over all associations where a user has only associations of partitions, or none.
  */
 __attribute__((weak)) bool sluice_has_account(uint32_t user_id, const char *account);
+
+/* What Slurm's configuration says of the network. */
+__attribute__((weak)) enum sluice_topology sluice_known_topology(void);
 
 /* Operator, administrator, SlurmUser or root. Takes the same locks. */
 __attribute__((weak)) bool sluice_is_operator(uint32_t user_id);

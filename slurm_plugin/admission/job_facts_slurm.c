@@ -23,6 +23,15 @@ static uint32_t given16(uint16_t value)
     return value == NO_VAL16 || value == INFINITE16 ? 0 : value;
 }
 
+enum sluice_topology sluice_known_topology(void)
+{
+    const char *plugin = slurm_conf.topology_plugin;
+    if (plugin && strstr(plugin, "block"))
+        return SLUICE_TOPOLOGY_BLOCK;
+    bool switches = plugin && (strstr(plugin, "tree") || strstr(plugin, "hypercube") || strstr(plugin, "3d_torus"));
+    return switches || SLUICE_TOPOLOGY_FILE ? SLUICE_TOPOLOGY_SWITCHES : SLUICE_TOPOLOGY_NONE;
+}
+
 void sluice_job_facts(const struct job_record *job, struct sluice_job_facts *facts)
 {
     const sluice_job_details *details = job->details;

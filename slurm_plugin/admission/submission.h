@@ -26,13 +26,21 @@ enum sluice_refusal {
     SLUICE_REFUSED_RATE,     /* too many submissions per minute; from rate.h */
 };
 
+/* What Slurm knows of the network. */
+enum sluice_topology {
+    SLUICE_TOPOLOGY_NONE,
+    SLUICE_TOPOLOGY_SWITCHES,
+    SLUICE_TOPOLOGY_BLOCK, /* topology/block only: no switches */
+};
+
 /* What this Slurm can do. */
 struct sluice_slurm {
     bool slash;           /* GRES are written gres/gpu (23.11 and later), else gres:gpu */
     bool several_sharing; /* tasks of a node may get shards of different GPUs: 24.05 and MULTIPLE_SHARING_GRES_PJ */
     bool places;          /* level place: Sluice chooses nodes and GPUs */
     bool list_offers;     /* if more nodes are named than -N asks for, takes some (24.05 and later), else all */
-    int64_t now;          /* seconds since 1970 */
+    enum sluice_topology topology;
+    int64_t now;                    /* seconds since 1970 */
     struct sluice_outlook *outlook; /* when GPUs come free, for deadlines; NULL: not known */
 };
 
@@ -44,6 +52,8 @@ struct sluice_submission {
     uint32_t min_nodes, max_nodes, tasks, tasks_per_node, tasks_per_gpu, sockets_per_node, cpus_per_task, min_cpus;
     uint32_t min_cpus_per_node;
     uint32_t required_nodes;       /* nodes that are required by name */
+    uint32_t switches;             /* --switches */
+    uint32_t slurm_segment;        /* Slurm's own --segment; 0: none */
     uint32_t time_limit, time_min; /* minutes; UINT32_MAX without end */
     int64_t deadline, begin;       /* seconds since 1970 */
     bool memory_asked;             /* --mem or --mem-per-cpu */
@@ -71,6 +81,8 @@ struct sluice_admission {
     char partition[SLUICE_NAME_LIST_MAX], qos[SLUICE_NAME_LIST_MAX];
     uint32_t min_nodes, max_nodes, time_limit, min_cpus_per_node; /* 0: as it was */
     uint64_t memory_per_node_mib;                                 /* 0: as it was */
+    bool set_switches;
+    uint32_t switches, switch_wait_s; /* as --switches=N@TIME; UINT32_MAX: as long as Slurm lets it wait */
     bool one_task_per_sharing;
     bool clear_binding; /* of tasks to whole GPUs, which --gpus-per-task implies */
 };

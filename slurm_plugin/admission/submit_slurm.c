@@ -16,6 +16,7 @@ static struct sluice_slurm this_slurm(enum sluice_level level)
         .several_sharing = SLUICE_TASKS_SHARE_SEVERAL,
         .places = level >= SLUICE_LEVEL_PLACE,
         .list_offers = SLUICE_NODELIST_OFFERS,
+        .topology = sluice_known_topology ? sluice_known_topology() : SLUICE_TOPOLOGY_SWITCHES,
         .now = (int64_t)time(NULL),
     };
 }
@@ -91,10 +92,12 @@ int sluice_refuse_options(const job_desc_msg_t *job, char **message)
     if (!job->spank_job_env_size || !job->spank_job_env)
         return SLURM_SUCCESS;
     if (sluice_options_from_env(&options, job->spank_job_env, job->spank_job_env_size, why, sizeof why)) {
-        if (!options.gpu_mem_mib && !options.gpu_share && !options.gpu_power_w && !options.gang_count)
+        if (!options.gpu_mem_mib && !options.gpu_share && !options.gpu_power_w && !options.gang_count &&
+            !options.nics_per_gpu && !options.segment)
             return SLURM_SUCCESS;
         snprintf(why, sizeof why,
-                 "--gpu-mem, --gpu-share, --gpu-power and --gang have no effect now, as Sluice is off on this cluster; "
+                 "--gpu-mem, --gpu-share, --gpu-power, --nics-per-gpu, --gang and --segment have no effect now, as "
+                 "Sluice is off on this cluster; "
                  "ask for GPU memory with --gres=shard:MIB (one shard is one MiB)");
     }
     log_refusal("job", job->user_id, "-", why);
@@ -176,6 +179,7 @@ int sluice_modify(job_desc_msg_t *job, struct job_record *record, const struct s
     submission.options.gang_count = 0;     /* membership was settled at submission */
     submission.options.gpu_share = 0;
     submission.options.gpu_power_w = 0;
+    submission.options.nics_per_gpu = 0; /* it has become a count of NICs */
     int code = decide(job, settings, &submission, job->account ? job->account : facts.account, &facts, &admission);
     show(message, admission.message);
     if (code && !SLUICE_JOB_MODIFY_HAS_MESSAGE && sluice_job_show_reason)

@@ -227,6 +227,16 @@ size_t sluice_tres_without_gpus(const char *text, char *rest)
     return length;
 }
 
+bool sluice_tres_names(const char *text, const char *name)
+{
+    struct item item;
+    char why[1];
+    while (text && next_item(&text, &item))
+        if (read_item(&item, why, sizeof why) && strcmp(item.name, name) == 0)
+            return true;
+    return false;
+}
+
 const char *sluice_per_option(enum sluice_per per)
 {
     static const char *const options[SLUICE_PER_COUNT] = {"--gpus", "--gpus-per-node", "--gpus-per-socket",

@@ -51,6 +51,9 @@ bool sluice_tres_add(struct sluice_tres_request *request, enum sluice_per per, c
  */
 size_t sluice_tres_without_gpus(const char *text, char *rest);
 
+/* Does `text`, which sluice_tres_add has read, name a GRES of this name? */
+bool sluice_tres_names(const char *text, const char *name);
+
 /* The user's option for a count, e.g. "--gpus-per-node"; for messages. */
 const char *sluice_per_option(enum sluice_per per);
 

@@ -78,6 +78,11 @@ static struct spank_option options[] = {
     {PROFILE, "SECONDS", "profile what the job's GPUs do: sluice-profile(1)", 2, 6, take},
     {"checkpoint", "HOW", "save its state when signalled: app, no or auto", 1, 7, take},
     {"checkpoint-interval", "TIME", "between two signals to save: 20m or daly", 1, 8, take},
+    {"nics-per-gpu", "COUNT", "RDMA interfaces with each GPU", 1, 9, take},
+    {"fabric", "WHERE", "all nodes in one block, below one rail's switches, or any", 1, 10, take},
+#if !SLUICE_HAS_SEGMENT
+    {"segment", "NODES", "each segment of so many nodes in one block", 1, 11, take},
+#endif
 };
 
 /* Variables that count whole GPUs in a job's environment, and would make each srun in the job ask for GPUs that it does

@@ -30,7 +30,9 @@ static bool same(const struct sluice_options *one, const struct sluice_options *
            one->gpu_power_w == other->gpu_power_w && one->gang_count == other->gang_count &&
            one->gpu_affinity == other->gpu_affinity && one->gpu_spread == other->gpu_spread &&
            one->gpu_profile == other->gpu_profile && one->checkpoint == other->checkpoint &&
-           one->checkpoint_s == other->checkpoint_s && strcmp(one->gang_name, other->gang_name) == 0;
+           one->checkpoint_s == other->checkpoint_s && one->fabric == other->fabric &&
+           one->fabric_wait_s == other->fabric_wait_s && one->segment == other->segment &&
+           strcmp(one->gang_name, other->gang_name) == 0;
 }
 
 /* The node's rule (prolog_epilog/jobs.py: _PERCENT), on the one variable that it looks at. */
@@ -111,6 +113,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             require_printable(why);
     require(options.gpu_mem_mib <= SLUICE_GPU_MEM_MAX_MIB && options.gpu_share <= 100);
     require(options.gpu_power_w <= SLUICE_GPU_POWER_MAX_W);
+    require(options.segment <= SLUICE_SEGMENT_MAX);
+    require(options.fabric_wait_s <= SLUICE_FABRIC_MOST_S || options.fabric_wait_s == SLUICE_FABRIC_NO_TIME);
     require(options.gang_count <= SLUICE_GANG_COUNT_MAX && strlen(options.gang_name) <= SLUICE_GANG_NAME_MAX);
     require((options.gang_count == 0) == (options.gang_name[0] == '\0'));
 

@@ -137,6 +137,16 @@ static void write_gang(const struct sluice_options *options, char *value, size_t
     snprintf(value, size, "%s:%" PRIu32, options->gang_name, options->gang_count);
 }
 
+static void write_nics_per_gpu(const struct sluice_options *options, char *value, size_t size)
+{
+    snprintf(value, size, "%" PRIu32, options->nics_per_gpu);
+}
+
+static bool set_nics_per_gpu(struct sluice_options *options, const char *value)
+{
+    return parse_number(value, 1, SLUICE_NICS_PER_GPU_MAX, &options->nics_per_gpu);
+}
+
 static bool set_gpu_mem(struct sluice_options *options, const char *value)
 {
     return sluice_parse_mib(value, SLUICE_GPU_MEM_MAX_MIB, &options->gpu_mem_mib);
@@ -285,6 +295,71 @@ static void write_checkpoint_interval(const struct sluice_options *options, char
         snprintf(value, size, "%" PRIu32 "s", options->checkpoint_s);
 }
 
+static const char *const fabrics[] = {
+    [SLUICE_FABRIC_UNSET] = "",
+    [SLUICE_FABRIC_ANY] = "any",
+    [SLUICE_FABRIC_BLOCK] = "block",
+    [SLUICE_FABRIC_RAIL] = "rail",
+};
+
+/* A time as --switches takes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. */
+static bool parse_time(const char *text, uint32_t *seconds)
+{
+    static const uint32_t units[][3] = {{60, 0, 0}, {60, 1, 0}, {3600, 60, 1}};
+    uint64_t parts[3] = {0}, days = 0, sum;
+    size_t count = 0;
+    bool has_days = false;
+    for (;; text++) {
+        if (count == 3 || !parse_digits(&text, SLUICE_FABRIC_MOST_S, &parts[count]))
+            return false;
+        if (*text == '-' && count == 0 && !has_days) {
+            days = parts[0];
+            has_days = true;
+            continue;
+        }
+        count++;
+        if (*text != ':')
+            break;
+    }
+    if (*text)
+        return false;
+    const uint32_t *unit = has_days ? units[2] : units[count - 1];
+    sum = days * 86400 + parts[0] * unit[0] + parts[1] * unit[1] + parts[2] * unit[2];
+    *seconds = (uint32_t)sum;
+    return sum <= SLUICE_FABRIC_MOST_S;
+}
+
+static bool set_fabric(struct sluice_options *options, const char *value)
+{
+    const char *at = strchr(value, '@');
+    size_t length = at ? (size_t)(at - value) : strlen(value);
+    options->fabric_wait_s = SLUICE_FABRIC_NO_TIME;
+    for (size_t i = SLUICE_FABRIC_ANY; i < sizeof fabrics / sizeof fabrics[0]; i++)
+        if (strlen(fabrics[i]) == length && strncmp(value, fabrics[i], length) == 0) {
+            options->fabric = (enum sluice_fabric)i;
+            return !at || (i != SLUICE_FABRIC_ANY && parse_time(at + 1, &options->fabric_wait_s));
+        }
+    return false;
+}
+
+static void write_fabric(const struct sluice_options *options, char *value, size_t size)
+{
+    const uint32_t wait_s = options->fabric_wait_s;
+    int length = snprintf(value, size, "%s", fabrics[options->fabric]);
+    if (wait_s != SLUICE_FABRIC_NO_TIME && (size_t)length < size)
+        snprintf(value + length, size - (size_t)length, "@%" PRIu32 ":%02" PRIu32, wait_s / 60, wait_s % 60);
+}
+
+static bool set_segment(struct sluice_options *options, const char *value)
+{
+    return parse_number(value, 1, SLUICE_SEGMENT_MAX, &options->segment);
+}
+
+static void write_segment(const struct sluice_options *options, char *value, size_t size)
+{
+    snprintf(value, size, "%" PRIu32, options->segment);
+}
+
 bool sluice_checkpoint_words(const struct sluice_options *options, char *text, size_t size)
 {
     char interval[16];
@@ -316,6 +391,9 @@ static const struct {
     {"checkpoint", set_checkpoint, write_checkpoint, "app, no or auto"},
     {"checkpoint-interval", set_checkpoint_interval, write_checkpoint_interval,
      "a time of 60s to 30d, e.g. 20m, or daly"},
+    {"nics-per-gpu", set_nics_per_gpu, write_nics_per_gpu, "RDMA interfaces with each GPU, 1 to 32, e.g. 1"},
+    {"fabric", set_fabric, write_fabric, "block, rail or any; block and rail with @TIME, e.g. block@30:00"},
+    {"segment", set_segment, write_segment, "nodes of each segment, 1 to 65533, e.g. 4"},
 };
 
 enum { KNOWN = sizeof known / sizeof known[0] };

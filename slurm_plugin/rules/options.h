@@ -16,6 +16,9 @@ enum {
     SLUICE_PROFILE_MAX_S = 86400,   /* of a profile whose end is not its step's */
     SLUICE_CHECKPOINT_LEAST_S = 60, /* between two signals to save; to a month */
     SLUICE_CHECKPOINT_MOST_S = 30 * 86400,
+    SLUICE_NICS_PER_GPU_MAX = 32, /* as many as a node may have: SLUICE_MAX_NICS */
+    SLUICE_SEGMENT_MAX = 65533,   /* as Slurm's own */
+    SLUICE_FABRIC_MOST_S = 30 * 86400,
     SLUICE_GANG_COUNT_MAX = 256,  /* as many as the core places together: SLUICE_MAX_GROUP */
     SLUICE_OPTION_WHY_MAX = 256,  /* room that any message of this parser fits in */
     SLUICE_OPTION_TEXT_MAX = 128, /* and any option as sluice_option_canonical writes it */
@@ -52,16 +55,30 @@ enum sluice_checkpoint {
     SLUICE_CHECKPOINT_APP, /* the job's programs save their state when they are signalled */
 };
 
+/* How near the nodes of a job of several nodes are to be. */
+enum sluice_fabric {
+    SLUICE_FABRIC_UNSET, /* the site's policy decides */
+    SLUICE_FABRIC_ANY,
+    SLUICE_FABRIC_BLOCK, /* in one block, or below one leaf switch */
+    SLUICE_FABRIC_RAIL,  /* below the switches where their rails meet */
+};
+
+#define SLUICE_FABRIC_NO_TIME UINT32_MAX /* as long as the site lets jobs wait for switches */
+
 #define SLUICE_CHECKPOINT_DALY UINT32_MAX /* an interval from the measured time of a save and rate of failures */
 
 /* Zero is "not asked" for every field. */
 struct sluice_options {
-    uint64_t gpu_mem_mib;  /* of each GPU; 1 to SLUICE_GPU_MEM_MAX_MIB */
-    uint32_t gpu_share;    /* percent of a GPU's compute time; 1 to 100 */
-    uint32_t gpu_power_w;  /* that each GPU may draw; 1 to SLUICE_GPU_POWER_MAX_W */
-    uint32_t gpu_profile;  /* seconds of each step; 1 to SLUICE_PROFILE_MAX_S, or SLUICE_PROFILE_WHOLE */
-    uint32_t gang_count;   /* jobs that start together; 1 to SLUICE_GANG_COUNT_MAX */
-    uint32_t checkpoint_s; /* between two signals, or SLUICE_CHECKPOINT_DALY */
+    uint64_t gpu_mem_mib;   /* of each GPU; 1 to SLUICE_GPU_MEM_MAX_MIB */
+    uint32_t gpu_share;     /* percent of a GPU's compute time; 1 to 100 */
+    uint32_t gpu_power_w;   /* that each GPU may draw; 1 to SLUICE_GPU_POWER_MAX_W */
+    uint32_t gpu_profile;   /* seconds of each step; 1 to SLUICE_PROFILE_MAX_S, or SLUICE_PROFILE_WHOLE */
+    uint32_t nics_per_gpu;  /* RDMA NICs with each GPU; 1 to SLUICE_NICS_PER_GPU_MAX */
+    uint32_t gang_count;    /* jobs that start together; 1 to SLUICE_GANG_COUNT_MAX */
+    uint32_t checkpoint_s;  /* between two signals, or SLUICE_CHECKPOINT_DALY */
+    uint32_t fabric_wait_s; /* where `fabric` is block or rail: until any nodes will do, or SLUICE_FABRIC_NO_TIME */
+    uint32_t segment;       /* nodes of each segment; 1 to SLUICE_SEGMENT_MAX */
+    enum sluice_fabric fabric;
     enum sluice_checkpoint checkpoint;
     enum sluice_affinity gpu_affinity;
     bool gpu_spread; /* the job's GPUs on as many nodes as it may have */

@@ -341,6 +341,7 @@ static const struct key tenant_keys[] = {
     {"run-time-s", KEY_U32, offsetof(struct sluice_tenant, run_time_s), 0, MOST_S},
     {"submissions-per-minute", KEY_U32, offsetof(struct sluice_tenant, submissions_per_minute), 0, 1000000},
     {"expires-s", KEY_I64, offsetof(struct sluice_tenant, expires_s), 0, INT64_C(1) << 40},
+    {"one-block-s", KEY_U32, offsetof(struct sluice_tenant, one_block_s), 0, SLUICE_FABRIC_MOST_S},
     {"gang", KEY_TRUTH, offsetof(struct sluice_tenant, gang), 0, 0},
     {"deadline", KEY_TRUTH, offsetof(struct sluice_tenant, deadline), 0, 0},
     {"borrow", KEY_TRUTH, offsetof(struct sluice_tenant, borrow), 0, 0},

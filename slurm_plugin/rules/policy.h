@@ -87,6 +87,7 @@ struct sluice_tenant {
     uint32_t run_time_s;                     /* SLUICE_NO_LIMIT: any */
     uint32_t submissions_per_minute;         /* SLUICE_NO_LIMIT: any */
     int64_t expires_s;                       /* Unix time from which nothing is admitted; 0: never */
+    uint32_t one_block_s;                    /* its jobs of several nodes wait so long for one block; 0: not */
     bool gang;                               /* may form gang groups */
     bool deadline;                           /* may give deadlines */
     bool borrow;                             /* may use what others leave idle in hybrid classes */

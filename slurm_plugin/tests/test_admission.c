@@ -23,6 +23,8 @@ static const char policy[] = "[global]\n"
                              "gpu-types = l4\n"
                              "gpu-memory-mib = 20480\n"
                              "[tenant open]\n"
+                             "[tenant near]\n"
+                             "one-block-s = 600\n"
                              "[tenant memory]\n"
                              "gpu-memory-mib-per-gpu = 20480\n"
                              "gpu-memory-mib-per-job = 40960\n"
@@ -703,6 +705,135 @@ static void check_time_and_options(void)
     REFUSED("open", "with a type", PER_NODE("gres:shard:h100:100"));
 }
 
+static void check_nics_per_gpu(void)
+{
+#define NICS(COUNT) .options = {.nics_per_gpu = COUNT}
+    ADMITTED("open", PER_NODE("gres:gpu:4"), NICS(1));
+    CHECK(admission.set_tres);
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres:gpu:4,gres:nic:4");
+    ADMITTED("open", .tres = {"gres:gpu:16", NULL, NULL, "gres:gpu:h100:1,license:2"}, NICS(2));
+    CHECK_STR(admission.tres[SLUICE_PER_JOB], "gres:gpu:16");
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "");
+    CHECK_STR(admission.tres[SLUICE_PER_TASK], "gres:gpu:h100:1,license:2,gres:nic:2");
+    ADMITTED("open", PER_NODE("gres:gpu:a:1,gres:gpu:b:2"), NICS(1));
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres:gpu:a:1,gres:gpu:b:2,gres:nic:3");
+    ADMITTED("open", .tres = {"gres:gpu:5"}, NODES(1), NICS(1));
+    CHECK_STR(admission.tres[SLUICE_PER_JOB], "gres:gpu:5");
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres:nic:5");
+    REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:5"}, NICS(1));
+    REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:5"}, NODES(2), NICS(1));
+    REFUSED("open", "--nics-per-gpu=1: the job asks for no whole GPUs", NICS(1));
+    REFUSED("open", "no whole GPUs", PER_NODE("gres:shard:100"), NICS(1));
+    REFUSED("open", "no whole GPUs", .options = {.gpu_mem_mib = 100, .nics_per_gpu = 1});
+    REFUSED("open", "in another way", PER_NODE("gres:gpu:1,gres:nic:1"), NICS(1));
+    REFUSED("open", "in another way", .tres = {"gres:gpu:1", "gres:nic:ib:1"}, NICS(1));
+    REFUSED("open", "srun's own step", PER_NODE("gres:gpu:1"), .step_at_once = true, NICS(1));
+    const struct sluice_slurm with_slash = {.places = true, .slash = true, .now = 1800000000};
+    admit("open", &with_slash, &(struct sluice_submission){PER_NODE("gres/gpu:2"), NICS(1)});
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres/gpu:2,gres/nic:2");
+}
+
+static void on(enum sluice_topology topology, const char *account, struct sluice_submission submission)
+{
+    const struct sluice_slurm slurm = {.now = 1800000000, .places = true, .topology = topology};
+    admit(account, &slurm, &submission);
+}
+
+#define ON(TOPOLOGY, ACCOUNT, ...) on(SLUICE_TOPOLOGY_##TOPOLOGY, ACCOUNT, (struct sluice_submission){__VA_ARGS__})
+#define FABRIC(WHERE, WAIT) .options = {.fabric = SLUICE_FABRIC_##WHERE, .fabric_wait_s = (WAIT)}
+
+static void expect_switches(bool set, uint32_t wait_s)
+{
+    expect_admitted("switches");
+    CHECK_INT(admission.set_switches, set);
+    CHECK_INT(admission.switches, set);
+    CHECK_INT(admission.switch_wait_s, set ? wait_s : 0);
+}
+
+static void check_fabric(void)
+{
+    ON(SWITCHES, "open", NODES(4), FABRIC(BLOCK, 300));
+    expect_switches(true, 300);
+    ON(SWITCHES, "open", NODES(4), FABRIC(RAIL, SLUICE_FABRIC_NO_TIME));
+    expect_switches(true, SLUICE_FABRIC_NO_TIME);
+    ON(BLOCK, "open", NODES(4), FABRIC(BLOCK, 0));
+    expect_switches(true, 0);
+    ON(SWITCHES, "open", NODES(1), FABRIC(BLOCK, 300));
+    expect_switches(false, 0);
+    ON(NONE, "open", NODES(4), FABRIC(BLOCK, 300));
+    expect_switches(false, 0);
+    CHECK(strstr(admission.message, "--fabric=block has no effect here"));
+    ON(BLOCK, "open", NODES(4), FABRIC(RAIL, 300));
+    expect_refused("rail", "no rails");
+    ON(SWITCHES, "open", NODES(4), .switches = 2, FABRIC(BLOCK, 300));
+    expect_refused("twice", "--switches=2");
+    /* The tenant's default: not where the job says something, has one node, or the network is not known. */
+    ON(SWITCHES, "near", NODES(4));
+    expect_switches(true, 600);
+    ON(SWITCHES, "near", NODES(4), FABRIC(ANY, SLUICE_FABRIC_NO_TIME));
+    expect_switches(false, 0);
+    ON(SWITCHES, "near", NODES(4), FABRIC(BLOCK, 60));
+    expect_switches(true, 60);
+    ON(SWITCHES, "near", NODES(4), .switches = 2);
+    expect_switches(false, 0);
+    ON(SWITCHES, "near", NODES(1));
+    expect_switches(false, 0);
+    ON(NONE, "near", NODES(4));
+    expect_switches(false, 0);
+    CHECK_STR(admission.message, "");
+    ON(SWITCHES, "near", NODES(4), .admitted_before = true);
+    expect_switches(false, 0);
+}
+
+#define SEGMENT(NODES_OF) .options = {.segment = (NODES_OF)}
+#define MEM_AND_SEGMENT .options = {.gpu_mem_mib = 10240, .segment = 2}
+
+static void check_segments(void)
+{
+    ON(SWITCHES, "open", NODES(36), PER_NODE("gres:gpu:8"), SEGMENT(12));
+    expect_admitted("3 x 12");
+    ON(SWITCHES, "open", NODES(4), MEM_AND_SEGMENT);
+    expect_admitted("shards");
+    ON(SWITCHES, "open", NODES(35), PER_NODE("gres:gpu:8"), SEGMENT(12));
+    expect_refused("35", "ask for -N 36");
+    ON(SWITCHES, "open", PER_NODE("gres:gpu:8"), SEGMENT(12));
+    expect_refused("no nodes", "say of how many nodes");
+    ON(SWITCHES, "open", .min_nodes = 2, .max_nodes = 4, PER_NODE("gres:gpu:8"), SEGMENT(2));
+    expect_refused("a range", "say of how many nodes");
+    ON(SWITCHES, "open", NODES(4), SEGMENT(2));
+    expect_refused("no GPUs", "--gpus-per-node");
+    ON(SWITCHES, "open", NODES(4), PER_JOB("gres:gpu:8"), SEGMENT(2));
+    expect_refused("GPUs in total", "--gpus-per-node");
+    ON(SWITCHES, "open", NODES(4), PER_NODE("gres:gpu:8"), .required_nodes = 4, SEGMENT(2));
+    expect_refused("nodelist", "--nodelist");
+    ON(NONE, "open", NODES(4), PER_NODE("gres:gpu:8"), SEGMENT(2));
+    expect_refused("no topology", "no network topology");
+    admit("open", &(struct sluice_slurm){.now = 1800000000, .topology = SLUICE_TOPOLOGY_SWITCHES},
+          &(struct sluice_submission){NODES(4), PER_NODE("gres:gpu:8"), SEGMENT(2)});
+    expect_refused("below level place", "Slurm alone");
+    ON(SWITCHES, "open", NODES(3), PER_NODE("gres:gpu:8"), .admitted_before = true, SEGMENT(2));
+    expect_refused("a change", "ask for -N 4");
+    admit("open", &(struct sluice_slurm){.now = 1800000000},
+          &(struct sluice_submission){NODES(4), PER_NODE("gres:gpu:8"), .admitted_before = true, SEGMENT(2)});
+    expect_admitted("a change of something else, while Sluice places no jobs");
+}
+
+static void check_slurms_segments(void)
+{
+    ON(BLOCK, "open", NODES(36), .required_nodes = 36, .slurm_segment = 12);
+    expect_admitted("3 x 12");
+    ON(SWITCHES, "open", NODES(35), .slurm_segment = 12);
+    expect_refused("35", "ask for -N 36");
+    ON(SWITCHES, "open", NODES(1), .slurm_segment = 2);
+    expect_refused("1", "ask for -N 2");
+    ON(SWITCHES, "open", .tasks = 8, .slurm_segment = 4);
+    expect_refused("no nodes", "such as -N 8");
+    ON(NONE, "open", NODES(3), .slurm_segment = 2);
+    expect_admitted("no topology: without effect in Slurm");
+    ON(SWITCHES, "open", NODES(3), .slurm_segment = 1);
+    expect_admitted("of one node each");
+}
+
 #define WATTS(COUNT) .options = {.gpu_power_w = COUNT}
 
 static void check_power(void)
@@ -837,7 +968,11 @@ int main(void)
     check_tenant();
     check_time_and_options();
     check_deadlines_behind_the_plan();
+    check_nics_per_gpu();
     check_power();
+    check_fabric();
+    check_segments();
+    check_slurms_segments();
     check_defaults();
     check_changed_job();
     check_rate();

@@ -79,6 +79,8 @@ static void check_options(void)
     CHECK(set("gpu-power", "400W") && options.gpu_power_w == 400);
     CHECK(set("gpu-power", "300w") && options.gpu_power_w == 300);
     CHECK(set("gpu-power", "100000") && options.gpu_power_w == 100000);
+    CHECK(set("nics-per-gpu", "1") && options.nics_per_gpu == 1);
+    CHECK(set("nics-per-gpu", "32") && options.nics_per_gpu == 32);
     CHECK(set("gpu-affinity", "numa") && options.gpu_affinity == SLUICE_AFFINITY_NUMA);
     CHECK(set("gpu-spread", NULL) && options.gpu_spread);
     CHECK(set("gpu-spread", "(null)") && set("gpu-spread", ""));
@@ -111,6 +113,12 @@ static void check_options(void)
         {"gpu-power", "400W "},
         {"gpu-power", "-400"},
         {"gpu-power", "99999999999999999999"},
+        {"nics-per-gpu", NULL},
+        {"nics-per-gpu", "0"},
+        {"nics-per-gpu", "33"},
+        {"nics-per-gpu", "1.5"},
+        {"nics-per-gpu", "-1"},
+        {"nics-per-gpu", "ib:1"},
         {"gpu-affinity", "LINK"},
         {"gpu-affinity", ""},
         {"gpu-affinity", "link,numa"},
@@ -205,6 +213,60 @@ static void check_canonical(const char *entry, const char *expected)
     CHECK_STR(text, expected);
 }
 
+/* Times are those of Slurm's --switches=N@TIME. */
+static void check_fabric(void)
+{
+    static const struct {
+        const char *value;
+        enum sluice_fabric fabric;
+        uint32_t wait_s;
+        const char *canonical;
+    } good[] = {
+        {"any", SLUICE_FABRIC_ANY, SLUICE_FABRIC_NO_TIME, "any"},
+        {"block", SLUICE_FABRIC_BLOCK, SLUICE_FABRIC_NO_TIME, "block"},
+        {"rail@5", SLUICE_FABRIC_RAIL, 300, "rail@5:00"},
+        {"block@1:30", SLUICE_FABRIC_BLOCK, 90, "block@1:30"},
+        {"block@1:00:05", SLUICE_FABRIC_BLOCK, 3605, "block@60:05"},
+        {"block@1-1", SLUICE_FABRIC_BLOCK, 90000, "block@1500:00"},
+        {"block@1-1:30", SLUICE_FABRIC_BLOCK, 91800, "block@1530:00"},
+        {"block@1-0:0:7", SLUICE_FABRIC_BLOCK, 86407, "block@1440:07"},
+        {"block@0", SLUICE_FABRIC_BLOCK, 0, "block@0:00"},
+        {"block@30-0", SLUICE_FABRIC_BLOCK, SLUICE_FABRIC_MOST_S, "block@43200:00"},
+    };
+    static const char *const bad[] = {"",           "blocks",
+                                      "bloc",       "any@5",
+                                      "block@",     "block@-1",
+                                      "block@5m",   "block@1:2:3:4",
+                                      "block@1-",   "block@1-1-1",
+                                      "block@1:",   "block@:1",
+                                      "block@31-0", "block@99999999999999999999",
+                                      "rail@1@2"};
+    char entry[96], expected[96];
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        CHECK(set("fabric", good[i].value));
+        CHECK_INT(options.fabric, good[i].fabric);
+        CHECK_INT(options.fabric_wait_s, good[i].wait_s);
+        snprintf(entry, sizeof entry, "_SLURM_SPANK_OPTION_sluice_fabric=%s", good[i].value);
+        snprintf(expected, sizeof expected, "_SLURM_SPANK_OPTION_sluice_fabric=%s", good[i].canonical);
+        check_canonical(entry, expected);
+        CHECK(set("fabric", good[i].canonical));
+        CHECK_INT(options.fabric_wait_s, good[i].wait_s);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        if (set("fabric", bad[i])) {
+            fprintf(stderr, "--fabric=%s was accepted\n", bad[i]);
+            exit(1);
+        }
+        CHECK(strstr(why, "block, rail or any") != NULL);
+    }
+    CHECK(set("segment", "12"));
+    CHECK_INT(options.segment, 12);
+    CHECK(!set("segment", "0"));
+    CHECK(!set("segment", "65534"));
+    CHECK(!set("segment", "4x"));
+    check_canonical("_SLURM_SPANK_OPTION_sluice_segment=004", "_SLURM_SPANK_OPTION_sluice_segment=4");
+}
+
 /* What nodes read is one spelling, whatever was admitted. */
 static void check_spellings(void)
 {
@@ -286,11 +348,12 @@ int main(void)
     check_messages();
     check_environment();
     check_spellings();
+    check_fabric();
     check_disguises();
     check_words();
     check_sizes_in_all();
-    for (size_t i = 0; i < 9; i++)
+    for (size_t i = 0; i < 12; i++)
         CHECK(sluice_option_name(i) != NULL);
-    CHECK(sluice_option_name(9) == NULL);
+    CHECK(sluice_option_name(12) == NULL);
     return 0;
 }

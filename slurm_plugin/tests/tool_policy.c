@@ -101,6 +101,7 @@ static void put_tenant(FILE *to, const struct sluice_rules *rules, const struct 
     put_number(to, "", "", "gpus-per-job", tenant->gpus_per_job, SLUICE_NO_LIMIT);
     put_number(to, "", "", "run-time-s", tenant->run_time_s, SLUICE_NO_LIMIT);
     put_number(to, "", "", "submissions-per-minute", tenant->submissions_per_minute, SLUICE_NO_LIMIT);
+    fprintf(to, "one-block-s = %" PRIu32 "\n", tenant->one_block_s);
     fprintf(to, "expires-s = %" PRId64 "\ngang = %s\ndeadline = %s\nborrow = %s\n", tenant->expires_s,
             yes_no(tenant->gang), yes_no(tenant->deadline), yes_no(tenant->borrow));
     uint32_t allowed = 0;

@@ -571,9 +571,9 @@ def test_level_off_is_stock_slurm(cluster: DevCluster) -> None:
         assert "CpusPerTres" not in job
         assert job["TimeLimit"] != "01:00:00"
         accepted(cluster, "--gpus=2", "--gpu-affinity=link")
-        for option in ("--gpu-mem=1G", "--gang=a:2", "--gpu-share=50", "--gpu-power=300W"):
+        for option in ("--gpu-mem=1G", "--gang=a:2", "--gpu-share=50", "--gpu-power=300W", "--nics-per-gpu=1"):
             assert "Sluice is off on this cluster" in refused(cluster, option)
-        words = "--gpu-mem, --gpu-share, --gpu-power and --gang have no effect now"
+        words = "--gpu-mem, --gpu-share, --gpu-power, --nics-per-gpu, --gang and --segment have no effect now"
         assert_logged(cluster, rf"job of user \d+, account -: {words}")
     finally:
         level("admit")

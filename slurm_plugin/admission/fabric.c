@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* --fabric and --segment: where in the network the nodes of a job of several nodes are to be. */
+#include "admission/admission_internal.h"
+
+#include "admission/wording.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+static const char *fabric_name(enum sluice_fabric fabric)
+{
+    return fabric == SLUICE_FABRIC_RAIL ? "rail" : "block";
+}
+
+/* Its nodes together, as Slurm's --switches=1 asks it; Slurm bounds the time by max_switch_wait. */
+static void ask_together(struct sluice_check *check, uint32_t wait_s)
+{
+    check->admission->set_switches = true;
+    check->admission->switches = 1;
+    check->admission->switch_wait_s = wait_s;
+}
+
+static bool check_fabric(struct sluice_check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    const struct sluice_options *options = &submission->options;
+    const char *name = fabric_name(options->fabric);
+    if (submission->switches)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                             "--fabric with --switches=%" PRIu32 ": both say how near the nodes are to be; give one of "
+                             "them",
+                             submission->switches);
+    if (options->fabric == SLUICE_FABRIC_ANY)
+        return true;
+    if (options->fabric == SLUICE_FABRIC_RAIL && check->slurm->topology == SLUICE_TOPOLOGY_BLOCK)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                             "--fabric=rail: Slurm knows the blocks of this cluster (topology/block), but no rails; "
+                             "ask for --fabric=block");
+    if (check->slurm->topology == SLUICE_TOPOLOGY_NONE) {
+        char text[128];
+        snprintf(text, sizeof text, "--fabric=%s has no effect here: Slurm knows no network topology of this cluster",
+                 name);
+        sluice_notice(check->admission, text);
+        return true;
+    }
+    if (submission->max_nodes != 1)
+        ask_together(check, options->fabric_wait_s);
+    return true;
+}
+
+static bool refuse_segment(struct sluice_check *check, const char *why)
+{
+    return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST, "--segment=%" PRIu32 ": %s",
+                         check->submission->options.segment, why);
+}
+
+static bool check_whole(struct sluice_check *check, uint32_t segment)
+{
+    const uint32_t nodes = check->submission->min_nodes;
+    return nodes % segment == 0 ||
+           sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                         "--segment=%" PRIu32 ": %" PRIu32 " nodes are not whole segments; ask for -N %" PRIu64,
+                         segment, nodes, (uint64_t)(nodes / segment + 1) * segment);
+}
+
+/* Slurm's own: only topology/block compares it with the number of nodes, and says nothing of it to the user. */
+static bool check_slurm_segment(struct sluice_check *check)
+{
+    const uint32_t segment = check->submission->slurm_segment;
+    if (segment < 2 || !check->slurm->places || check->slurm->topology == SLUICE_TOPOLOGY_NONE)
+        return true;
+    if (!check->submission->min_nodes)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                             "--segment=%" PRIu32 ": say of how many nodes the job is, such as -N %" PRIu32, segment,
+                             2 * segment);
+    return check_whole(check, segment);
+}
+
+/* What Sluice's placement can keep whole; Slurm alone would not. Of a job that has the option already, only what a
+ * change changes. */
+static bool check_segment(struct sluice_check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    const uint32_t nodes = submission->min_nodes;
+    if (!check->slurm->places && !submission->admitted_before)
+        return refuse_segment(check, "Slurm alone chooses the nodes on this cluster, and knows no segments; leave it "
+                                     "out");
+    if (check->slurm->topology == SLUICE_TOPOLOGY_NONE && !submission->admitted_before)
+        return refuse_segment(check, "Slurm knows no network topology of this cluster; leave it out");
+    if (submission->heterogeneous || submission->required_nodes || submission->contiguous)
+        return refuse_segment(check, "not in a heterogeneous job, with --nodelist or with --contiguous, where Slurm "
+                                     "alone chooses the nodes");
+    if (!nodes || (submission->max_nodes && submission->max_nodes != nodes))
+        return refuse_segment(check, "say of how many nodes the job is, such as -N 8");
+    if (!check_whole(check, submission->options.segment))
+        return false;
+    for (size_t i = 0; i < check->request.gpu_types; i++)
+        if (check->request.gpus[i].per[SLUICE_PER_NODE])
+            return true;
+    return check->request.shards.per[SLUICE_PER_NODE] ||
+           refuse_segment(check, "say how many GPUs each node is to give, such as --gpus-per-node=8");
+}
+
+bool sluice_check_fabric(struct sluice_check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    if (submission->options.segment && !check_segment(check))
+        return false;
+    if (submission->admitted_before)
+        return true;
+    if (!check_slurm_segment(check))
+        return false;
+    if (submission->options.fabric != SLUICE_FABRIC_UNSET)
+        return check_fabric(check);
+    if (check->tenant && check->tenant->one_block_s && !submission->switches && sluice_most_nodes(check) > 1 &&
+        check->slurm->topology != SLUICE_TOPOLOGY_NONE)
+        ask_together(check, check->tenant->one_block_s);
+    return true;
+}
