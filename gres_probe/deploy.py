@@ -93,6 +93,7 @@ def gres_changes(
     slurm_version: SlurmVersion,
     shards: bool = True,
     nics: bool = False,
+    nic_types: bool = False,
     per_node: bool = False,
     features: Mapping[str, Sequence[str]] | None = None,
 ) -> GresChanges:
@@ -106,7 +107,9 @@ def gres_changes(
         for fault in config.faults if config is not None else ():
             if fault.kind == "syntax":  # the site's settings of its nodes may come after it
                 raise SluiceError(f"{fault.place}: {fault.what}; nothing written", remedy="correct the line first")
-    configuration = generate(inventories, slurm_version=slurm_version, shards=shards, nics=nics, features=features)
+    configuration = generate(
+        inventories, slurm_version=slurm_version, shards=shards, nics=nics, nic_types=nic_types, features=features
+    )
     overrides = _overrides(configuration, slurm, folder / SITE_FILE)
     texts = {folder / NODES_FILE: configuration.nodes_conf(overrides)}
     if per_node:

@@ -122,13 +122,15 @@ def generate(
     slurm_version: SlurmVersion = OLDEST,
     shards: bool = True,
     nics: bool = False,
+    nic_types: bool = False,
     features: Mapping[str, Sequence[str]] | None = None,
 ) -> GresConfiguration:
     """gres.conf and the node lines for the nodes of the inventories.
 
     `slurm_version` is the oldest version that reads the files; `shards` offers each device's usable memory as
-    gres/shard, one shard for each MiB; `nics` offers RDMA interfaces as gres/nic; `features` are further
-    features of each node, e.g. its classes. Raises SluiceError where an inventory contradicts itself or repeats a node.
+    gres/shard, one shard for each MiB; `nics` offers RDMA interfaces as gres/nic, `nic_types` by their link layer;
+    `features` are further features of each node, e.g. its classes. Raises SluiceError where an inventory contradicts
+    itself or repeats a node.
     """
     if slurm_version < OLDEST:
         raise SluiceError(
@@ -158,13 +160,14 @@ def generate(
                 notes.append(
                     f"{inventory.node}: {gpu.vendor} GPU {gpu.index} left out: partitioned, without an instance"
                 )
-        interfaces = node_nics(inventory) if nics else []
-        lines = _gres_lines(inventory, devices, slurm_version, shards, notes) + _nic_lines(inventory, interfaces)
+        interfaces = node_nics(inventory, typed=nic_types) if nics else []
+        lines = _gres_lines(inventory, devices, slurm_version, shards, notes)
+        lines += _nic_lines(inventory, interfaces, typed=nic_types)
         gres_lines[inventory.node] = lines
         if line := nic_groups(inventory, [device.gpu for device in devices], interfaces):
             groups.append(line)
         more = (features or {}).get(inventory.node, ())
-        nodes[inventory.node] = _attributes(inventory, devices, shards, len(interfaces), more)
+        nodes[inventory.node] = _attributes(inventory, devices, shards, _nic_gres(interfaces, typed=nic_types), more)
     return GresConfiguration(_gres_conf(gres_lines), nodes, gres_lines, notes, groups)
 
 
@@ -220,13 +223,35 @@ def node_devices(inventory: Inventory) -> list[Device]:
     return sorted(devices, key=lambda device: rank[device.type])  # slurmd reads Gres= type by type; the sort is stable
 
 
-def node_nics(inventory: Inventory) -> list[Nic]:
-    """The RDMA interfaces that jobs can be given, in order: with a file of their own, and not the parents of others."""
+def node_nics(inventory: Inventory, *, typed: bool = False) -> list[Nic]:
+    """The RDMA interfaces that jobs can be given, in the order in which slurmd counts them.
+
+    They have a file of their own, and are not the parents of others; with types, equal types are together.
+    """
     parents = {nic.parent for nic in inventory.nics if nic.parent}
-    return [nic for nic in inventory.nics if nic.device_file and nic.pci_address not in parents]
+    found = [nic for nic in inventory.nics if nic.device_file and nic.pci_address not in parents]
+    rank = {name: position for position, name in enumerate(dict.fromkeys(map(nic_type, found)))}
+    return sorted(found, key=lambda nic: rank[nic_type(nic)]) if typed else found
 
 
-def _nic_lines(inventory: Inventory, nics: Sequence[Nic]) -> list[str]:
+def nic_type(nic: Nic) -> str:
+    """An interface's GRES type, by the link layer of its ports: ``ib``, ``roce``, or ``rdma`` where it is not known."""
+    layers = {port.link_layer for port in nic.ports if port.link_layer}
+    return {"InfiniBand": "ib", "Ethernet": "roce"}.get(layers.pop(), "rdma") if len(layers) == 1 else "rdma"
+
+
+def nic_counts(nics: Iterable[Nic]) -> dict[str, int]:
+    """How many there are of each type, in order."""
+    return dict(Counter(map(nic_type, nics)))
+
+
+def _nic_gres(nics: Sequence[Nic], *, typed: bool) -> list[str]:
+    if typed:
+        return [f"nic:{name}:{count}" for name, count in nic_counts(nics).items()]
+    return [f"nic:{len(nics)}"] if nics else []
+
+
+def _nic_lines(inventory: Inventory, nics: Sequence[Nic], *, typed: bool) -> list[str]:
     """Links are 1 between interfaces of common PCIe switches, which share a way to the same GPUs."""
     cores = _cores_of(inventory, [nic.cores for nic in nics])
     first = len(inventory.gpus)
@@ -243,7 +268,7 @@ def _nic_lines(inventory: Inventory, nics: Sequence[Nic]) -> list[str]:
     for nic, core_list, row in zip(nics, cores, matrix, strict=True):
         rest = f" Cores={core_list}" if core_list else ""
         rest += f" Links={','.join(map(str, row))}" if near else ""
-        described.append(("Name=nic", (nic.device_file,), rest))
+        described.append((f"Name=nic Type={nic_type(nic)}" if typed else "Name=nic", (nic.device_file,), rest))
     return [f"{head} File={names}{rest}" for head, names, rest, _ in _folded(described)]
 
 
@@ -342,14 +367,13 @@ def _device_links(inventory: Inventory, devices: Sequence[Device]) -> list[str]:
 
 
 def _attributes(
-    inventory: Inventory, devices: Sequence[Device], shards: bool, nics: int, features: Sequence[str]
+    inventory: Inventory, devices: Sequence[Device], shards: bool, nics: Sequence[str], features: Sequence[str]
 ) -> NodeAttributes:
     counts = Counter(device.type for device in devices)
     gres = [f"gpu:{name}:{count}" for name, count in counts.items()]
     if shards and devices:
         gres.append(f"shard:{sum(device.memory_mib for device in devices)}")
-    if nics:
-        gres.append(f"nic:{nics}")
+    gres += nics
     memory = inventory.memory_mib
     if memory is not None and memory >= 65536:
         memory -= memory % 1024  # a new kernel that keeps some MiB more must not drain the node

@@ -275,11 +275,13 @@ static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
 
 /* A job's preferences about the network, beyond --switches, and conditions on what nodes report. */
 #if SLUICE_SLURM_AT_LEAST(24, 5)
-#define SLUICE_TOPOLOGY_PREFERENCES(job)                                                                               \
-    ((job)->details->segment_size || (job)->details->job_size_bitmap || IS_JOB_WHOLE_TOPO(job))
+#define SLUICE_TOPOLOGY_PREFERENCES(job) ((job)->details->job_size_bitmap || IS_JOB_WHOLE_TOPO(job))
+/* Nodes of each segment of a job (--segment); 0: none. */
+#define SLUICE_SEGMENT(job) ((job)->details->segment_size)
 #define SLUICE_EXTRA_CONSTRAINTS(job) ((job)->extra_constraints != NULL)
 #else
 #define SLUICE_TOPOLOGY_PREFERENCES(job) false
+#define SLUICE_SEGMENT(job) 0
 #define SLUICE_EXTRA_CONSTRAINTS(job) false
 #endif
 #if SLUICE_SLURM_AT_LEAST(23, 2)

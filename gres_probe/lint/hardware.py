@@ -9,7 +9,7 @@ from gres_probe.cores import fold_ranges, slurm_cores, usual_numbering
 from gres_probe.inventory import Inventory
 from gres_probe.lint.gres_lines import NodeGres
 from gres_probe.lint.rules import RULES, Finding, Site
-from gres_probe.writer import Device, node_devices, node_nics
+from gres_probe.writer import Device, nic_counts, node_devices, node_nics
 from sluice.base.errors import SluiceError
 
 
@@ -37,9 +37,8 @@ def _check_node(node: NodeGres, inventory: Inventory, overridden: bool) -> Itera
     wanted = node.configured["gpu"].count if "gpu" in node.configured else 0
     if wanted != len(devices):
         yield Finding(RULES["SL060"], f"Gres has {wanted} gpu, the inventory {len(devices)}", place, name)
-    if "nic" in node.configured and node.configured["nic"].count != (nics := len(node_nics(inventory))):
-        what = f"Gres has {node.configured['nic'].count} nic, the inventory {nics}"
-        yield Finding(RULES["SL068"], what, place, name)
+    if "nic" in node.configured:
+        yield from _check_nics(node, inventory)
     if overridden:
         return  # the site tells Slurm to trust slurm.conf
     sockets, cores, threads = node.definition.core_counts()
@@ -51,6 +50,18 @@ def _check_node(node: NodeGres, inventory: Inventory, overridden: bool) -> Itera
     if inventory.memory_mib and memory > inventory.memory_mib:
         what = f"RealMemory={memory}, {inventory.memory_mib} MiB there"
         yield Finding(RULES["SL063"], what, node.definition.place, name)
+
+
+def _check_nics(node: NodeGres, inventory: Inventory) -> Iterator[Finding]:
+    """Their number, and that of each type where they have types of the inventory's."""
+    name, place, nics = (node.definition.name,), node.gres_place, node_nics(inventory)
+    configured, there = node.configured["nic"], nic_counts(nics)
+    if configured.count != len(nics):
+        what = f"Gres has {configured.count} nic, the inventory {len(nics)}"
+        yield Finding(RULES["SL068"], what, place, name)
+    elif configured.types.keys() & there.keys() and configured.types != there:
+        have, want = (", ".join(f"{kind}:{count}" for kind, count in one.items()) for one in (configured.types, there))
+        yield Finding(RULES["SL068"], f"Gres has nic {have}, the inventory {want}", place, name)
 
 
 def _check_devices(node: NodeGres, devices: Sequence[Device], inventory: Inventory) -> Iterator[Finding]:

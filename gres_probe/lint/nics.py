@@ -35,7 +35,8 @@ def check(site: Site, nodes: Sequence[NodeGres]) -> Iterator[Finding]:
             gpus = [device.gpu for device in node_devices(inventory)]
         except SluiceError:  # the GPUs' own rules name it
             continue
-        wanted, found = nic_groups(inventory, gpus, node_nics(inventory)), lines.get(name)
+        nics = node_nics(inventory, typed=bool(node.configured["nic"].types))
+        wanted, found = nic_groups(inventory, gpus, nics), lines.get(name)
         if wanted != found:
             what = f"it has {_groups(found)}, the inventory {_groups(wanted)}"
             yield Finding(RULES["SL081"], what, place, (name,))

@@ -176,6 +176,8 @@ def _where(parts: list[dict[str, Any]]) -> list[str]:
         words = []
         if part["gpus"]:
             words.append(f"GPU {','.join(map(str, part['gpus']))}{_share(part)}")
+        if part.get("nics"):
+            words.append(f"NIC {','.join(map(str, part['nics']))}")
         if part["cpus"] or part["host_memory_mib"] or not words:
             words += [f"{part['cpus']:g} CPUs", f"{format_mib(part['host_memory_mib'])} of memory"]
         lines.append(f"  {part['node']}: {', '.join(words)}")
@@ -186,6 +188,14 @@ def _where(parts: list[dict[str, Any]]) -> list[str]:
 
 def _reasons(of: dict[str, Any]) -> list[str]:
     return [f"  {entry['nodes']:>8}  {entry['reason']}" for entry in of.get("nodes_by_reason", [])]
+
+
+def _far_from_nics(of: dict[str, Any]) -> list[str]:
+    lines = []
+    for entry in of.get("gpus_without_nic", []):
+        some = "1 GPU free" if entry["gpus"] == 1 else f"{entry['gpus']} GPUs free"
+        lines.append(f"  {some} on {entry['node']}, no free NIC near {'it' if entry['gpus'] == 1 else 'them'}")
+    return lines
 
 
 def _instead(start: dict[str, Any], choice: dict[str, Any] | None) -> str:
@@ -207,7 +217,7 @@ def _started(document: dict[str, Any]) -> list[str]:
         lines.append(f"  {_instead(start, choice)}")
     if choice is not None:
         lines.append(f"  {decision['nodes_that_fit']:>8}  of {decision['nodes']} nodes could take it; the others:")
-        lines += _reasons(decision)
+        lines += _reasons(decision) + _far_from_nics(decision)
         lines.append(f"  score {choice['score']}, of which")
         lines += [f"  {term['value']:>8}  {term['name'].replace('_', ' ')}" for term in choice["score_terms"]]
         if choice["next_best"]:
@@ -228,7 +238,7 @@ def _waiting(document: dict[str, Any]) -> list[str]:
         never = "Could never start here" if waiting["never"] else "Why it waits"
         counted = f"of {waiting['nodes']} nodes" if "nodes" in waiting else "no place for it"
         lines.append(f"{never}, as of {_moment(waiting['as_of'])}: {counted}")
-        lines += _reasons(waiting)
+        lines += _reasons(waiting) + _far_from_nics(waiting)
         if waiting.get("nodes_that_fit"):
             lines.append(f"  {waiting['nodes_that_fit']:>8}  could take a part of it")
         lines += _smaller(waiting["would_start_now"])
@@ -293,9 +303,12 @@ _SMALLER = {
     "nodes": "on {value} node{s}",
     "gpus": "with {value} GPU{s}",
     "gpu_compute_percent": "with {value} % of each GPU's compute",
+    "nics": "with {value} NIC{s} a node",
     "cpus": "with {value} CPU{s} a node",
     "gpu_types": "with any type of GPU",
     "exclusive": "without --exclusive",
+    "segment": "without --segment",
+    "one_switch": "with nodes of several leaf switches or blocks, as after the TIME of --fabric or --switches",
 }
 
 

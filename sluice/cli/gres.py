@@ -29,6 +29,7 @@ def command() -> None:
 @click.option("--per-node", is_flag=True, help="A gres.conf for each node, in DIR/NODE, instead of one for all.")
 @click.option("--no-shards", is_flag=True, help="Whole GPUs only: no GPU memory as gres/shard.")
 @click.option("--nics", is_flag=True, help="RDMA interfaces as gres/nic: jobs open only those that they ask for.")
+@click.option("--nic-types", is_flag=True, help="With --nics: by their link layer, as nic:ib and nic:roce.")
 @click.option("--migrate-shards", is_flag=True, help="Replace shards that the site defines itself; lists their jobs.")
 @click.option("--diff", "only_diff", is_flag=True, help="Show what would change, and write nothing.")
 def write(
@@ -42,6 +43,7 @@ def write(
     per_node: bool,
     no_shards: bool,
     nics: bool,
+    nic_types: bool,
     migrate_shards: bool,
     only_diff: bool,
 ) -> None:
@@ -55,6 +57,8 @@ def write(
     from sluice.base.hostlist import expand
     from sluice.slurm.slurm_conf import read_config, read_slurm_conf
 
+    if nic_types and not nics:
+        raise UsageError("--nic-types is about interfaces that --nics offers", remedy="add --nics, or leave it out")
     site = find_slurm_conf(slurm_conf, required=output_dir is None)
     folder = output_dir or (site.parent if site else Path())
     if output_dir is not None and not output_dir.is_dir():
@@ -77,6 +81,7 @@ def write(
         slurm_version=find_version(slurm_version, slurm_prefix),
         shards=not no_shards,
         nics=nics,
+        nic_types=nic_types,
         per_node=per_node,
         features=_class_features(list(collected.inventories.values()), policy),
     )

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from sluice.base.errors import SluiceError
 from sluice.core import CoreError, ffi, lib
-from sluice.core.cluster import Cluster
+from sluice.core.cluster import Cluster, NicGroups, fill_nics
 from sluice.core.errors import check, new_error_text
 from sluice.core.placement import (
     Explanation,
@@ -114,6 +114,7 @@ class Image:
     gpu_memory_mib_free: tuple[int, ...]
     gpu_utilisation: tuple[int, ...]  # empty: all 0
     gpu_compute_free: tuple[int, ...] = ()  # percent that nobody has claimed; empty: all 100
+    nics_free: int | None = None  # None: the node has no NICs that are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class Topology:
     NODE: ClassVar[int] = 4
     ORDER: ClassVar[int] = 5
     WORKLOAD: ClassVar[int] = 6
+    NICS: ClassVar[int] = 7
 
     @property
     def node_names(self) -> list[str]:
@@ -342,6 +344,12 @@ def _parts(data: Fields) -> tuple[Part, ...]:
     )
 
 
+def _with_nics(data: Fields, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    if data.number() != len(parts):
+        raise DecisionError("decision entry: NICs of other parts")
+    return tuple(replace(part, nics=data.count(_NO_TASK)) for part in parts)
+
+
 def _job(data: Fields) -> JobFacts:
     job, array, task, uid, priority, gpus = (data.number() for _ in range(6))
     submit, limit = data.signed(), data.signed()
@@ -373,6 +381,9 @@ def _topology(data: Fields) -> Topology:
                 for _ in range(count)
             )
             values = (gpus, tuple(data.raw(count) for _ in range(count)))
+        elif call == Topology.NICS:
+            gpu_count, nic_count = data.count(int(lib.SLUICE_MAX_GPUS)), data.count(int(lib.SLUICE_MAX_NICS))
+            values = (NicGroups(*(tuple(data.raw(count)) for count in (gpu_count, nic_count, nic_count))),)
         elif call == Topology.SWITCH:
             values = (data.number(),)
         elif call == Topology.NODE:
@@ -410,6 +421,7 @@ def _image(data: Fields) -> Image:
         gpu_memory_mib_free=free,
         gpu_utilisation=tuple(data.number() for _ in range(count)) if flags & 2 else (),
         gpu_compute_free=tuple(data.number() for _ in range(count)) if flags & 4 else (),
+        nics_free=data.count(_NO_TASK) if flags & 8 else None,
     )
 
 
@@ -424,6 +436,11 @@ def _decision(data: Fields) -> Decision:
     core_ns, stock_ns = data.number(), data.number()
     compute = data.signed() if flags & 16 else 0
     parts = tuple(replace(part, gpu_compute_percent=compute if part.gpus else 0) for part in parts)
+    nics, per_gpu, kinds, pairs = 0, 0, 0, 0
+    if flags & 32:
+        nics, per_gpu, kinds, pairs = data.signed(), data.signed(), data.number(), data.count(_NO_TASK)
+        parts = _with_nics(data, parts)
+    segment = data.signed() if flags & 64 else 0
     return Decision(
         job=job,
         mode=mode,
@@ -434,8 +451,16 @@ def _decision(data: Fields) -> Decision:
         stock_fits=bool(flags & 4),
         policy=policy,
         verdict=verdict,
-        request=Request(**asked, allowed=allowed, gpu_compute_percent=compute),
-        placement=Placement(parts, score) if verdict == lib.SLUICE_OK else None,
+        request=Request(
+            **asked,
+            allowed=allowed,
+            gpu_compute_percent=compute,
+            segment=segment,
+            nics=nics,
+            nics_per_gpu=per_gpu,
+            nic_kinds=kinds,
+        ),  # fmt: skip
+        placement=Placement(parts, score, pairs) if verdict == lib.SLUICE_OK else None,
         stock_nodes=stock,
         core_ns=core_ns,
         stock_ns=stock_ns,
@@ -475,7 +500,8 @@ def _rank(data: Fields) -> Rank | None:
 
 
 def _start(data: Fields) -> Start:
-    return Start(_job(data), _parts(data), _rank(data))
+    job, parts, rank = _job(data), _parts(data), _rank(data)
+    return Start(job, _with_nics(data, parts) if data.at < len(data.data) else parts, rank)
 
 
 def _plan(data: Fields) -> Plan:
@@ -581,6 +607,7 @@ class Replay:
     _held: dict[int, list[int]] = field(default_factory=dict)
     _memory: list[tuple[int, ...]] = field(default_factory=list)  # of the GPUs of each shape
     _shape: list[int] = field(default_factory=list)  # of each node
+    _nics: dict[int, NicGroups] = field(default_factory=dict)  # of shapes
 
     def feed(self, entry: DecisionEntry) -> None:
         """Follow one entry; only topologies and images change anything."""
@@ -626,6 +653,18 @@ class Replay:
         """Why the core decided so."""
         return explain(self.ready(), decision.policy, decision.request)
 
+    def free_without_nic(self, node: int, kinds: int) -> int:
+        """How many GPUs of a node are free, while no NIC near them is of these kinds (0: any) and free."""
+        view, nics = self.ready().node(node), self._nics.get(self._shape[node])
+        if nics is None:
+            return 0
+        near = {
+            group
+            for nic, (group, kind) in enumerate(zip(nics.nics, nics.kinds, strict=True))
+            if view.nics_free >> nic & 1 and (not kinds or kinds >> kind & 1)
+        }
+        return sum(view.gpus_idle >> gpu & 1 for gpu, group in enumerate(nics.gpus) if group not in near)
+
     def _build(self, topology: Topology) -> Cluster:
         nodes = sum(call == Topology.NODE for call, _ in topology.calls)
         cluster = Cluster(
@@ -633,13 +672,20 @@ class Replay:
             max_switches=max(sum(call == Topology.SWITCH for call, _ in topology.calls), 1),
             max_allocations=max(nodes, 1) * 32,
         )
-        self._memory, self._shape = [], []
+        self._memory, self._shape, self._nics = [], [], {}
         shapes: dict[int, tuple[int, ...]] = {}
+        nics: NicGroups | None = None
         for call, values in topology.calls:
             if call == Topology.MODEL:
                 cluster.add_model(values[0])
             elif call == Topology.SHAPE:
-                shapes[_add_shape(cluster, values)] = tuple(gpu[2] for gpu in values[0])
+                number = _add_shape(cluster, values, nics)
+                shapes[number] = tuple(gpu[2] for gpu in values[0])
+                if nics is not None:
+                    self._nics[number] = nics
+                nics = None
+            elif call == Topology.NICS:
+                nics = values[0]
             elif call == Topology.SWITCH:
                 cluster.add_switch(values[0])
             elif call == Topology.NODE:
@@ -666,7 +712,7 @@ class Replay:
             cluster.set_health(node, gpu, bool(image.gpus_healthy >> gpu & 1))
             if any(view.gpu_utilisation) or image.gpu_utilisation:
                 cluster.set_utilisation(node, gpu, image.gpu_utilisation[gpu] if image.gpu_utilisation else 0)
-        parts = held_parts(image, memory)
+        parts = held_parts(image, memory, view.nic_count)
         if parts:
             self._held[node] = [commit(cluster, [part]) for part in parts]
 
@@ -681,7 +727,7 @@ def lib_state(number: int) -> Any:
         raise DecisionError(f"decisions: {error}") from error
 
 
-def _add_shape(cluster: Cluster, values: tuple[Any, ...]) -> int:
+def _add_shape(cluster: Cluster, values: tuple[Any, ...], nics: NicGroups | None) -> int:
     gpus, links = values
     shape, text, number = ffi.new("struct sluice_node_shape *"), new_error_text(), ffi.new("uint32_t *")
     shape.gpu_count = len(gpus)
@@ -691,11 +737,13 @@ def _add_shape(cluster: Cluster, values: tuple[Any, ...]) -> int:
         gpu.link_domain, gpu.numa_node, gpu.near_nic = link_domain, numa_node, near_nic
         for other, weight in enumerate(links[index]):
             shape.links[index][other] = weight
+    if nics is not None:
+        fill_nics(shape.nics, nics)
     check(lib.sluice_cluster_add_shape(cluster.handle, shape, number, text), text)
     return int(number[0])
 
 
-def held_parts(image: Image, memory: tuple[int, ...]) -> list[Part]:
+def held_parts(image: Image, memory: tuple[int, ...], nic_count: int = 0) -> list[Part]:
     """Parts that leave a node as the image has it: GPUs of which equally much is held are in one part."""
     groups: dict[tuple[int, int], int] = {}
     unclaimed = image.gpu_compute_free or (100,) * len(memory)
@@ -711,7 +759,8 @@ def held_parts(image: Image, memory: tuple[int, ...]) -> list[Part]:
         Part(image.node)
     ]
     first = parts[0]
-    parts[0] = replace(first, cpus_milli=cpus, host_memory_mib=host_memory, exclusive=image.exclusive)
+    nics = 0 if image.nics_free is None else ~image.nics_free & ((1 << nic_count) - 1)
+    parts[0] = replace(first, cpus_milli=cpus, host_memory_mib=host_memory, exclusive=image.exclusive, nics=nics)
     return parts
 
 

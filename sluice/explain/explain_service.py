@@ -160,7 +160,7 @@ def _looks_after(site: Site, uid: int, account: str = "") -> bool:
         return False
 
 
-_COUNTS = {"nodes", "nodes_by_reason", "nodes_that_fit"}
+_COUNTS = {"nodes", "nodes_by_reason", "nodes_that_fit", "gpus_without_nic"}
 _OF_NODES = {"decision": _COUNTS | {"choice", "stock_nodes"}, "waiting": _COUNTS}
 
 

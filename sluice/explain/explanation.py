@@ -280,7 +280,8 @@ def _gpus(mask: int) -> list[int]:
 
 def _parts(parts: tuple[Part, ...], name: Callable[[int], str]) -> list[dict[str, Any]]:
     return [
-        {
+        ({"nics": _gpus(part.nics)} if part.nics else {})
+        | {
             "node": name(part.node),
             "gpus": _gpus(part.gpus),
             "gpu_memory_mib": part.gpu_memory_mib or None,
@@ -313,8 +314,12 @@ def _asked(request: Request, model: Callable[[int], str]) -> dict[str, Any]:
         "host_memory_mib": request.host_memory_mib,
         "exclusive": bool(request.flags & request.flags.EXCLUSIVE),
     }
+    if request.nics or request.nics_per_gpu:
+        asked |= {"nics": request.nics, "nics_per_gpu": request.nics_per_gpu}
     if request.models:
         asked["gpu_types"] = [model(number) for number in range(64) if request.models >> number & 1]
+    if request.segment > 1:
+        asked["segment"] = request.segment
     for preference in ("one_link_domain", "one_numa_node", "near_nic", "one_switch"):
         if getattr(request, preference) != Preference.ANY:
             asked[preference] = getattr(request, preference).name.lower()
@@ -331,9 +336,24 @@ def _model_names(cluster: Cluster) -> Callable[[int], str]:
     return name
 
 
+_MOST_NAMED = 8  # nodes
+
+
+def _far_from_nics(replay: Replay, request: Request, name: Callable[[int], str]) -> dict[str, Any]:
+    """Where a request for NICs finds free GPUs with no free NIC near them; nothing where there are none."""
+    if not request.nics and not request.nics_per_gpu:
+        return {}
+    nodes = range(replay.ready().totals().nodes) if request.allowed is None else sorted(request.allowed)
+    found = ((node, replay.free_without_nic(node, request.nic_kinds)) for node in nodes)
+    named = [{"node": name(node), "gpus": gpus} for node, gpus in found if gpus]
+    return {"gpus_without_nic": named[:_MOST_NAMED]} if named else {}
+
+
 def _in_words(reason: Reason, request: Request) -> str:
     if reason == Reason.GPU_COMPUTE:
         return f"too few GPUs with {request.gpu_compute_percent} % of their compute free"
+    if reason == Reason.SEGMENT:
+        return f"fits, but too few leaf switches or blocks have {request.segment} such nodes for a segment"
     return reason.text
 
 
@@ -360,6 +380,7 @@ def _decided(story: Story) -> dict[str, Any]:
     except CoreError as error:
         decided["error"] = str(error)
         return decided
+    decided |= _far_from_nics(replay, decision.request, name)
     decided |= {
         "replayed": (why.verdict, why.placement) == (decision.verdict, decision.placement)
         if decision.replayable
@@ -453,7 +474,7 @@ def _waiting(story: Story) -> dict[str, Any]:
             ],
             "nodes_that_fit": why.by_reason.get(Reason.FITS, 0),
             "would_start_now": smaller_requests(cluster, decision.policy, request),
-        }
+        } | _far_from_nics(replay, request, _names(replay))
     return waiting
 
 
@@ -479,9 +500,14 @@ def smaller_requests(cluster: Cluster, policy: Policy, request: Request) -> list
             found.append({"what": what, "value": value, "unit": unit})
 
     nodes = max(request.nodes_min, 1)
-    note("nodes", "", most(1, nodes, lambda value: replace(request, nodes_min=value, nodes_max=value)))
+    each = max(request.segment, 1)
+    fewer = most(1, nodes // each, lambda count: replace(request, nodes_min=count * each, nodes_max=count * each))
+    note("nodes", "", fewer and fewer * each)
     if request.gpus:
         note("gpus", "", most(1, request.gpus, lambda value: replace(request, gpus=value)))
+    kinds = request.nic_kinds
+    fewer_nics = lambda value: replace(request, nics=value, nic_kinds=kinds if value else 0)  # noqa: E731
+    note("nics", "", most(0 if request.gpus else 1, request.nics, fewer_nics))
     step = 256
     if request.gpu_memory_mib > step:
         blocks = -(-request.gpu_memory_mib // step)
@@ -501,6 +527,8 @@ def smaller_requests(cluster: Cluster, policy: Policy, request: Request) -> list
             relaxed: dict[str, Any] = {preference: Preference.ANY}
             if _place(cluster, policy, replace(request, **relaxed)) is not None:
                 found.append({"what": preference, "value": "not required", "unit": ""})
+    if request.segment > 1 and _place(cluster, policy, replace(request, segment=0)) is not None:
+        found.append({"what": "segment", "value": "not asked", "unit": ""})
     if request.models and _place(cluster, policy, replace(request, models=0)) is not None:
         found.append({"what": "gpu_types", "value": "any", "unit": ""})
     if request.flags & request.flags.EXCLUSIVE:

@@ -77,19 +77,30 @@ static bool starts_something(const struct sluice_decision *decision)
     }
 }
 
+/* Of what a decision is about, for repeats. `so_far` has the job and its request without what is appended later. */
+static uint64_t hash_question(const struct bytes *so_far, const struct sluice_request *request)
+{
+    const int64_t appended[] = {request->gpu_compute_percent, request->nics, request->nics_per_gpu,
+                                (int64_t)request->nic_kinds, request->segment};
+    return hash_bytes(so_far->data, so_far->length) ^ hash_bytes((const uint8_t *)appended, sizeof appended);
+}
+
 static void put_decision(struct bytes *to, const struct sluice_decision *decision, uint64_t *what)
 {
     bool fits = decision->verdict == SLUICE_OK;
     sluice_put_job(to, &decision->job);
     sluice_put(to, decision->mode);
     sluice_put(to, decision->outcome);
-    bool claims = decision->request->gpu_compute_percent != 0;
+    const struct sluice_request *request = decision->request;
+    const bool claims = request->gpu_compute_percent != 0, nics = request->nics || request->nics_per_gpu,
+               segments = request->segment > 1;
     sluice_put(to, (decision->backfill ? 1u : 0u) | (decision->stock_answered ? 2u : 0u) |
-                       (decision->stock_fits ? 4u : 0u) | (decision->planned ? 8u : 0u) | (claims ? 16u : 0u));
+                       (decision->stock_fits ? 4u : 0u) | (decision->planned ? 8u : 0u) | (claims ? 16u : 0u) |
+                       (nics ? 32u : 0u) | (segments ? 64u : 0u));
     sluice_put(to, decision->policy);
     sluice_put(to, decision->verdict);
     sluice_put_request(to, decision->request);
-    *what = hash_bytes(to->data, to->length);
+    *what = hash_question(to, request);
     sluice_put_bitmap(to, decision->request->allowed, decision->request->allowed_words);
     sluice_put_signed(to, fits ? decision->placement->score : 0);
     sluice_put_parts(to, fits ? decision->placement->parts : NULL, fits ? decision->placement->part_count : 0);
@@ -100,7 +111,16 @@ static void put_decision(struct bytes *to, const struct sluice_decision *decisio
     sluice_put(to, decision->core_ns);
     sluice_put(to, decision->stock_ns);
     if (claims)
-        sluice_put_signed(to, decision->request->gpu_compute_percent);
+        sluice_put_signed(to, request->gpu_compute_percent);
+    if (nics) {
+        sluice_put_signed(to, request->nics);
+        sluice_put_signed(to, request->nics_per_gpu);
+        sluice_put(to, request->nic_kinds);
+        sluice_put(to, fits ? decision->placement->nic_pairs : 0);
+        sluice_put_nics(to, fits ? decision->placement->parts : NULL, fits ? decision->placement->part_count : 0);
+    }
+    if (segments)
+        sluice_put_signed(to, request->segment);
 }
 
 void sluice_decision_placed(struct sluice_decision_recorder *recorder, const struct sluice_decision *decision)
@@ -165,6 +185,7 @@ void sluice_decision_started(struct sluice_decision_recorder *recorder, const st
     sluice_put_job(to, job);
     sluice_put_parts(to, parts, part_count);
     put_rank(to, job->id);
+    sluice_put_nics(to, parts, part_count);
     (void)sluice_decision_record_topology(
         recorder); /* so that its nodes and GPUs have names even if the core was never asked */
     (void)sluice_decision_record(recorder, ENTRY_START, to);

@@ -72,6 +72,13 @@ void sluice_put_parts(struct bytes *to, const struct sluice_part *parts, uint32_
         put_part(to, &parts[i]);
 }
 
+void sluice_put_nics(struct bytes *to, const struct sluice_part *parts, uint32_t count)
+{
+    sluice_put(to, count);
+    for (uint32_t i = 0; i < count; i++)
+        sluice_put(to, parts[i].nics);
+}
+
 void sluice_put_job(struct bytes *to, const struct sluice_decision_job *job)
 {
     sluice_put(to, job->id);
@@ -87,7 +94,7 @@ void sluice_put_job(struct bytes *to, const struct sluice_decision_job *job)
 }
 
 /* Image flags. Append only. */
-enum { IMAGE_EXCLUSIVE = 1, IMAGE_UTILISATION = 2, IMAGE_COMPUTE = 4 };
+enum { IMAGE_EXCLUSIVE = 1, IMAGE_UTILISATION = 2, IMAGE_COMPUTE = 4, IMAGE_NICS = 8 };
 
 void sluice_put_image(struct bytes *to, uint32_t node, const struct sluice_node_view *view)
 {
@@ -100,7 +107,7 @@ void sluice_put_image(struct bytes *to, uint32_t node, const struct sluice_node_
     sluice_put(to, node);
     sluice_put(to, view->state);
     sluice_put(to, (view->exclusive ? IMAGE_EXCLUSIVE : 0u) | (utilised ? IMAGE_UTILISATION : 0u) |
-                       (claimed ? IMAGE_COMPUTE : 0u));
+                       (claimed ? IMAGE_COMPUTE : 0u) | (view->nic_count ? IMAGE_NICS : 0u));
     sluice_put(to, view->parts);
     sluice_put_signed(to, view->cpus_milli);
     sluice_put_signed(to, view->cpus_milli_free);
@@ -115,4 +122,6 @@ void sluice_put_image(struct bytes *to, uint32_t node, const struct sluice_node_
         sluice_put(to, view->gpu_utilisation[gpu]);
     for (uint32_t gpu = 0; claimed && gpu < view->gpu_count; gpu++)
         sluice_put(to, view->gpu_compute_free[gpu]);
+    if (view->nic_count)
+        sluice_put(to, view->nics_free);
 }

@@ -72,9 +72,12 @@ static inline void sluice_put_signed(struct bytes *to, int64_t number)
 void sluice_put_text(struct bytes *to, const char *text);
 /* `count` words; NULL: none, which is distinguished from an empty one. */
 void sluice_put_bitmap(struct bytes *to, const uint64_t *words, size_t count);
-/* Without its `allowed` nodes, which are a bitmap of their own, and without compute, which came later. */
+/* Without its `allowed` nodes, which are a bitmap of their own, and without compute, NICs and segments, which
+ * came later. */
 void sluice_put_request(struct bytes *to, const struct sluice_request *request);
 void sluice_put_parts(struct bytes *to, const struct sluice_part *parts, uint32_t count);
+/* The NICs of parts. */
+void sluice_put_nics(struct bytes *to, const struct sluice_part *parts, uint32_t count);
 void sluice_put_job(struct bytes *to, const struct sluice_decision_job *job);
 /* An image of a node; it begins with the node's number. */
 void sluice_put_image(struct bytes *to, uint32_t node, const struct sluice_node_view *view);

@@ -15,6 +15,7 @@ enum topology_call {
     CALL_NODE = 4,
     CALL_ORDER = 5,
     CALL_WORKLOAD = 6,
+    CALL_NICS = 7, /* of the next shape */
 };
 
 struct sluice_decision_topology {
@@ -48,9 +49,21 @@ void sluice_decision_note_model(struct sluice_decision_topology *topology, const
     sluice_put_text(&topology->notes, name);
 }
 
+static void note_nics(struct bytes *to, const struct sluice_nic_groups *nics)
+{
+    sluice_put(to, CALL_NICS);
+    sluice_put(to, nics->gpu_count);
+    sluice_put(to, nics->nic_count);
+    sluice_put_bytes(to, nics->gpu_group, nics->gpu_count);
+    sluice_put_bytes(to, nics->nic_group, nics->nic_count);
+    sluice_put_bytes(to, nics->nic_kind, nics->nic_count);
+}
+
 void sluice_decision_note_shape(struct sluice_decision_topology *topology, const struct sluice_node_shape *shape)
 {
     struct bytes *to = &topology->notes;
+    if (shape->nics.nic_count)
+        note_nics(to, &shape->nics);
     sluice_put(to, CALL_SHAPE);
     sluice_put(to, shape->gpu_count);
     for (uint32_t i = 0; i < shape->gpu_count && i < SLUICE_MAX_GPUS; i++) {

@@ -12,6 +12,11 @@ static bool any_of(const uint64_t *a, const uint64_t *b)
     return false;
 }
 
+bool sluice_hook_any_opaque(const uint64_t *candidates)
+{
+    return any_of(candidates, sluice_mirror_opaque(sluice_hook.mirror));
+}
+
 void sluice_hook_set_allowed(const struct decision *decision, bool start)
 {
     const uint64_t *candidates = words_of(decision->call->nodes);
@@ -21,7 +26,8 @@ void sluice_hook_set_allowed(const struct decision *decision, bool start)
         sluice_hook.allowed[w] = skip ? candidates[w] & ~completing[w] : candidates[w];
 }
 
-/* The core's choice within a set of nodes, those of low weight first. */
+/* The core's choice within a set of nodes, those of low weight first; where NICs are asked, of those with the most pairs
+ * of GPUs and NICs. */
 static enum sluice_error place_within(struct decision *decision, struct sluice_request *request, const uint64_t *within)
 {
     struct sluice_cluster *cluster = sluice_mirror_cluster(sluice_hook.mirror);
@@ -30,12 +36,14 @@ static enum sluice_error place_within(struct decision *decision, struct sluice_r
     request->allowed_words = sluice_hook.words;
     decision->used = request;
     enum sluice_error verdict = sluice_place(cluster, decision->policy, request, &decision->placement, NULL);
+    uint32_t pairs = decision->placement.nic_pairs; /* light nodes are not worth fewer */
     for (uint32_t weight = 0; !verdict && weight + 1 < weights; weight++) {
         const uint64_t *light = sluice_mirror_light(sluice_hook.mirror, weight);
         for (size_t w = 0; w < sluice_hook.words; w++)
             sluice_hook.tried[w] = within[w] & light[w];
         request->allowed = sluice_hook.tried;
-        if (!sluice_place(cluster, decision->policy, request, &decision->placement, NULL))
+        if (!sluice_place(cluster, decision->policy, request, &decision->placement, NULL) &&
+            ((!request->nics && !request->nics_per_gpu) || decision->placement.nic_pairs >= pairs))
             return SLUICE_OK;
         request->allowed = within;
         if (weight + 2 == weights)
@@ -156,7 +164,7 @@ bool sluice_hook_proven(struct decision *decision, const uint64_t *candidates)
 {
     struct sluice_job_request *request = &decision->request;
     const job_record_t *job = decision->call->job;
-    if (request->fit != SLUICE_JOB_MODELLED || any_of(candidates, sluice_mirror_opaque(sluice_hook.mirror)))
+    if (request->fit != SLUICE_JOB_MODELLED || sluice_hook_any_opaque(candidates))
         return false;
     /* What stock does to a job's record when it first looks at it is left to stock. */
     if (!seen_by_stock(job))

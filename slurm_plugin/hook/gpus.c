@@ -91,13 +91,18 @@ bool sluice_gpus_choose(struct sluice_mirror *mirror, job_record_t *job, const s
 {
     struct job_gres gres = gres_of(job->gres_list_req);
     bool all = true;
-    if (gets_whole_nodes(job) || (gres.gpu && gres.shard) || (!gres.gpu && !gres.shard))
+    if (gets_whole_nodes(job) || (gres.gpu && gres.shard))
         return true;
     for (uint32_t i = 0; i < count; i++) {
-        if (!choose_on_node(mirror, &gres, &parts[i]))
+        struct sluice_part part = parts[i];
+        if ((gres.gpu || gres.shard) && !choose_on_node(mirror, &gres, &part)) {
+            bitstr_t *kept = picked(gres.gpu ? gres.gpu : gres.shard, part.node);
+            part.gpus = kept ? mask_of(kept) : 0;
+            part.nics = 0;
             all = false;
-        else if (parts[i].gpus)
-            sluice_nics_choose(mirror, job, &parts[i]);
+        }
+        if (part.gpus || part.nics)
+            sluice_nics_choose(mirror, job, &part);
     }
     return all;
 }

@@ -98,6 +98,8 @@ int sluice_hook_test(const struct sluice_hook_call *call)
         count(sluice_hook.kept_waiting);
         return refuse(call->job);
     }
+    if (call->mode == SELECT_MODE_RUN_NOW && call->job->req_switch && !call->job->wait4switch_start)
+        call->job->wait4switch_start = decision.now; /* as topology/tree does; others do not count the time */
     if (call->mode == SELECT_MODE_RUN_NOW && decision.level == SLUICE_LEVEL_PLACE)
         sluice_recount_keep_out(call->job, call->nodes);
     if (!sluice_hook_follow(decision.now))
@@ -117,6 +119,7 @@ int sluice_hook_test(const struct sluice_hook_call *call)
         .rank = rank_of(call),
     };
     decision.rc = decide(&decision);
+    sluice_hook_layout(&decision);
     int rc = sluice_hook_power(&decision);
     sluice_plan_release(decision.plan);
     sluice_hook_count_time((sluice_now_ns() - begin - decision.stock_ns) / 1000);
@@ -143,6 +146,8 @@ void sluice_hook_begin(job_record_t *job)
         request.wanted.allowed = sluice_bitmap_words(job->job_resrcs->node_bitmap, &words);
         request.wanted.allowed_words = words;
         request.wanted.nodes_min = request.wanted.nodes_max = nodes;
+        request.wanted.segment = 0; /* which nodes is settled */
+        request.wanted.one_switch = SLUICE_ANY;
         request.wanted.cpus_milli = request.wanted.cpus_milli_per_gpu = 0;
         request.wanted.host_memory_mib = request.wanted.host_memory_mib_per_gpu = 0;
         const struct sluice_settings *settings = sluice_settings_acquire();

@@ -11,6 +11,7 @@
  *   stock.c    asking stock
  *   nics.c     which NICs the job gets, and GPUs near them
  *   power.c    whether power budgets allow a start
+ *   layout.c   whether a start's nodes lie in the network as the job asks
  *   record.c   decisions as they are recorded
  */
 #ifndef SLUICE_HOOK_HOOK_INTERNAL_H
@@ -72,7 +73,7 @@ struct sluice_hook_state {
     counter *asked, *stock_alone, *narrowed, *fell_back, *refused, *shadowed, *kept_waiting, *cross_checked,
         *cross_wrong, *remembered, *stock_tests, *preempted, *index_asked, *index_kept, *index_denied, *overlaps_moved,
         *overlaps_refused, *checks, *check_failures, *mirror_builds, *mirror_mismatches, *follow_us_most,
-        *workload_us_most, *nothing_allocated, *times[TIME_CLASSES], *by_reason[SLUICE_STOCK_COUNT];
+        *workload_us_most, *nothing_allocated, *layout_refused, *times[TIME_CLASSES], *by_reason[SLUICE_STOCK_COUNT];
 };
 
 /* One decision: the question, what was asked for it, and the answer. */
@@ -186,6 +187,9 @@ int sluice_hook_run_now_preempting(struct decision *decision);
 
 /* ---- core.c: decision->verdict, ->placement and ->used have the core's answer ---- */
 
+/* Has the mirror some of these nodes without their GPUs (not yet registered, GPUs without File)? Then the core's "no
+ * place" proves nothing. */
+bool sluice_hook_any_opaque(const uint64_t *candidates);
 /* Candidates for the core: nodes that stock would look at now. */
 void sluice_hook_set_allowed(const struct decision *decision, bool start);
 /* The core's answer for the candidates in sluice_hook.allowed. */
@@ -221,6 +225,16 @@ void sluice_hook_keep_out_power(const struct decision *decision, uint64_t *words
 /* Does a job that stock would start now break a power budget of the policy? Its start is refused then, else it starts
  * with the cap that the budgets allow. `decision->rc` has stock's answer. */
 int sluice_hook_power(struct decision *decision);
+
+/* ---- layout.c ---- */
+
+/* Does a start have to be in whole segments, or together? */
+bool sluice_hook_asks_layout(const struct decision *decision);
+/* Of a start: refused where its nodes are not in whole segments, or not together while the job waits for that. Returns
+ * decision->rc. */
+int sluice_hook_layout(struct decision *decision);
+/* Would the job's segments have no place even if all candidates were up and idle? */
+bool sluice_hook_segments_never(struct decision *decision);
 
 /* ---- record.c ---- */
 

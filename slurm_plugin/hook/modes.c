@@ -45,7 +45,10 @@ int sluice_hook_run_now(struct decision *decision)
     sluice_hook_keep_out_power(decision, candidates);
     memcpy(sluice_hook.saved, candidates, sluice_hook.words * sizeof(*sluice_hook.saved));
     sluice_hook_ask_stock(decision, NULL);
-    int rc = sluice_hook_part_overlaps(decision); /* the core is right to refuse what stock can only give out twice */
+    /* The core is right to refuse what stock can only give out twice, or against what the job asks of the network. */
+    int rc = sluice_hook_part_overlaps(decision);
+    if (rc == SLURM_SUCCESS)
+        rc = sluice_hook_layout(decision);
     if (rc == SLURM_SUCCESS && (outcome == SLUICE_DECISION_REFUSED || outcome == SLUICE_DECISION_RESERVED)) {
         count(sluice_hook.cross_wrong);
         error("select/sluice: %pJ: the core proved that it cannot start, but stock Slurm starts it on %s", call->job,
@@ -61,6 +64,8 @@ int sluice_hook_run_now(struct decision *decision)
 int sluice_hook_will_run(struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
+    if (sluice_hook_segments_never(decision)) /* sbatch --test-only asks nothing else before */
+        return SLUICE_NEVER_IN_TOPOLOGY;
     sluice_hook_choose(decision, false);
     if (!decision->verdict) {
         /* Without this, stock would simulate the future of only the chosen nodes if it finds no place now. */
@@ -80,8 +85,9 @@ int sluice_hook_will_run(struct decision *decision)
         struct sluice_plan_answer answer = sluice_plan_ask(decision->plan, call->job->job_id);
         if (answer.state == SLUICE_PLAN_LATER && call->job->start_time < answer.start_s)
             call->job->start_time = answer.start_s;
-        /* Stock counts no compute: all that it knows of may be there. */
-        if (decision->verdict && decision->request.wanted.gpu_compute_percent &&
+        /* Stock counts no compute, and keeps segments in blocks only: all that it knows of may be there. */
+        const struct sluice_request *wanted = &decision->request.wanted;
+        if (decision->verdict && (wanted->gpu_compute_percent || wanted->segment > 1) &&
             call->job->start_time <= decision->now && sluice_hook_proven(decision, sluice_hook.saved))
             call->job->start_time = decision->now + PUT_OFF_S;
     }
@@ -96,6 +102,8 @@ int sluice_hook_test_only(struct decision *decision)
     const job_record_t *job = call->job;
     const uint64_t *nodes = NULL;
     int rc;
+    if (sluice_hook_segments_never(decision))
+        return SLUICE_NEVER_IN_TOPOLOGY;
     if (sluice_hook.cache_part_update != last_part_update) {
         sluice_cache_clear(sluice_hook.cache);
         sluice_hook.cache_part_update = last_part_update;

@@ -56,6 +56,9 @@ int sluice_hook_ask_stock_on(struct decision *decision, uint32_t nodes, struct x
 
 int sluice_hook_ask_stock(struct decision *decision, struct xlist *preemptees)
 {
+    /* Stock might preempt jobs on nodes that are then refused, each time it is asked. */
+    if (decision->call->min_nodes > 1 && sluice_hook_asks_layout(decision))
+        preemptees = NULL;
     return sluice_hook_ask_stock_on(decision, 0, preemptees, decision->call->rest);
 }
 

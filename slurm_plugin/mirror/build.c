@@ -2,6 +2,8 @@
 /* The core's cluster, made from Slurm's nodes. */
 #include "mirror/mirror_internal.h"
 
+#include "mirror/nics.h"
+
 #include "src/common/bitstring.h"
 #include "src/common/node_conf.h"
 #include "src/common/xmalloc.h"
@@ -67,6 +69,32 @@ static void set_links(const gres_node_state_t *gpu, struct sluice_node_shape *sh
                     shape->gpus[i].link_domain = shape->gpus[j].link_domain;
 }
 
+static uint8_t nic_kind(void *argument, const char *type)
+{
+    struct sluice_mirror *mirror = argument;
+    for (uint32_t k = 1; k < mirror->nic_type_count; k++)
+        if (!strcmp(mirror->nic_types[k], type))
+            return (uint8_t)k;
+    if (mirror->nic_type_count == SLUICE_MAX_NIC_KINDS || strlen(type) >= sizeof(mirror->nic_types[0])) {
+        mirror->nics_unclear = true;
+        return 0;
+    }
+    snprintf(mirror->nic_types[mirror->nic_type_count], sizeof(mirror->nic_types[0]), "%s", type);
+    return (uint8_t)mirror->nic_type_count++;
+}
+
+static void set_nics(struct sluice_mirror *mirror, const node_record_t *node, struct sluice_node_shape *shape)
+{
+    if (sluice_nics_of_node(node, shape->gpu_count, nic_kind, mirror, &shape->nics))
+        return;
+    mirror->nics_unclear = true;
+    shape->nics.nic_count = SLUICE_MAX_NICS;
+    for (uint32_t i = 0; i < shape->gpu_count; i++)
+        shape->nics.gpu_group[i] = (uint8_t)i;
+    for (uint32_t i = 0; i < SLUICE_MAX_NICS; i++)
+        shape->nics.nic_group[i] = (uint8_t)(SLUICE_MAX_GPUS + i);
+}
+
 /* False: the node's GPUs cannot be distinguished. */
 static bool shape_of(struct sluice_mirror *mirror, const node_record_t *node, struct sluice_node_shape *shape)
 {
@@ -120,7 +148,9 @@ static bool shape_of(struct sluice_mirror *mirror, const node_record_t *node, st
 /* Switches by name, while the cluster is made. */
 struct switches {
     char (*names)[128];
+    uint32_t *nodes; /* of each leaf switch */
     uint32_t count, room;
+    bool blocks; /* they are blocks (topology/block) */
 };
 
 /* The leaf switch of a node from its address in the network; 0: unknown. */
@@ -133,6 +163,7 @@ static uint32_t switch_of(struct sluice_mirror *mirror, struct switches *known, 
         uint32_t levels = 0;
         for (const char *c = pattern; *c; c++)
             levels += *c == '.';
+        known->blocks |= !strcmp(pattern, "block.node");
         char *rest = address;
         for (uint32_t level = 0; level < levels; level++) {
             char *dot = strchr(rest, '.');
@@ -173,6 +204,8 @@ static void add_node(struct sluice_mirror *mirror, struct switches *known, uint3
     bool clear = node && node->tot_cores && node->tpc && shape_of(mirror, node, &shape);
     if (!clear)
         memset(&shape, 0, sizeof(shape));
+    else
+        set_nics(mirror, node, &shape);
     if (node)
         leaf = switch_of(mirror, known, node);
     int64_t cpus = clear ? usable_cpus(node) * 1000 : 1000, memory = clear ? usable_memory(node) : 0;
@@ -196,6 +229,8 @@ static void add_node(struct sluice_mirror *mirror, struct switches *known, uint3
         if (sluice_cluster_add_node(mirror->cluster, shape_id, cpus, memory, 0, &added, NULL))
             return;
     }
+    if (leaf)
+        known->nodes[leaf - 1]++;
     if (mirror->notes)
         sluice_decision_note_node(mirror->notes, node ? node->name : "", shape_id, cpus, memory, leaf);
     if (!clear) {
@@ -230,6 +265,8 @@ void sluice_mirror_forget(struct sluice_mirror *mirror)
     mirror->holding_count = 0;
     mirror->free_holding = NONE;
     mirror->model_count = mirror->shape_count = 0;
+    mirror->nic_type_count = 1;
+    mirror->nics_unclear = false;
 }
 
 /* The distinct weights in ascending order, and the nodes up to each. */
@@ -260,6 +297,16 @@ static void set_weights(struct sluice_mirror *mirror)
                 mirror->light[at * mirror->words + n / 64] |= UINT64_C(1) << (n % 64);
 }
 
+/* The nodes of the smallest block; 0 where Slurm knows no blocks. */
+static uint32_t smallest_block(const struct switches *known)
+{
+    uint32_t smallest = 0;
+    for (uint32_t i = 0; known->blocks && i < known->count; i++)
+        if (known->nodes[i] && (!smallest || known->nodes[i] < smallest))
+            smallest = known->nodes[i];
+    return smallest;
+}
+
 enum sluice_error sluice_mirror_build(struct sluice_mirror *mirror, struct sluice_error_text *text)
 {
     sluice_mirror_forget(mirror);
@@ -285,9 +332,11 @@ enum sluice_error sluice_mirror_build(struct sluice_mirror *mirror, struct sluic
     mirror->cores = sluice_cores_new(nodes);
     struct switches known = {.room = config.max_switches};
     known.names = calloc(known.room, sizeof(*known.names));
+    known.nodes = calloc(known.room, sizeof(*known.nodes));
     if (!mirror->opaque || !mirror->given_back || !mirror->light || !mirror->fingerprint || !mirror->parts ||
-        !mirror->cores || !known.names) {
+        !mirror->cores || !known.names || !known.nodes) {
         free(known.names);
+        free(known.nodes);
         sluice_mirror_forget(mirror);
         if (text)
             snprintf(text->text, sizeof(text->text), "out of memory for a mirror of %u nodes", nodes);
@@ -298,7 +347,10 @@ enum sluice_error sluice_mirror_build(struct sluice_mirror *mirror, struct sluic
         add_node(mirror, &known, n);
         mirror->fingerprint[n] = sluice_mirror_fingerprint(node_record_table_ptr[n]);
     }
+    mirror->switch_count = known.count;
+    mirror->smallest_block = smallest_block(&known);
     free(known.names);
+    free(known.nodes);
     set_weights(mirror);
     struct sluice_cluster_totals totals;
     sluice_cluster_read_totals(mirror->cluster, &totals);

@@ -2,8 +2,17 @@
 /* Compares the mirror with Slurm's records of its nodes' GRES, and corrects or checks it. */
 #include "mirror/mirror_internal.h"
 
+#include "mirror/nics.h"
+
 #include <stdio.h>
 #include <stdlib.h>
+
+/* The node's NICs that are free by Slurm's record of it. */
+static uint32_t nics_free_by_slurm(const struct sluice_node_gres *gres, const struct sluice_node_view *view)
+{
+    uint32_t all = (uint32_t)((UINT64_C(1) << view->nic_count) - 1);
+    return all & ~sluice_nics_held(gres->nic, view->nic_count);
+}
 
 /* Hold what Slurm says is in use, for no job. */
 static void hold_foreign(struct sluice_mirror *mirror, uint32_t node, const int64_t *free_mib)
@@ -12,6 +21,10 @@ static void hold_foreign(struct sluice_mirror *mirror, uint32_t node, const int6
     struct sluice_node_view view;
     if (sluice_node_read(mirror->cluster, node, &view, NULL))
         return;
+    struct sluice_node_gres gres = sluice_gres_of_node(node_record_table_ptr[node]);
+    struct sluice_part nics = {.node = node, .nics = view.nics_free & ~nics_free_by_slurm(&gres, &view)};
+    if (nics.nics && (entry = sluice_mirror_add_entry(mirror, FOREIGN + node)))
+        sluice_mirror_hold(mirror, entry, &nics, 1);
     for (uint32_t i = 0; i < view.gpu_count; i++) {
         int64_t more = view.gpu_memory_mib_free[i] - free_mib[i];
         if (more <= 0)
@@ -34,7 +47,7 @@ bool sluice_mirror_same_free(const struct sluice_mirror *mirror, uint32_t node, 
     for (uint32_t i = 0; i < view.gpu_count; i++)
         if (view.gpu_memory_mib_free[i] != free_mib[i])
             return false;
-    return true;
+    return view.nics_free == nics_free_by_slurm(&gres, &view);
 }
 
 void sluice_mirror_correct(struct sluice_mirror *mirror, uint32_t node)
@@ -43,9 +56,12 @@ void sluice_mirror_correct(struct sluice_mirror *mirror, uint32_t node)
     struct sluice_node_view view;
     bool too_much = false;
     sluice_mirror_let_go(mirror, FOREIGN + node);
-    if (!sluice_mirror_same_free(mirror, node, free_mib) && !sluice_node_read(mirror->cluster, node, &view, NULL))
+    if (!sluice_mirror_same_free(mirror, node, free_mib) && !sluice_node_read(mirror->cluster, node, &view, NULL)) {
+        struct sluice_node_gres gres = sluice_gres_of_node(node_record_table_ptr[node]);
+        too_much = nics_free_by_slurm(&gres, &view) & ~view.nics_free;
         for (uint32_t i = 0; i < view.gpu_count; i++)
             too_much |= view.gpu_memory_mib_free[i] < free_mib[i];
+    }
     if (too_much)
         sluice_mirror_hold_again(mirror, node);
     if (!sluice_mirror_same_free(mirror, node, free_mib))
@@ -122,13 +138,16 @@ enum sluice_error sluice_mirror_check(struct sluice_mirror *mirror, sluice_mirro
             continue;
         if (sluice_mirror_fingerprint(node) != mirror->fingerprint[n])
             continue; /* found within the next round, and then the mirror is made again */
-        if (!sluice_mirror_same_free(mirror, n, free_mib))
+        if (!sluice_mirror_same_free(mirror, n, free_mib)) {
+            struct sluice_node_gres gres = sluice_gres_of_node(node);
             for (uint32_t i = 0; i < view.gpu_count; i++) {
                 char what[64];
                 snprintf(what, sizeof(what), "free memory of GPU %u", i);
                 if (view.gpu_memory_mib_free[i] != free_mib[i])
                     return differs(text, n, what, view.gpu_memory_mib_free[i], free_mib[i]);
             }
+            return differs(text, n, "free NICs, as bits", view.nics_free, nics_free_by_slurm(&gres, &view));
+        }
         if (!free_of || !free_of(n, &cpus, &memory))
             continue;
         bool loses = mirror->sharing || (SLUICE_RESIZE_LOSES_CORES && mirror->given_back[n / 64] >> n % 64 & 1);

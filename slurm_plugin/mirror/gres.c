@@ -33,5 +33,5 @@ struct sluice_gres sluice_gres_in(struct xlist *list)
 struct sluice_node_gres sluice_gres_of_node(const node_record_t *node)
 {
     struct sluice_gres found = sluice_gres_in(node->gres_list);
-    return (struct sluice_node_gres){.gpu = found.gpu, .shard = found.shard, .mps = found.mps};
+    return (struct sluice_node_gres){.gpu = found.gpu, .shard = found.shard, .mps = found.mps, .nic = found.nic};
 }

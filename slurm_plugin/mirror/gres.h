@@ -14,7 +14,7 @@ struct sluice_gres sluice_gres_in(struct xlist *list);
 
 /* The same of a node. */
 struct sluice_node_gres {
-    gres_node_state_t *gpu, *shard, *mps;
+    gres_node_state_t *gpu, *shard, *mps, *nic;
 };
 struct sluice_node_gres sluice_gres_of_node(const node_record_t *node);
 

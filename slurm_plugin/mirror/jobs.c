@@ -2,6 +2,7 @@
 /* What a job holds by its record, and which jobs are running. */
 #include "mirror/mirror_internal.h"
 
+#include "mirror/nics.h"
 #include "mirror/request.h"
 
 #include "src/common/bitstring.h"
@@ -14,6 +15,7 @@
 struct held_gres {
     uint32_t n;
     uint32_t gpus; /* held whole */
+    uint32_t nics;
     int64_t shares[SLUICE_MAX_GPUS];
     bool mps; /* of GPUs that only the node's records name */
 };
@@ -39,6 +41,9 @@ static int add_job_gres(void *item, void *argument)
                 held->shares[i] += (int64_t)(each ? each[i] : gpus ? count / (uint64_t)gpus : 0);
     } else if (!strcmp(state->gres_name, "mps")) {
         held->mps = true;
+    } else if (!strcmp(state->gres_name, "nic")) {
+        for (bitoff_t i = 0; i < bit_size(bits) && i < SLUICE_MAX_NICS; i++)
+            held->nics |= (uint32_t)(bit_test(bits, i) ? 1 : 0) << i;
     }
     return 0;
 }
@@ -105,9 +110,12 @@ static void fit_to_free(const struct sluice_mirror *mirror, struct sluice_part *
         part->cpus_milli = view.cpus_milli_free;
     if (part->host_memory_mib > view.host_memory_mib_free)
         part->host_memory_mib = view.host_memory_mib_free;
-    if (!part->gpus)
+    if (!part->gpus && !part->nics)
         return;
     struct sluice_node_gres gres = sluice_gres_of_node(node_record_table_ptr[part->node]);
+    part->nics &= view.nics_free & sluice_nics_held(gres.nic, view.nic_count);
+    if (!part->gpus)
+        return;
     sluice_mirror_free_by_slurm(&gres, &view, free_mib);
     for (uint32_t i = 0; i < SLUICE_MAX_GPUS; i++) {
         if (!(part->gpus >> i & 1))
@@ -172,6 +180,7 @@ static uint32_t parts_of_job(struct sluice_mirror *mirror, const job_record_t *j
         *again = *again || seen > group;
         if (group == 0) {
             part.gpus = held.gpus;
+            part.nics = held.nics;
             part.cpus_milli = sharing ? 0 : job_cores(mirror, job, part.node, begin, cores) * node->tpc * 1000;
             part.host_memory_mib = resources->memory_allocated ? (int64_t)resources->memory_allocated[number] : 0;
         } else if (!part.gpus) {

@@ -17,14 +17,17 @@ enum sluice_error sluice_mirror_new(struct sluice_mirror **mirror, struct sluice
 {
     struct sluice_mirror *made = calloc(1, sizeof(*made));
     char(*models)[64] = calloc(SLUICE_MAX_MODELS, sizeof(*models));
-    if (!made || !models) {
+    char(*nic_types)[64] = calloc(SLUICE_MAX_NIC_KINDS, sizeof(*nic_types));
+    if (!made || !models || !nic_types) {
         free(made);
         free(models);
+        free(nic_types);
         if (text)
             snprintf(text->text, sizeof(text->text), "out of memory for a mirror");
         return SLUICE_ERROR_NO_MEMORY;
     }
     made->models = models;
+    made->nic_types = nic_types;
     made->free_holding = NONE;
     *mirror = made;
     return SLUICE_OK;
@@ -38,6 +41,7 @@ void sluice_mirror_free(struct sluice_mirror *mirror)
     free(mirror->table);
     free(mirror->holdings);
     free(mirror->models);
+    free(mirror->nic_types);
     free(mirror);
 }
 
@@ -186,6 +190,16 @@ uint32_t sluice_mirror_nodes(const struct sluice_mirror *mirror)
     return mirror->nodes;
 }
 
+bool sluice_mirror_has_switches(const struct sluice_mirror *mirror)
+{
+    return mirror->switch_count > 0;
+}
+
+uint32_t sluice_mirror_smallest_block(const struct sluice_mirror *mirror)
+{
+    return mirror->smallest_block;
+}
+
 uint32_t sluice_mirror_weights(const struct sluice_mirror *mirror)
 {
     return mirror->weight_count;
@@ -206,6 +220,14 @@ uint64_t sluice_mirror_models(const struct sluice_mirror *mirror, const char *ty
     for (uint32_t m = 0; m < mirror->model_count; m++)
         if (!strcmp(mirror->models[m], type))
             return UINT64_C(1) << m;
+    return 0;
+}
+
+uint64_t sluice_mirror_nic_kinds(const struct sluice_mirror *mirror, const char *type)
+{
+    for (uint32_t k = 1; !mirror->nics_unclear && k < mirror->nic_type_count; k++)
+        if (!strcmp(mirror->nic_types[k], type))
+            return UINT64_C(1) << k;
     return 0;
 }
 

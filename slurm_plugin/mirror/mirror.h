@@ -5,6 +5,8 @@
  *   - Node n of the cluster is Slurm's node index n, so that the words of a node bitmap are a request's `allowed`.
  *   - GPU i of a node is bit i of its gres/gpu; its memory in MiB is its gres/shard, or SLUICE_MIRROR_PLAIN_GPU_MIB
  *     where the node has no shards. GPU types are the core's models.
+ *   - NIC i of a node is bit i of its gres/nic, of the kind of its type; near GPUs as nics.sluice.conf says. A node whose
+ *     NICs Slurm does not distinguish has as many as there can be, and they stay free.
  *   - CPUs are those of the cores that jobs may use; host memory is RealMemory less MemSpecLimit.
  *   - Every running or suspended job holds what its job_resrcs and GRES say, and of its GPUs' compute what its option
  *     --gpu-share claims, as far as it is free: below level place stock Slurm counts none. The mirror does not hold
@@ -25,6 +27,7 @@
 #include "slurm_compat.h"
 
 #include "mirror/gres.h"
+#include "mirror/nics.h"
 #include "mirror/request.h"
 #include "sluice/core.h"
 
@@ -97,11 +100,19 @@ enum { SLUICE_MIRROR_MAX_WEIGHTS = 16 };
 uint32_t sluice_mirror_weights(const struct sluice_mirror *mirror);
 const uint64_t *sluice_mirror_light(const struct sluice_mirror *mirror, uint32_t weight);
 
+/* Does Slurm know switches or blocks? */
+bool sluice_mirror_has_switches(const struct sluice_mirror *mirror);
+/* The nodes of the smallest block of topology/block; 0 with another topology. */
+uint32_t sluice_mirror_smallest_block(const struct sluice_mirror *mirror);
+
 /* The core's model of a GPU type, as a set (bit m); 0: no node has that type. */
 uint64_t sluice_mirror_models(const struct sluice_mirror *mirror, const char *type);
 
 /* The type of a node's GPUs where all have the same; else "". As long as the cluster. */
 const char *sluice_mirror_node_type(const struct sluice_mirror *mirror, uint32_t node);
+
+/* The core's kind of a type of NICs, as a set (bit k); 0: no node has that type, or not all nodes' NICs are known. */
+uint64_t sluice_mirror_nic_kinds(const struct sluice_mirror *mirror, const char *type);
 
 /* Of all GPU types in their order: as long as it stays, so do the sets. */
 uint64_t sluice_mirror_models_hash(const struct sluice_mirror *mirror);

@@ -53,11 +53,16 @@ struct sluice_mirror {
     uint64_t *light;      /* weight classes: for each, the nodes of its weight or less, `words` of them */
     uint32_t weights[SLUICE_MIRROR_MAX_WEIGHTS];
     uint32_t weight_count;     /* SLUICE_MIRROR_MAX_WEIGHTS + 1: more than there is room for */
+    uint32_t switch_count;     /* known to Slurm */
+    uint32_t smallest_block;   /* its nodes; 0: Slurm knows no blocks */
     uint64_t *fingerprint;     /* per node: its configuration as it was when the cluster was made */
     struct sluice_part *parts; /* scratch */
     uint32_t part_room;
     char (*models)[64];
     uint32_t model_count, shape_count;
+    char (*nic_types)[64]; /* by the core's kind, 0: none */
+    uint32_t nic_type_count;
+    bool nics_unclear;      /* some node has NICs that Slurm does not distinguish */
     time_t scanned;         /* when a round of comparing configurations began */
     uint32_t scan_next;     /* where it goes on; 0: it is over */
     uint64_t configuration; /* `configurations` as it was when the cluster was made */

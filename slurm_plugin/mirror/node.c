@@ -44,6 +44,8 @@ uint64_t sluice_mirror_fingerprint(const node_record_t *node)
     if (!node)
         return 0;
     uint64_t hash = mix(7, node->real_memory);
+    for (const char *c = node->name; c && *c; c++) /* what is known of its switches and NICs is known by its name */
+        hash = mix(hash, (uint64_t)*c);
     hash = mix(hash, node->mem_spec_limit);
     hash = mix(hash, SLUICE_NODE_WEIGHT(node));
     hash = mix(hash, (uint64_t)node->tot_cores << 48 | (uint64_t)node->tpc << 32 | (uint64_t)node->core_spec_cnt << 16 |

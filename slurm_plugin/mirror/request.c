@@ -8,6 +8,7 @@
 #include "src/common/list.h"
 
 #include <string.h>
+#include <time.h>
 
 /* Why stock alone decides: in counters, and to people. */
 static const struct {
@@ -20,7 +21,7 @@ static const struct {
                                "features that are counted, exclusive or preferred, or such as nodes are rebooted for"},
     [SLUICE_STOCK_RESERVED_CORES] = {"reserved_cores", "cores or GRES of nodes are reserved"},
     [SLUICE_STOCK_SHARED] = {"shared_cores", "cores may be oversubscribed"},
-    [SLUICE_STOCK_SWITCHES] = {"switches", "a number of switches is asked"},
+    [SLUICE_STOCK_SWITCHES] = {"switches", "several switches are asked"},
     [SLUICE_STOCK_CONTIGUOUS] = {"contiguous", "contiguous nodes are asked"},
     [SLUICE_STOCK_CORE_SPEC] = {"core_spec", "specialized cores are asked"},
     [SLUICE_STOCK_LICENSES] = {"licences", "licences are asked"},
@@ -90,7 +91,7 @@ static enum sluice_job_stock unknown_amount(const job_record_t *job, uint32_t mi
     if ((part->max_share & SHARED_FORCE) || (part->max_share > 1 && details->share_res == 1) ||
         (slurm_conf.preempt_mode & PREEMPT_MODE_GANG))
         return SLUICE_STOCK_SHARED;
-    if (job->req_switch)
+    if (job->req_switch > 1)
         return SLUICE_STOCK_SWITCHES;
     if (details->contiguous)
         return SLUICE_STOCK_CONTIGUOUS;
@@ -122,8 +123,9 @@ static enum sluice_job_stock unknown_choice(const job_record_t *job)
 
 /* The totals of a job's GRES. */
 struct gres_need {
-    const gres_job_state_t *gpu, *shard;
+    const gres_job_state_t *gpu, *shard, *nic;
     bool odd;
+    bool nics_odd; /* several types, in total or by sockets: left to stock */
 };
 
 static int add_gres(void *item, void *argument)
@@ -144,6 +146,10 @@ static int add_gres(void *item, void *argument)
         need->shard = job;
     } else if (!strcmp(state->gres_name, "mps")) {
         need->odd = true;
+    } else if (!strcmp(state->gres_name, "nic")) {
+        need->nics_odd |=
+            need->nic || job->gres_per_job || job->gres_per_socket || job->gres_per_node > SLUICE_MAX_NICS;
+        need->nic = job;
     }
     /* Other GRES only restrict stock's choice further. */
     return 0;
@@ -203,6 +209,8 @@ static void make_shape(const job_record_t *job, uint32_t min_nodes, uint32_t max
     add_word(shape, (uint64_t)details->overcommit << 24 | (uint64_t)details->whole_node << 16 |
                         (uint64_t)details->share_res << 8 | (uint64_t)(job->cpus_per_tres != NULL));
     add_word(shape, details->task_dist);
+    add_word(shape, (uint64_t)job->req_switch << 33 | (uint64_t)sluice_job_waits_for_switch(job) << 32 |
+                        sluice_job_segment(job));
     /* Flags that a test sets for itself do not count. */
     add_word(shape, job->bit_flags & (GRES_DISABLE_BIND | JOB_MEM_SET | SPREAD_JOB | USE_MIN_NODES));
     if (cores) {
@@ -380,6 +388,36 @@ uint32_t sluice_job_gpu_share(const job_record_t *job)
     return read_options(job, &options) ? options.gpu_share : 0;
 }
 
+uint32_t sluice_job_segment(const job_record_t *job)
+{
+    struct sluice_options options;
+    if (SLUICE_HAS_SEGMENT)
+        return job->details ? SLUICE_SEGMENT(job) : 0;
+    return read_options(job, &options) ? options.segment : 0;
+}
+
+bool sluice_job_waits_for_switch(const job_record_t *job)
+{
+    return job->req_switch == 1 &&
+           (!job->wait4switch_start || time(NULL) - job->wait4switch_start < (time_t)job->wait4switch);
+}
+
+/* Where in the network the nodes are to be, as far as Slurm knows the network. */
+static void add_layout(const struct sluice_mirror *mirror, const job_record_t *job, struct sluice_job_request *out)
+{
+    if (out->needed.nodes_min < 2 || !sluice_mirror_has_switches(mirror))
+        return;
+    const uint32_t segment = sluice_job_segment(job);
+    out->wanted.segment = out->needed.segment = segment;
+    /* topology/block starts what fits into one block within one only. */
+    const bool in_one_block = segment < 2 && (uint32_t)out->needed.nodes_min <= sluice_mirror_smallest_block(mirror);
+    if (in_one_block || sluice_job_waits_for_switch(job)) {
+        out->wanted.one_switch = out->needed.one_switch = SLUICE_REQUIRED;
+        /* Of a network that is no tree, and of blocks larger than BlockSizes says, stock may know more. */
+        out->fit = SLUICE_JOB_PLACEABLE;
+    }
+}
+
 static bool add_options(const job_record_t *job, struct sluice_job_request *out)
 {
     struct sluice_options options;
@@ -398,6 +436,31 @@ static bool add_options(const job_record_t *job, struct sluice_job_request *out)
     return true;
 }
 
+/* As many NICs for each GPU, where both are counted for each task; 0: not so. */
+static uint64_t nics_per_gpu(const gres_job_state_t *nic, const gres_job_state_t *gpu)
+{
+    uint64_t nics = nic->gres_per_task, gpus = gpu ? gpu->gres_per_task : 0;
+    return gpus && nics % gpus == 0 && nics / gpus <= SLUICE_MAX_NICS ? nics / gpus : 0;
+}
+
+/* NICs, where so many are asked on each node, or for each GPU by tasks, which stock may divide among nodes in another
+ * way. What is not said here only restricts stock's choice further. */
+static void add_nics(const struct sluice_mirror *mirror, const struct gres_need *gres, struct sluice_job_request *out)
+{
+    const gres_job_state_t *nic = gres->nic;
+    bool typed = nic && nic->type_name && *nic->type_name;
+    uint64_t kinds = typed ? sluice_mirror_nic_kinds(mirror, nic->type_name) : 0;
+    if (!nic || gres->nics_odd || (typed && !kinds))
+        return;
+    if (nic->gres_per_node) {
+        out->wanted.nics = out->needed.nics = (int64_t)nic->gres_per_node;
+        out->needed.nic_kinds = kinds;
+    } else {
+        out->wanted.nics_per_gpu = out->wanted.gpus ? (int64_t)nics_per_gpu(nic, gres->gpu) : 0;
+    }
+    out->wanted.nic_kinds = out->wanted.nics || out->wanted.nics_per_gpu ? kinds : 0;
+}
+
 static void pass(struct sluice_job_request *out, enum sluice_job_stock reason)
 {
     out->fit = SLUICE_JOB_STOCK;
@@ -411,7 +474,60 @@ static bool same_request(const struct sluice_request *a, const struct sluice_req
            a->gpu_memory_mib == b->gpu_memory_mib && a->cpus_milli == b->cpus_milli &&
            a->host_memory_mib == b->host_memory_mib && a->cpus_milli_per_gpu == b->cpus_milli_per_gpu &&
            a->host_memory_mib_per_gpu == b->host_memory_mib_per_gpu && a->models == b->models && a->flags == b->flags &&
-           a->gpu_compute_percent == b->gpu_compute_percent;
+           a->gpu_compute_percent == b->gpu_compute_percent && a->nics == b->nics && a->nic_kinds == b->nic_kinds &&
+           a->nics_per_gpu == b->nics_per_gpu && a->segment == b->segment && a->one_switch == b->one_switch;
+}
+
+/* GPUs or shards; why stock alone decides, or SLUICE_STOCK_NONE. */
+static enum sluice_job_stock add_gpu_gres(struct sluice_mirror *mirror, const job_record_t *job,
+                                          const struct gres_need *gres, uint32_t min_nodes, uint32_t max_nodes,
+                                          struct sluice_job_request *out)
+{
+    if (gres->gpu) {
+        const char *type = gres->gpu->type_name;
+        if (type && *type && !(out->wanted.models = sluice_mirror_models(mirror, type)))
+            return SLUICE_STOCK_UNKNOWN_TYPE;
+        out->needed.models = out->wanted.models;
+        add_gpus(job, gres->gpu, min_nodes, max_nodes, out);
+    } else if (gres->shard) {
+        uint64_t amount = gres->shard->gres_per_node;
+        if (amount > SLUICE_MAX_GPU_MEMORY_MIB)
+            return SLUICE_STOCK_GRES;
+        out->shares = out->gpus_by_node = true;
+        out->wanted.gpus = out->needed.gpus = 1;
+        out->wanted.gpu_memory_mib = out->needed.gpu_memory_mib = (int64_t)amount;
+        if (SLUICE_SHARES_OF_SEVERAL || gres->shard->mem_per_gres || gres->shard->def_mem_per_gres)
+            out->fit =
+                SLUICE_JOB_PLACEABLE; /* stock may take them of several GPUs, or does not look for one that fits */
+    }
+    bool too_many = out->wanted.gpus > SLUICE_MAX_GPUS && !(out->wanted.flags & SLUICE_GPUS_TOTAL);
+    return too_many ? SLUICE_STOCK_GRES : SLUICE_STOCK_NONE;
+}
+
+/* The second request of a job of a range of nodes, or of GPUs in total; and whether one answer does for all. */
+static void add_wider(struct sluice_job_request *out)
+{
+    if (out->wanted.layout == SLUICE_SPREAD && (out->has_wider || (out->wanted.flags & SLUICE_GPUS_TOTAL))) {
+        /* As many nodes as it may have; only then fewer. */
+        out->wanted.flags |= SLUICE_GPUS_TOTAL;
+        out->wanted.nodes_max = out->needed.nodes_max;
+        out->wider = out->wanted;
+        out->wanted.nodes_min = out->wanted.nodes_max;
+        out->has_wider = true;
+    } else if (out->has_wider) {
+        out->wider = out->wanted;
+        out->wider.flags |= SLUICE_GPUS_TOTAL;
+        out->wider.nodes_max = out->needed.nodes_max;
+    }
+    out->same = !out->has_wider && same_request(&out->wanted, &out->needed);
+}
+
+/* One request that the core refuses would make the whole plan fail. */
+static bool core_takes(struct sluice_mirror *mirror, const struct sluice_job_request *made)
+{
+    const struct sluice_cluster *cluster = sluice_mirror_cluster(mirror);
+    return !sluice_request_check(cluster, &made->wanted, NULL) && !sluice_request_check(cluster, &made->needed, NULL) &&
+           !(made->has_wider && sluice_request_check(cluster, &made->wider, NULL));
 }
 
 /* `amount_only`: which nodes are chosen is not asked. */
@@ -447,47 +563,17 @@ static void make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_n
     if (req_nodes > min_nodes && req_nodes <= max_nodes)
         out->wanted.nodes_max = req_nodes;
     add_cpus(job, min_nodes, max_nodes, out);
-    if (gres.gpu) {
-        const char *type = gres.gpu->type_name;
-        if (type && *type && !(out->wanted.models = sluice_mirror_models(mirror, type)))
-            return pass(out, SLUICE_STOCK_UNKNOWN_TYPE);
-        out->needed.models = out->wanted.models;
-        add_gpus(job, gres.gpu, min_nodes, max_nodes, out);
-    } else if (gres.shard) {
-        uint64_t amount = gres.shard->gres_per_node;
-        if (amount > SLUICE_MAX_GPU_MEMORY_MIB)
-            return pass(out, SLUICE_STOCK_GRES);
-        out->shares = out->gpus_by_node = true;
-        out->wanted.gpus = out->needed.gpus = 1;
-        out->wanted.gpu_memory_mib = out->needed.gpu_memory_mib = (int64_t)amount;
-        if (SLUICE_SHARES_OF_SEVERAL || gres.shard->mem_per_gres || gres.shard->def_mem_per_gres)
-            out->fit =
-                SLUICE_JOB_PLACEABLE; /* stock may take them of several GPUs, or does not look for one that fits */
-    }
-    if (out->wanted.gpus > SLUICE_MAX_GPUS && !(out->wanted.flags & SLUICE_GPUS_TOTAL))
-        return pass(out, SLUICE_STOCK_GRES);
+    if ((reason = add_gpu_gres(mirror, job, &gres, min_nodes, max_nodes, out)))
+        return pass(out, reason);
     add_memory(job, &gres, out);
+    add_nics(mirror, &gres, out);
     if (SLUICE_WHOLE_NODE(job->details) || !job->part_ptr->max_share)
         out->wanted.flags |= SLUICE_EXCLUSIVE;
     if (!add_options(job, out))
         return pass(out, SLUICE_STOCK_OPTIONS);
-    if (out->wanted.layout == SLUICE_SPREAD && (out->has_wider || (out->wanted.flags & SLUICE_GPUS_TOTAL))) {
-        /* As many nodes as it may have; only then fewer. */
-        out->wanted.flags |= SLUICE_GPUS_TOTAL;
-        out->wanted.nodes_max = out->needed.nodes_max;
-        out->wider = out->wanted;
-        out->wanted.nodes_min = out->wanted.nodes_max;
-        out->has_wider = true;
-    } else if (out->has_wider) {
-        out->wider = out->wanted;
-        out->wider.flags |= SLUICE_GPUS_TOTAL;
-        out->wider.nodes_max = out->needed.nodes_max;
-    }
-    out->same = !out->has_wider && same_request(&out->wanted, &out->needed);
-    /* One request that the core refuses would make the whole plan fail. */
-    const struct sluice_cluster *cluster = sluice_mirror_cluster(mirror);
-    if (sluice_request_check(cluster, &out->wanted, NULL) || sluice_request_check(cluster, &out->needed, NULL) ||
-        (out->has_wider && sluice_request_check(cluster, &out->wider, NULL)))
+    add_layout(mirror, job, out);
+    add_wider(out);
+    if (!core_takes(mirror, out))
         pass(out, SLUICE_STOCK_REQUEST);
 }
 

@@ -27,7 +27,7 @@ enum sluice_job_stock {
     SLUICE_STOCK_FEATURES = 3,       /* XOR, XAND or counted features: slurmctld asks for parts of the job */
     SLUICE_STOCK_RESERVED_CORES = 4, /* a reservation holds some cores or GRES of nodes */
     SLUICE_STOCK_SHARED = 5,         /* cores may be oversubscribed, or jobs are time-sliced */
-    SLUICE_STOCK_SWITCHES = 6,       /* --switches: stock counts and waits */
+    SLUICE_STOCK_SWITCHES = 6,       /* --switches=2 and more: stock counts and waits */
     SLUICE_STOCK_CONTIGUOUS = 7,     /* adjacent nodes */
     SLUICE_STOCK_CORE_SPEC = 8,      /* changes which cores of a node there are */
     SLUICE_STOCK_LICENSES = 9,       /* stock answers with another code where licences lack */
@@ -37,7 +37,7 @@ enum sluice_job_stock {
     SLUICE_STOCK_LLN = 13,           /* the site configured "least loaded node first" */
     SLUICE_STOCK_RESIZE = 14,        /* expands another job */
     SLUICE_STOCK_FUTURE = 15,        /* asked for a later time */
-    SLUICE_STOCK_TOPOLOGY = 16,      /* segments, whole blocks, a set of sizes */
+    SLUICE_STOCK_TOPOLOGY = 16,      /* whole blocks, a set of sizes */
     SLUICE_STOCK_CONSTRAINTS = 17,   /* extra constraints, no node at all, a reservation that is being made */
     SLUICE_STOCK_OPTIONS = 18,       /* options that do not parse */
     SLUICE_STOCK_UNKNOWN_TYPE = 19,  /* a GPU type that no node has */
@@ -101,6 +101,12 @@ bool sluice_job_request_gpus(struct sluice_mirror *mirror, job_record_t *job, st
 /* The percentage of each of its GPUs' compute that a job claims (--gpu-share), from the options that its record keeps;
  * 0 where it claims none, or its options do not parse. Locks: job read. */
 uint32_t sluice_job_gpu_share(const job_record_t *job);
+
+/* Nodes of each segment of the job: Slurm's --segment where it has one, else Sluice's; 0: none. Locks: job read. */
+uint32_t sluice_job_segment(const job_record_t *job);
+
+/* Does it still wait for nodes below one leaf switch or in one block (--switches=1, --fabric)? Locks: job read. */
+bool sluice_job_waits_for_switch(const job_record_t *job);
 
 /* The order in which Slurm preempts jobs, lower ones first: by partition and QOS. Locks: as above. */
 static inline uint32_t sluice_job_rank(const job_record_t *job)

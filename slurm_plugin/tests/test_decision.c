@@ -163,6 +163,14 @@ static void test_repeats_are_left_out(void)
     CHECK_INT(counters.recorded, 1 + 16 + 1);     /* topology, images, the refusal */
     refusal = decision_of(7, &other, &placement); /* the job asks something else now */
     sluice_decision_placed(recorder, &refusal);
+    other.nics = 1;
+    sluice_decision_placed(recorder, &refusal);
+    other.nics = 2;
+    sluice_decision_placed(recorder, &refusal);
+    other.segment = 2;
+    sluice_decision_placed(recorder, &refusal);
+    other.segment = 4;
+    sluice_decision_placed(recorder, &refusal);
     refusal.job.id = 8; /* another job */
     sluice_decision_placed(recorder, &refusal);
     sluice_decision_read_counters(recorder, &counters);

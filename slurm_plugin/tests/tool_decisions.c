@@ -69,6 +69,15 @@ static void make_cluster(void)
             for (uint32_t other = 0; other < shape.gpu_count; other++)
                 shape.links[gpu][other] = gpu == other ? 0 : gpu / 4 == other / 4 ? 90 : 20;
         }
+        if (i == 0) {
+            shape.nics = (struct sluice_nic_groups){.gpu_count = 8, .nic_count = 10};
+            for (uint8_t gpu = 0; gpu < 8; gpu++)
+                shape.nics.gpu_group[gpu] = gpu;
+            for (uint8_t nic = 0; nic < 10; nic++) {
+                shape.nics.nic_group[nic] = nic;
+                shape.nics.nic_kind[nic] = nic > 7;
+            }
+        }
         must(sluice_cluster_add_shape(cluster, &shape, &shapes[i], &text), &text);
         sluice_decision_note_shape(topology, &shape);
     }
@@ -110,9 +119,22 @@ static struct sluice_request random_request(uint64_t *allowed)
         request.gpus = 0;
     } else if (draw(6) == 0) {
         request.nodes_min = 2 + draw(3);
+        request.segment = request.nodes_min % 2 || draw(2) ? 0 : 2;
     } else if (draw(8) == 0) {
         request.flags = SLUICE_EXCLUSIVE;
     }
+    if (request.gpus && draw(5) == 0) {
+        request.nics = draw(2) ? request.gpus : 1;
+        request.nic_kinds = draw(3) == 0;
+    }
+    if (draw(30) == 0) /* all that was appended to decisions later, in one */
+        request = (struct sluice_request){.gpus = 1,
+                                          .gpu_memory_mib = 1024,
+                                          .gpu_compute_percent = 10,
+                                          .nodes_min = 4,
+                                          .segment = 2,
+                                          .nics_per_gpu = 2,
+                                          .nic_kinds = 1};
     if (request.gpus && draw(4) == 0)
         request.models = 1u << draw(2);
     if (request.gpus && draw(5) == 0)

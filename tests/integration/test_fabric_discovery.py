@@ -8,13 +8,19 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.fabric_site import fat_tree, simulated, write_site
 from dev_cluster.cluster import DevCluster
+from gres_probe.collect import load_inventories
+from gres_probe.writer import generate
 from policy.compiled import CompiledPolicy, Global
+from sluice.base.slurm_version import parse_slurm_version
+from sluice.explain.decisions import check_file, list_files
+from sluice.explain.explanation import explain_job, parse_job
 from tests.integration.conftest import MakeCluster
 from tests.integration.jobs import shown, submit
 from tests.integration.settled import fresh_status, until
@@ -81,21 +87,23 @@ for number in range(10):
 
 @pytest.fixture(scope="module")
 def dgx(make_shared_cluster: MakeCluster) -> DevCluster:
-    """A DGX H100 with ten interfaces, as `sluice gres write --nics` offers them."""
+    """A DGX H100 with ten interfaces, as `sluice gres write --nics` offers them, and another one that is drained."""
     description = {
-        "nodes": [{"names": "h-1", "platform": "dgx-h100"}],
+        "nodes": [{"names": "h-[1-2]", "platform": "dgx-h100"}],
         "nics": True,
         "controllers": 1,
         "accounting": False,
         "agent": True,
         "sluice": {"level": "place", "policy": POLICY, "environment": {"SLUICE_MIRROR_CHECK_EVERY": "1"}},
     }
-    return make_shared_cluster(description)
+    cluster: DevCluster = make_shared_cluster(description)
+    cluster.run(["scontrol", "update", "nodename=h-2", "state=drain", "reason=later"])
+    return cluster
 
 
 @pytest.mark.cluster
 def test_a_job_opens_its_own_interfaces(dgx: DevCluster) -> None:
-    (state,) = dgx.node_states()
+    state = dgx.node_states()[0]
     assert "nic:10" in state.gres
     for asked, opened in (("gpu:1", 0), ("gpu:2,nic:2", 2)):
         job = ["srun", f"--gres={asked}", "python3", "-c", OPEN]
@@ -154,7 +162,7 @@ def devices(cluster: DevCluster, job: str, name: str) -> set[int]:
     """The numbers of a running job's GPUs or interfaces."""
     until(lambda: shown(cluster, job)["JobState"] == "RUNNING")
     line = cluster.run(["scontrol", "show", "job", "-d", job]).stdout
-    found = re.search(rf"GRES=\S*?{name}(?::h100)?:\d+\(IDX:([\d,-]+)\)", line)
+    found = re.search(rf"GRES=\S*?{name}(?::\w+)?:\d+\(IDX:([\d,-]+)\)", line)
     assert found, line
     ends = [part.partition("-")[::2] for part in found[1].split(",")]
     return {number for first, last in ends for number in range(int(first), int(last or first) + 1)}
@@ -167,7 +175,8 @@ def counters(cluster: DevCluster) -> dict[str, int]:
 
 @pytest.mark.cluster
 def test_gpus_come_with_interfaces_near_them(dgx: DevCluster) -> None:
-    """Stock Slurm takes the lowest numbers of each; here each GPU has its own next to it, as long as there are any."""
+    """Stock Slurm takes the lowest numbers of each; here each GPU has its own next to it, as long as there are any, and
+    who asks for interfaces alone gets those that no GPU has near first."""
     jobs = []
 
     def start(*words: str) -> tuple[set[int], set[int]]:
@@ -177,9 +186,9 @@ def test_gpus_come_with_interfaces_near_them(dgx: DevCluster) -> None:
     before = counters(dgx)
     try:
         jobs.append(submit(dgx, "-c1", "--gres=nic:4", user="root"))
-        assert devices(dgx, jobs[0], "nic") == {0, 1, 2, 3}
-        # Who says which GPUs are to be together keeps those, and gets an interface that no other GPU has near.
-        assert start("--gpu-affinity=numa", "--gres=gpu:1,nic:1") == ({0}, {6})
+        assert devices(dgx, jobs[0], "nic") == {0, 1, 2, 6}
+        # The first GPUs of the NUMA node have no free interface near them any more.
+        assert start("--gpu-affinity=numa", "--gres=gpu:1,nic:1") == ({2}, {3})
         gpus, nics = start("--gres=gpu:2,nic:2")
         assert {NEAR[nic] for nic in nics} == gpus, (gpus, nics)
         gpus, nics = start("--gres=gpu:h100:1,nic:1")
@@ -193,10 +202,34 @@ def test_gpus_come_with_interfaces_near_them(dgx: DevCluster) -> None:
         assert NEAR[INTERFACES.index(hca.removeprefix("="))] == int(gpu)
         after = counters(dgx)
         assert after["nic_pairs"] - before["nic_pairs"] == 8
-        assert after["nic_pairs_near"] - before["nic_pairs_near"] == 6
+        assert after["nic_pairs_near"] - before["nic_pairs_near"] == 7
         assert after["check_failures"] == 0
     finally:
         dgx.run(["scancel", *jobs])
+
+
+@pytest.mark.cluster
+def test_without_the_file_slurm_chooses_interfaces(dgx: DevCluster) -> None:
+    """They are counted, and those near the job's cores are kept: on the second processor, the second half of them."""
+    file = dgx.slurm_conf_dir() / "nics.sluice.conf"
+    content = file.read_text()
+    file.unlink()
+    dgx.run(["scontrol", "reconfigure"])
+    before = counters(dgx)
+    try:
+        dgx.run(["srun", "--gres=gpu:1,nic:1", "true"])
+        submit(dgx, "-c1", "--gres=gpu:4,nic:1", user="root")  # those of the first processor
+        job = submit(dgx, "-c1", "--gres=gpu:1,nic:1", user="root")
+        gpu, nic = devices(dgx, job, "gpu"), devices(dgx, job, "nic")
+        assert gpu <= {4, 5, 6, 7} and nic <= {5, 6, 7, 8, 9}, (gpu, nic)
+        after = counters(dgx)
+        assert after["nic_pairs"] == before["nic_pairs"]
+        assert after["check_failures"] == 0
+    finally:
+        dgx.run(["scancel", "-u", "root"])
+        dgx.wait_idle(nodes=["h-1"])  # a reconfiguration ends an epilog that runs
+        file.write_text(content)
+        dgx.run(["scontrol", "reconfigure"])
 
 
 @pytest.mark.cluster
@@ -209,3 +242,117 @@ def test_a_damaged_file_changes_nothing(dgx: DevCluster) -> None:
     near = counters(dgx)["nic_pairs_near"]
     dgx.run(["srun", "--gres=gpu:1,nic:1", "true"])
     assert counters(dgx)["nic_pairs_near"] == near + 1
+
+
+@pytest.fixture
+def both(dgx: DevCluster) -> Iterator[DevCluster]:
+    """With the second node."""
+    dgx.run(["scontrol", "update", "nodename=h-2", "state=resume"])
+    dgx.wait_idle()
+    yield dgx
+    dgx.run(["scancel", "-u", "root"])
+    until(lambda: not dgx.run(["squeue", "-h"]).stdout)
+    dgx.run(["scontrol", "update", "nodename=h-2", "state=drain", "reason=later"])
+
+
+def reasons(cluster: DevCluster, job: str) -> set[str]:
+    """Why nodes do not take a job that waits; empty as long as that is not recorded."""
+    said = explain_job(cluster.layout.state / "sluice.records", parse_job(job)) or {}
+    return {entry["reason"] for entry in said.get("waiting", {}).get("nodes_by_reason", [])}
+
+
+@pytest.mark.cluster
+def test_nodes_are_chosen_with_their_interfaces(both: DevCluster) -> None:
+    """The first node has a GPU and seven interfaces free, none of them near it: stock Slurm would take it."""
+
+    def run(*words: str) -> str:
+        job = submit(both, "-c1", *words, user="root")
+        until(lambda: shown(both, job)["JobState"] == "RUNNING")
+        return job
+
+    first = run("-wh-1", "--gres=nic:7")
+    for gres in ("nic:3", "gpu:7"):
+        run("-wh-1", f"--gres={gres}")
+    both.run(["scancel", first])
+    until(lambda: shown(both, first)["JobState"] == "CANCELLED")
+    near = counters(both)["nic_pairs_near"]
+    paired = run("--gres=gpu:1,nic:1")
+    assert shown(both, paired)["NodeList"] == "h-2"
+    gpus, nics = devices(both, paired, "gpu"), devices(both, paired, "nic")
+    assert {NEAR[nic] for nic in nics} == gpus
+    assert counters(both)["nic_pairs_near"] == near + 1
+    assert shown(both, run("--gres=gpu:1"))["NodeList"] == "h-1"
+    waiting = submit(both, "-c1", "--gres=gpu:h100:2,nic:10", user="root")
+    records = both.layout.state / "sluice.records"
+    assert until(lambda: reasons(both, waiting)) == {"too few GPUs free", "GPUs free, too few RDMA NICs free"}
+    decided = explain_job(records, parse_job(paired)) or {}
+    assert {"name": "nic_pairs", "value": 1} in decided["decision"]["choice"]["score_terms"]
+    checks = [check_file(path) for path in list_files(records)]
+    assert sum(check.replayed for check in checks) > 0
+    assert [check.different for check in checks] == [()] * len(checks)
+    assert counters(both)["check_failures"] == 0
+
+
+@pytest.mark.cluster
+def test_each_node_has_the_interfaces_of_its_gpus(both: DevCluster) -> None:
+    """--nics-per-gpu: tasks are divided unevenly, and their interfaces with them."""
+    for words, counts in (
+        (("-N2", "-n3", "--gpus-per-task=1"), ["1", "2"]),
+        (("-N2", "-n2", "--gpus-per-node=h100:3"), ["3"]),  # one line for both nodes
+        (("-N1", "-n1", "--gpus=5"), ["5"]),
+    ):
+        job = submit(both, "-c1", *words, "--nics-per-gpu=1", user="root")
+        until(lambda: shown(both, job)["JobState"] == "RUNNING")  # noqa: B023
+        text = both.run(["scontrol", "show", "job", "-d", job]).stdout
+        found = re.findall(r"GRES=gpu:h100:(\d+)\(IDX:[\d,-]+\),nic:(\d+)\(IDX:[\d,-]+\)", text)
+        assert sorted(gpus for gpus, _ in found) == counts, text
+        assert all(gpus == nics for gpus, nics in found), text
+        both.run(["scancel", job])
+        until(lambda: not both.run(["squeue", "-h"]).stdout)
+    refused = both.run(["sbatch", "--nics-per-gpu=1", "--wrap=true"], check=False)
+    assert "--nics-per-gpu=1: the job asks for no whole GPUs" in refused.stderr
+    assert counters(both)["check_failures"] == 0
+
+
+def give_types(cluster: DevCluster) -> None:
+    """Types for the interfaces of all nodes, of which the two for storage are made RoCE: Slurm counts these last."""
+    inventories = list(load_inventories(cluster.layout.inventories).inventories.values())
+    for inventory in inventories:
+        for number in (1, 6):
+            for port in inventory.nics[number].ports:
+                port.link_layer = "Ethernet"
+    version = parse_slurm_version(cluster.run(["slurmd", "-V"]).stdout)
+    typed, conf = generate(inventories, slurm_version=version, nics=True, nic_types=True), cluster.slurm_conf_dir()
+    text = (conf / "slurm.conf").read_text()
+    assert text.count(",nic:10") == 1
+    (conf / "slurm.conf").write_text(text.replace(",nic:10", ",nic:ib:8,nic:roce:2"))
+    (conf / "gres.conf").write_text(typed.gres_conf)
+    (conf / "nics.sluice.conf").write_text(typed.nics_conf())
+    for daemon in ("slurmd@h-1", "slurmd@h-2", "slurmctld@ctl1"):
+        cluster.stop_daemon(daemon)
+    for daemon in ("slurmctld@ctl1", "slurmd@h-1", "slurmd@h-2"):
+        cluster.start_daemon(daemon)
+    cluster.wait_registered()
+
+
+@pytest.mark.cluster
+def test_interfaces_are_placed_by_type(both: DevCluster) -> None:
+    """Types come to a cluster that runs; it stays so for what follows."""
+    give_types(both)
+
+    def run(gres: str) -> str:
+        job = submit(both, "-c1", f"--gres={gres}", user="root")
+        until(lambda: shown(both, job)["JobState"] == "RUNNING")
+        return job
+
+    for gres in ("gpu:2,nic:ib:2", "gpu:1,nic:ib:1", "gpu:1,nic:1"):
+        job = run(gres)
+        assert devices(both, job, "nic") == devices(both, job, "gpu"), gres
+    for_storage = [run("nic:roce:2"), run("nic:roce:2")]
+    assert {shown(both, job)["NodeList"] for job in for_storage} == {"h-1", "h-2"}
+    assert [devices(both, job, "nic") for job in for_storage] == [{8, 9}] * 2
+    waiting = submit(both, "-c1", "--gres=nic:roce:1", user="root")
+    assert until(lambda: reasons(both, waiting)) == {"GPUs free, too few RDMA NICs free"}
+    refused = both.run(["sbatch", "--gres=nic:eth:1", "--wrap=true"], check=False)
+    assert "Requested node configuration is not available" in refused.stderr
+    assert counters(both)["check_failures"] == 0

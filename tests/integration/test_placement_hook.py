@@ -242,6 +242,106 @@ def test_several_nodes_are_below_one_switch(jobs: Jobs) -> None:
 
 
 @on_both_versions
+def test_fabric_block_waits_for_one_switch_and_then_takes_any(jobs: Jobs) -> None:
+    """With a node below each switch in use, two nodes are free, but not below one."""
+    first, _ = jobs.start("-w", "n1", "--gres=gpu:8")
+    jobs.start("-w", "n3", "--gres=gpu:8")
+    waits = jobs.submit("-N2", "-n2", "--gres=gpu:8", "--fabric=block@4:00")
+    assert "Switches=1@00:04:00" in jobs.shown(waits)
+    soon = jobs.submit("-N2", "-n2", "--gres=gpu:8", "--fabric=rail@0:03", "-t", "5")
+    assert jobs.placed(soon).keys() == {"n2", "n4"}
+    assert jobs.state(waits) == "PENDING"
+    jobs.run("scancel", soon, first)
+    assert jobs.placed(waits).keys() == {"n1", "n2"}
+    jobs.assert_sound()
+
+
+@on_both_versions
+def test_segments_are_kept_whole(jobs: Jobs) -> None:
+    """Slurm's own --segment where it has one, Sluice's where not: stock Slurm would take n2 and n4."""
+    first, _ = jobs.start("-w", "n1", "--gres=gpu:8")
+    jobs.start("-w", "n3", "--gres=gpu:8")
+    before = jobs.counters()
+    waits = jobs.submit("-N2", "-n2", "--gres=gpu:8", "--segment=2")
+    until(lambda: jobs.counters()["refused"], lambda refused: refused > before["refused"] + 1)
+    assert jobs.state(waits) == "PENDING"
+    jobs.run("scancel", first)
+    assert jobs.placed(waits).keys() == {"n1", "n2"}
+    jobs.assert_sound()
+
+
+@on_both_versions
+def test_stock_slurms_choice_is_refused_that_splits_a_segment(jobs: Jobs, root: dict[str, Path]) -> None:
+    """Nodes by name are chosen by stock Slurm. Only Slurm's own --segment comes that far."""
+    if not root:  # 22.05
+        refused = jobs.cluster.run(
+            ["sbatch", "-N2", "-w", "n[1,3]", "--gpus-per-node=8", "--segment=2", jobs.script], check=False
+        )
+        assert "--segment=2: not in a heterogeneous job, with --nodelist" in refused.stderr
+        return
+    before = jobs.counters()["layout_refused"]
+    waits = jobs.submit("-N2", "-n2", "-w", "n[1,3]", "--gres=gpu:8", "--segment=2")
+    until(lambda: jobs.counters()["layout_refused"], lambda refused: refused > before)
+    assert jobs.state(waits) == "PENDING"
+
+
+@on_both_versions
+@pytest.mark.parametrize("test_only", [["--test-only"], []])
+def test_segments_that_never_fit_are_refused_at_submission(jobs: Jobs, test_only: list[str]) -> None:
+    def refusal(*options: str) -> str:
+        return jobs.cluster.run(["sbatch", *test_only, *options, "--gpus-per-node=8", jobs.script], check=False).stderr
+
+    assert "--segment=2: 3 nodes are not whole segments; ask for -N 4" in refusal("-N3", "--segment=2")
+    assert "--segment=2: say of how many nodes the job is" in refusal("-n4", "--segment=2")
+    assert "configuration is not available" in refusal("-N4", "-n4", "--segment=4")  # two nodes are below each switch
+    assert jobs.run("squeue", "-h") == ""
+
+
+@pytest.fixture
+def blocks(jobs: Jobs) -> Iterator[Jobs]:
+    """The same cluster with its switches as blocks."""
+    folder = jobs.cluster.folder / "slurm"
+    before = {folder / name: (folder / name).read_text() for name in ("slurm.conf", "topology.conf")}
+    (folder / "slurm.conf").write_text(before[folder / "slurm.conf"].replace("topology/tree", "topology/block"))
+    (folder / "topology.conf").write_text("BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2\n")
+    jobs.cluster.restart_slurmctld()
+    yield jobs
+    for path, text in before.items():
+        path.write_text(text)
+    jobs.clear()
+    jobs.cluster.restart_slurmctld()
+
+
+@pytest.mark.parametrize("root", [NEWER], indirect=True, scope="module")
+def test_a_job_that_fits_into_one_block_is_planned_in_one(blocks: Jobs) -> None:
+    """Stock Slurm starts it nowhere else: it would refuse each start on n2 and n4."""
+    first, _ = blocks.start("-w", "n1", "--gres=gpu:8", "-t60")
+    blocks.start("-w", "n3", "--gres=gpu:8", "-t60")
+    before = blocks.counters()
+    waits = blocks.submit("-N2", "-n2", "--gres=gpu:8", "-t10")
+    until(lambda: blocks.counters()["asked"], lambda asked: asked > before["asked"] + 5)
+    until(lambda: fresh_status(blocks.cluster)["counters"]["plan.reserved"], lambda reserved: reserved == 1)
+    assert blocks.counters()["fell_back"] == before["fell_back"]
+    blocks.run("scancel", first)
+    assert blocks.placed(waits).keys() == {"n1", "n2"}
+    blocks.assert_sound()
+
+
+@on_both_versions
+def test_nobody_is_preempted_for_a_segment_that_would_be_split(jobs: Jobs) -> None:
+    """What may be preempted is one node below each switch: stock Slurm would end both jobs, each time it is asked."""
+    for node in ("n1", "n3"):
+        jobs.start("-p", "high", "-w", node, "--gres=gpu:8")
+    low = [jobs.start("-w", node, "--gres=gpu:8", "--requeue")[0] for node in ("n2", "n4")]
+    before = jobs.counters()
+    waits = jobs.submit("-p", "high", "-N2", "-n2", "--gres=gpu:8", "--segment=2")
+    until(lambda: jobs.counters()["asked"], lambda asked: asked > before["asked"] + 5)
+    assert [jobs.state(job) for job in (waits, *low)] == ["PENDING", "RUNNING", "RUNNING"]
+    assert jobs.counters()["preempted"] == before["preempted"]
+    assert "Requeue=1 Restarts=0" in jobs.shown(low[0])
+
+
+@on_both_versions
 def test_preempts_as_few_as_it_can(jobs: Jobs) -> None:
     """Small jobs fill one node, large ones the others: one large job goes, and none of the small ones."""
     small = [jobs.submit("-N1", "--gres=gpu:1", "--requeue") for _ in range(8)]

@@ -83,6 +83,19 @@ def test_explanations_come_from_the_replay(sample: Path) -> None:
     assert replay.topology.node_names[:2] == ["node-000", "node-001"]
 
 
+def test_compute_nics_and_segments_of_one_decision(sample: Path) -> None:
+    found = [entry.body for entry in read_entries(sample) if isinstance(entry.body, Decision)]
+    asked = [decision for decision in found if decision.request.segment == 2 and decision.request.gpu_compute_percent]
+    placed = [decision.placement for decision in asked if decision.placement]
+    assert placed
+    for decision in asked:
+        request = decision.request
+        assert (request.gpu_compute_percent, request.nics, request.nics_per_gpu, request.nic_kinds) == (10, 0, 2, 1)
+    for placement in placed:
+        assert len(placement.parts) == 4
+        assert {(part.gpu_compute_percent, part.nics.bit_count()) for part in placement.parts} == {(10, 2)}
+
+
 def test_a_changed_image_changes_the_answer(sample: Path) -> None:
     """The replay would notice: with other node images the decisions come out otherwise."""
     replay, different = Replay(), 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from sluice.base.errors import UsageError
 from sluice.cli.explain import render
 from sluice.cli.shadow import render as render_shadow
-from sluice.core.cluster import Cluster, GpuShape, NodeShape
-from sluice.core.placement import Part, Policy, Preference, Request, commit
+from sluice.core.cluster import Cluster, GpuShape, NicGroups, NodeShape
+from sluice.core.placement import Part, Policy, Preference, Reason, Request, commit, explain
 from sluice.explain.decisions import Decision, DecisionError, Mode, Outcome, Start, read_entries
 from sluice.explain.explanation import JobName, explain_job, parse_job, read_story, smaller_requests
 from sluice.explain.order_table import parse_order_table, read_order_table
@@ -243,6 +244,32 @@ def test_what_smaller_request_would_start(busy: Cluster) -> None:
     assert smaller(gpus=8, cpus_milli=30_000) == {}, "no single change is enough"
 
 
+def test_segments_and_one_switch_in_words() -> None:
+    """Of two blocks of two nodes, one node each is in use."""
+    cluster = Cluster(4)
+    shape = cluster.add_shape(NodeShape((GpuShape("h100", 80_000),)))
+    for _ in range(2):
+        block = cluster.add_switch()
+        for _ in range(2):
+            cluster.add_node(shape, 64_000, 500_000, block)
+    commit(cluster, [Part(0, 1), Part(2, 1)])
+    whole = Request(gpus=1, nodes_min=2, nodes_max=2, segment=2)
+    assert smaller_requests(cluster, Policy.SLUICE, whole) == [{"what": "segment", "value": "not asked", "unit": ""}]
+    together = replace(whole, segment=0, one_switch=Preference.REQUIRED)
+    smaller = smaller_requests(cluster, Policy.SLUICE, together)
+    assert [change["what"] for change in smaller] == ["nodes", "one_switch"]
+    counted = explain(cluster, Policy.SLUICE, whole).by_reason
+    assert counted == {Reason.GPU_BUSY: 2, Reason.SEGMENT: 2}
+    waiting = {
+        "as_of": 1,
+        "never": False,
+        "nodes": 4,
+        "would_start_now": smaller_requests(cluster, Policy.SLUICE, whole),
+    }
+    lines = render({"job": "1", "uid": 1, "account": "a", "partition": "main", "waiting": waiting})
+    assert "    without --segment" in lines
+
+
 def test_a_share_of_compute_in_words() -> None:
     cluster = Cluster(1)
     cluster.add_node(cluster.add_shape(NodeShape((GpuShape("h100", 80_000),))), 64_000, 500_000)
@@ -260,6 +287,24 @@ def test_a_share_of_compute_in_words() -> None:
     assert "with 40 % of each GPU's compute" in "\n".join(render(document))
     document["start"] = {"at": 1, "parts": [part | {"host_memory_mib": 0}]}
     assert "n1: GPU 0 (10G, 60 % of the compute of each), 1 CPUs" in "\n".join(render(document))
+
+
+def test_nics_in_words() -> None:
+    """A request for NICs that has none near the GPUs that are free: what would start, and where GPUs are alone."""
+    cluster = Cluster(1)
+    near = NicGroups((0, 1), (0, 1), (0, 0))
+    cluster.add_node(cluster.add_shape(NodeShape((GpuShape("h100", 80_000),) * 2, nics=near)), 64_000, 500_000)
+    commit(cluster, [Part(0, nics=0b10)])
+    smaller = smaller_requests(cluster, Policy.SLUICE, Request(gpus=1, nics=2, nic_kinds=1))
+    assert smaller == [{"what": "nics", "value": 1, "unit": ""}]
+    waiting = {"as_of": 1, "never": False, "nodes": 1, "would_start_now": smaller}
+    alone = [{"node": "n1", "gpus": 2}, {"node": "n2", "gpus": 1}]
+    document = {"job": "1", "uid": 1, "account": "a", "partition": "main"}
+    said = "\n".join(render(document | {"waiting": waiting | {"gpus_without_nic": alone}}))
+    assert "  2 GPUs free on n1, no free NIC near them\n  1 GPU free on n2, no free NIC near it" in said
+    assert "with 1 NIC a node" in said
+    part = {"node": "n1", "gpus": [0], "gpu_memory_mib": None, "cpus": 1, "host_memory_mib": 0, "nics": [0, 1]}
+    assert "n1: GPU 0, NIC 0,1, 1 CPUs" in "\n".join(render(document | {"start": {"at": 1, "parts": [part]}}))
 
 
 def test_a_hostile_answer_is_fit_for_a_terminal() -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from gres_probe.inventory import Gpu, Inventory, Link, LinkType, Partition
+from collections.abc import Callable
+
+from gres_probe.inventory import Gpu, Inventory, Link, LinkType, Nic, NicPort, Partition
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -36,6 +38,23 @@ def dgx(node: str = "dgx1") -> Inventory:
     gpus = [gpu(i, cores="0-55,112-167" if i < 4 else "56-111,168-223") for i in range(8)]
     links = matrix(8, LinkType.NVLINK, 18)
     return Inventory(node, gpus, links, sockets=2, cores_per_socket=56, threads_per_core=2, memory_mib=2064000)
+
+
+def nics(*layers: str, near: Callable[[int, int], LinkType], among: LinkType = LinkType.SYSTEM) -> list[Nic]:
+    """RDMA interfaces of `dgx`, by their link layers. `near`: how a GPU and an interface are joined; `among`: two interfaces."""
+    return [
+        Nic(
+            f"mlx5_{number}",
+            f"0000:18:00.{number}",
+            links=[
+                *(Link(near(gpu, number)) for gpu in range(8)),
+                *(Link(LinkType.SELF if other == number else among) for other in range(len(layers))),
+            ],
+            device_file=f"/dev/infiniband/uverbs{number}",
+            ports=[NicPort(1, link_layer=layer)],
+        )
+        for number, layer in enumerate(layers)
+    ]
 
 
 def l40s(node: str = "l40s1") -> Inventory:

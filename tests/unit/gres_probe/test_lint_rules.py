@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from machines import dgx, l40s
+from machines import dgx, l40s, nics
 
-from gres_probe.inventory import Inventory, Link, LinkType, Nic, Problem
+from gres_probe.inventory import Inventory, LinkType, Problem
 from gres_probe.lint import RULES, Finding, Severity, Site, Source, lint
 from gres_probe.nic_groups import NICS_FILE, render
 from gres_probe.writer import generate
@@ -88,14 +88,15 @@ def test_file_on_some_nodes_only() -> None:
     assert [(finding.rule.code, finding.nodes) for finding in findings] == [("SL053", ("n2",))]
 
 
+def one_below_a_switch(gpu: int, nic: int) -> LinkType:
+    return LinkType.PCI_SWITCH if gpu == nic else LinkType.SYSTEM
+
+
 def test_groups_of_gpus_and_interfaces(tmp_path: Path) -> None:
     file = tmp_path / NICS_FILE
     sites = [dgx("n1"), dgx("n2")]
     for machine in sites:
-        near = [Link(LinkType.PCI_SWITCH if gpu == 0 else LinkType.SYSTEM) for gpu in range(8)]
-        machine.nics = [
-            Nic("mlx5_0", "0000:18:00.0", links=[*near, Link(LinkType.SELF)], device_file="/dev/infiniband/uverbs0")
-        ]
+        machine.nics = nics("InfiniBand", near=one_below_a_switch)
     written = generate(sites, nics=True)
     file.write_text(written.nics_conf())
     slurm = interpret_slurm_conf(parse_text(f"GresTypes=gpu,shard,nic\n{written.nodes_conf()}"))
@@ -114,6 +115,26 @@ def test_groups_of_gpus_and_interfaces(tmp_path: Path) -> None:
     assert found() == [("SL080", "No such file or directory")]
     slurm.nodes.clear()
     assert found() == []
+
+
+def test_types_of_interfaces(tmp_path: Path) -> None:
+    """Types of the inventory's are compared with it, a site's own are not; groups are in the order of types."""
+    machine = dgx("n1")
+    machine.nics = nics("InfiniBand", "Ethernet", "InfiniBand", near=one_below_a_switch)
+    written = generate([machine], nics=True, nic_types=True)
+    file = tmp_path / NICS_FILE
+    file.write_text(written.nics_conf())
+
+    def found(gres: str) -> list[tuple[str, str]]:
+        text = f"GresTypes=gpu,shard,nic\n{written.nodes_conf()}".replace("nic:ib:2,nic:roce:1", gres)
+        site = Site(interpret_slurm_conf(parse_text(text)), inventories={"n1": machine}, nics=file)
+        return [(one.rule.code, one.what) for one in lint(site) if one.rule.code in ("SL068", "SL080", "SL081")]
+
+    assert found("nic:ib:2,nic:roce:1") == []
+    assert found("nic:mine:3") == []
+    assert found("nic:ib:1,nic:roce:2") == [("SL068", "Gres has nic ib:1, roce:2, the inventory ib:2, roce:1")]
+    assert found("nic:ib:2") == [("SL068", "Gres has 2 nic, the inventory 3")]
+    assert found("nic:3") == [("SL081", "it has 0,1,2,3,4,5,6,7 0,2,1, the inventory 0,1,2,3,4,5,6,7 0,1,2")]
 
 
 def test_select_plugin() -> None:

@@ -7,9 +7,9 @@ import re
 import zlib
 
 import pytest
-from machines import dgx, gpu, l40s, matrix, mig, mixed
+from machines import dgx, gpu, l40s, matrix, mig, mixed, nics
 
-from gres_probe.inventory import Inventory, Link, LinkType, Nic, Problem
+from gres_probe.inventory import Inventory, Link, LinkType, Nic, NicPort, Problem
 from gres_probe.lint import Site, lint
 from gres_probe.nic_groups import nic_groups
 from gres_probe.writer import HEADER, GresConfiguration, generate, node_devices, type_name
@@ -261,18 +261,11 @@ def test_rdma_interfaces_on_request() -> None:
 def test_groups_of_gpus_and_interfaces() -> None:
     """Of a DGX A100: two GPUs and two interfaces below each pair of switches; instances of a GPU are where it is."""
     machine = dgx("n1")
-    machine.nics = [
-        Nic(
-            f"mlx5_{number}",
-            f"0000:18:00.{number}",
-            links=[
-                *(Link(PXB if gpu // 2 == number // 2 else LinkType.SYSTEM) for gpu in range(len(machine.gpus))),
-                *(Link(LinkType.SELF if other == number else LinkType.NUMA_NODE) for other in range(4)),
-            ],
-            device_file=f"/dev/infiniband/uverbs{number}",
-        )
-        for number in range(4)
-    ]
+    machine.nics = nics(
+        *["InfiniBand"] * 4,
+        near=lambda gpu, nic: PXB if gpu // 2 == nic // 2 else LinkType.SYSTEM,
+        among=LinkType.NUMA_NODE,
+    )
     configuration = generate([machine, dgx("n2")], nics=True)
     assert configuration.nic_groups == ["n1 0,0,1,1,2,3,4,5 0,0,1,1"]
     assert nic_groups(machine, [2, 2, 0], machine.nics[:3]) == "n1 0,0,1 1,1,0"
@@ -282,3 +275,22 @@ def test_groups_of_gpus_and_interfaces() -> None:
         "sluice-nics 1\nn1 0,0,1,1,2,3,4,5 0,0,1,1\n",
         f" = crc32:{zlib.crc32(body.encode()):08x}\n",
     )
+
+
+def test_interfaces_by_type() -> None:
+    """slurmd numbers GRES type by type: lines, groups and counts follow."""
+    machine = dgx("n1")
+    layers = "InfiniBand", "Ethernet", "InfiniBand", ""
+    machine.nics = nics(*layers, near=lambda gpu, nic: PXB if gpu == nic else LinkType.SYSTEM)
+    configuration = generate([machine], nics=True, nic_types=True)
+    assert configuration.nodes["n1"].gres.endswith(",nic:ib:2,nic:roce:1,nic:rdma:1")
+    assert [line for line in configuration.gres_lines["n1"] if line.startswith("Name=nic")] == [
+        "Name=nic Type=ib File=/dev/infiniband/uverbs0",
+        "Name=nic Type=ib File=/dev/infiniband/uverbs2",
+        "Name=nic Type=roce File=/dev/infiniband/uverbs1",
+        "Name=nic Type=rdma File=/dev/infiniband/uverbs3",
+    ]
+    assert configuration.nic_groups == ["n1 0,1,2,3,4,5,6,7 0,2,1,3"]
+    assert generate([machine], nics=True).nodes["n1"].gres.endswith(",nic:4")
+    machine.nics[0].ports.append(NicPort(2, link_layer="Ethernet"))
+    assert generate([machine], nics=True, nic_types=True).nodes["n1"].gres.endswith("nic:rdma:2,nic:roce:1,nic:ib:1")
