@@ -88,8 +88,8 @@ class Pool(_Section):
     spare: Annotated[int, Field(ge=0, le=MOST_NODES)] = 0
     """Idle nodes that are kept for jobs that nobody foresees. Example: `1`."""
     ahead: Annotated[int, Field(ge=0, le=MOST_NODES)] | None = None
-    """Nodes that are asked for ahead at most for the jobs of one account that wait for their `--begin` or for the end
-    of other jobs; default: as many as the pool has. Example: `2`."""
+    """Nodes that are asked for ahead at most for the jobs of one account that wait for their `--begin`, for the end of
+    other jobs, or as a gang; for a job or gang of more none is. Default: as many as the pool has. Example: `2`."""
     idle: Annotated[Seconds, Field(ge=1)] = 600
     """Time without a job after which a node goes. Example: `15m`."""
     boot_within: Annotated[Seconds, Field(ge=1, le=7200)] = 600

@@ -9,6 +9,11 @@ from pathlib import Path
 from sluice.base.errors import SluiceError
 
 
+def check_private(path: Path) -> None:
+    """As `read_private`, for a file that a library reads. Raises FileNotFoundError, SluiceError."""
+    read_private(path, 0)
+
+
 def read_private(path: Path, most: int, *, follow_links: bool = True) -> bytes:
     """At most `most` bytes of a regular file that root or this user owns and nobody else can read or change.
 

@@ -22,7 +22,8 @@ _LATER = ("ClusterShell.NodeSet", "sluice.slurm.text")
     default=Path("/var/lib/sluice/fleet"),
     show_default=True,
     metavar="DIR",
-    help="Of the journal and the status; SlurmUser's, with two controllers on storage that both have.",
+    help="Of the journal and what is published, to which the default folder gets links; SlurmUser's, with two "
+    "controllers on storage that both have.",
 )
 @click.option(
     "--requests",
@@ -55,7 +56,9 @@ def command(
     import threading
 
     from sluice.base.log import start_logging
+    from sluice.exchange.fleet import STATE
     from sluice.fleet.daemon import Fleetd, Settings
+    from sluice.fleet.published import lead_to
     from sluice.slurm import Commands, connect
     from sluice.slurm.leader import wait_for_config
     from sluice.slurm.user import drop_privileges, slurm_user
@@ -73,10 +76,11 @@ def command(
         return
     user = slurm_user(config)
     if os.geteuid() == 0:  # without systemd, they do not exist yet
-        for folder in (state, requests):
+        for folder in (state, requests, STATE):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             os.chown(folder, user, -1)
     drop_privileges(user)
+    lead_to(state)
     file = Path(config.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
     settings = Settings(file, state, requests, credentials)
     Fleetd(settings, client, Commands(prefix=prefix, conf=conf, timeout=30), stopping).serve()

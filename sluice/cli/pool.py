@@ -85,10 +85,11 @@ def _value(name: str) -> Callable[[dict[str, Any]], object]:
 @_json_option
 @table_options
 def show(pool: str, path: Path, as_json: bool, table: TableOptions) -> None:
-    """The nodes of POOL: what Slurm, the journal and the provider say of each."""
+    """The nodes of POOL: what Slurm, the journal and the provider say of each; and what the provider has none of."""
     from sluice.exchange.fleet import pool_document
 
-    document = pool_document(_read(path), pool)
+    status = _read(path)
+    document = pool_document(status, pool)
     if as_json:
         click.echo(json.dumps({"schema_version": 1, **document}, indent=2))
         return
@@ -100,6 +101,9 @@ def show(pool: str, path: Path, as_json: bool, table: TableOptions) -> None:
     default = ("node", "slurm", "stage", "shape", "zone", "difference", "text")
     rows = document["node_list"]
     table.print(columns, rows, default=default)
+    if not table.asked:
+        for one in status.pools[pool].shortages:
+            click.echo(f"{one.words(status.at)}{f' ({one.text})' if one.text else ''}")
 
 
 @command.command("history")

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import click
 from sluice.base.errors import UsageError
 
 if TYPE_CHECKING:
+    from policy.pools import Pool
     from sluice.fleet.simulate import Figures, StockOut
     from sluice.simulate.metrics import Metrics
     from sluice.simulate.simulation import Assumptions, Simulation
@@ -166,8 +167,9 @@ class FiniteRange(click.FloatRange):
     "--no-capacity",
     "no_capacity",
     multiple=True,
-    metavar="POOL:FROM-TO",
-    help="With --pools: the provider launches nothing for the pool in these hours of the history; may be repeated.",
+    metavar="POOL[,shape=SHAPE][,zone=ZONE]:FROM-TO",
+    help="With --pools: the provider launches nothing for the pool in these hours of the history, of this shape and in "
+    "this zone where they are named; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with the cluster's state over time.")
 @click.option("-P", "--parsable2", is_flag=True, help="A line for each policy, fields separated by '|'.")
@@ -310,17 +312,29 @@ def _simulate_pools(
     return found
 
 
-def _stock_out(text: str, pools: Collection[str]) -> StockOut:
+def _stock_out(text: str, pools: Mapping[str, Pool]) -> StockOut:
     """A time without capacity."""
     from sluice.fleet.simulate import StockOut
 
-    match = re.fullmatch(r"([^:]+):(\d{1,6}(?:\.\d+)?)-(\d{1,6}(?:\.\d+)?)", text)
-    if match is None or match[1] not in pools or float(match[2]) >= float(match[3]):
+    match = re.fullmatch(r"([^,]+?)((?:,[^,]+)*):(\d{1,6}(?:\.\d+)?)-(\d{1,6}(?:\.\d+)?)", text)
+    if match is None or match[1] not in pools or float(match[3]) >= float(match[4]):
         raise UsageError(
             f"--no-capacity {text[:80]!r}: not a pool of the policy and hours of the history",
-            remedy=f"write POOL:FROM-TO, as {min(pools)}:10-12.5",
+            remedy=f"write POOL:FROM-TO, as {min(pools)}:10-12.5, or POOL,zone=ZONE:FROM-TO",
         )
-    return StockOut(match[1], float(match[2]) * 3600, float(match[3]) * 3600)
+    pool = pools[match[1]]
+    known = {"shape": [one.name for one in pool.shapes], "zone": pool.zones}
+    place: dict[str, str] = {}
+    for word in match[2].split(",")[1:]:
+        key, _, value = word.partition("=")
+        if value not in known.get(key, ()) or key in place:
+            raise UsageError(
+                f"--no-capacity {text[:80]!r}: {word[:80]!r} is none of pool {match[1]}",
+                remedy=f"it has shapes {', '.join(known['shape'])} and zones {', '.join(known['zone']) or '(none)'}; "
+                "write shape=SHAPE or zone=ZONE, each once",
+            )
+        place[key] = value
+    return StockOut(match[1], float(match[3]) * 3600, float(match[4]) * 3600, **place)
 
 
 def _read_trace(path: Path, format_name: str) -> Trace:

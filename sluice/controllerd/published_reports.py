@@ -437,6 +437,8 @@ class Reports:
         end = min(midnight(wanted.last + timedelta(days=1)), int(now))
         span = Span(midnight(wanted.first), max(end, midnight(wanted.first) + 1))
         idle = wanted.seen is None and wanted.nodes and wanted.selection == Selection()
+        notes: list[str] = []
+        source.note = notes.append
         made = build(source, wanted.kind, span, Selection(), by=wanted.by, tenants=lambda: known, idle=idle)
         fields = [one for one in FIELDS if not one.jobs]
         rows = [_known_values(row_document(fields, row)) for row in made.rows[: wanted.limit]]
@@ -445,6 +447,7 @@ class Reports:
             "stale_since": history.stale_since, "problem": history.problem, "start": span.start, "end": span.end,
             "made": int(now), "recent_at": None if recent is None else round(recent.at, 2), "total": len(made.rows),
             "missing": history.missing(wanted.first, min(wanted.last, day_of(now)), nodes=wanted.by_node), **made.extra,
+            "notes": notes,
         }  # fmt: skip
         return head_of(wanted.kind, {**head, "rows": rows})
 

@@ -588,7 +588,7 @@ class Publisher:
                 log.info("explain %s: %s", name, one_line(str(error)))
                 found = None
         if isinstance(job, dict):
-            words = words_for_job(job["state"], job["nodes"], job["partition"], self.settings.fleet)
+            words = words_for_job(job["id"], job["state"], job["nodes"], job["partition"], self.settings.fleet)
             if words:
                 found = {"schema_version": 1, "job": str(name), **(found or {}), "pools": words}
         return {"explanation": found}

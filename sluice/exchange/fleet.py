@@ -28,7 +28,7 @@ Difference = Literal[
     "none", "boots", "unanswered", "not_registered", "vanished", "not_wanted", "ending", "unknown_machine",
     "second_machine", "no_machine", "down", "down_by_operator", "other_gpus", "no_capacity", "quota", "credentials",
     "throttled", "refused", "provider", "empty_list", "not_in_slurm", "slurm_silent", "pool_closed", "no_pool",
-    "broken", "notice", "at_risk",
+    "broken", "notice", "at_risk", "searched",
 ]  # fmt: skip
 DIFFERENCES: dict[Difference, tuple[str, str]] = {
     "none": ("Slurm, the journal and the provider agree", "nothing is to be done"),
@@ -73,6 +73,10 @@ DIFFERENCES: dict[Difference, tuple[str, str]] = {
         "the provider lists no machine, although there were some",
         "nothing is concluded from it until five lists in a row say the same",
     ),
+    "searched": (
+        "there was no journal of launches, and the provider is asked for machines before any is launched",
+        "wait: two lists that began a minute later have to have come, or five without any machine",
+    ),
     "not_in_slurm": (
         "the policy names the node, and slurmctld does not know it",
         "have Include pools.sluice.conf in slurm.conf, and restart slurmctld; in a dynamic pool see Slurm's words",
@@ -102,7 +106,7 @@ class NodeStatus:
     node: str
     pool: str
     slurm: str
-    """What Slurm takes it for: off, up (it waits for it), on, down, invalid, or unknown."""
+    """What Slurm takes it for: off, due (to be powered up), up (it waits for it), on, down, invalid, or unknown."""
     stage: Stage | None = None
     machine: str = ""
     shape: str = ""
@@ -113,6 +117,28 @@ class NodeStatus:
     """The provider's words, or what else is to be known."""
     again: float | None = None
     jobs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Of a shape in a zone: why its last launches came to nothing. Times are seconds since 1970."""
+
+    shape: str
+    zone: str
+    difference: Difference
+    text: str
+    """The provider's words."""
+    since: float
+    times: int
+    """How often in a row, as far as that makes the back-off longer."""
+    again: float
+    """From when on it is asked again, if a node is wanted then."""
+
+    def words(self, now: float) -> str:
+        """A line."""
+        place = f" in {self.zone}" if self.zone else ""
+        wait = f"asked again in {self.again - now:.0f} s" if self.again > now else "asked again with the next node"
+        return f"{self.shape}{place}: {self.difference} for {max(0.0, now - self.since):.0f} s, {wait}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +167,8 @@ class PoolStatus:
     """How often a launch came to nothing or a machine was lost, by difference, ever."""
     oldest_wait_since: float | None = None
     """Since when Slurm has waited for the node that it has waited for longest."""
+    shortages: list[Shortage] = field(default_factory=list)
+    """Of which shapes and zones there is none now, in the order in which they are asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +185,26 @@ class Event:
     text: str = ""
 
 
+Outlook = Literal["later", "asked", "no_room", "bound"]
+"""Of a start: its nodes are asked for later; they are there or asked for; not all can be had by then, or not within
+what the policy allows its account, so that none is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AheadStatus:
+    """A job that waits, for which nodes are asked for ahead of its start, or not."""
+
+    job: int
+    pool: str
+    at: float
+    """When it may start, as far as that is foreseen."""
+    nodes: int
+    outlook: Outlook
+    after: str = ""
+    """The jobs whose ends it waits for."""
+    gang: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class FleetStatus:
     """All of it."""
@@ -168,9 +216,13 @@ class FleetStatus:
     pools: dict[str, PoolStatus] = field(default_factory=dict)
     nodes: list[NodeStatus] = field(default_factory=list)
     history: list[Event] = field(default_factory=list)
+    ahead: list[AheadStatus] = field(default_factory=list)
     version: int = VERSION
 
 
+_SHORT: tuple[Difference, ...] = ("no_capacity", "quota", "refused", "not_registered")
+"""What is a shape's in a zone, or in all."""
+_MOST_SHORT = 6  # in a sentence
 MOST_AGE_S = 60.0
 """An older status says nothing of now."""
 
@@ -264,6 +316,7 @@ def waiting_words(status: FleetStatus, nodes: Iterable[str], now: float) -> list
             continue
         worst = max(missing, key=lambda one: (one.difference not in ("boots", "none"), one.since or 0.0))
         words = DIFFERENCES[worst.difference][0] if worst.difference != "none" else "asked for"
+        words += _shortage_words(pool, now) if worst.difference in _SHORT else ""
         launched = [one.since for one in missing if one.stage == "launched" and one.since is not None]
         if worst.difference in ("boots", "none") and launched:
             usual = f", usually there after {pool.boot_s:.0f} s" if pool.boot_s is not None else ""
@@ -272,18 +325,46 @@ def waiting_words(status: FleetStatus, nodes: Iterable[str], now: float) -> list
     return lines
 
 
+def _shortage_words(pool: PoolStatus, now: float) -> str:
+    words = [one.words(now) for one in pool.shortages[:_MOST_SHORT]]
+    return f" ({'; '.join(words)})" if words else ""
+
+
 def closed_words(status: FleetStatus, partitions: Iterable[str], now: float) -> list[str]:
     """Of a job that waits in these partitions: pools of theirs that can have no node now."""
     wanted = set(partitions)
     return [
-        f"pool {name} takes no jobs: {DIFFERENCES[pool.closed_for][0]}; asked again in "
+        f"pool {name} takes no jobs: {DIFFERENCES[pool.closed_for][0]}{_shortage_words(pool, now)}; asked again in "
         f"{max(0.0, pool.closed_until - now):.0f} s"
         for name, pool in status.pools.items()
         if pool.partition in wanted and pool.closed_until is not None
     ]
 
 
-def words_for_job(state: str, nodes: str, partition: str, path: Path = STATUS) -> list[str]:
+_AHEAD: dict[Outlook, str] = {
+    "later": "are asked for a boot before it",
+    "asked": "are there, or asked for ahead of it",
+    "no_room": "cannot all be had by then: none is asked for ahead of it",
+    "bound": "are more than the pool's `ahead` allows its account: none is asked for ahead of it",
+}
+
+
+def ahead_words(status: FleetStatus, job: int, now: float) -> list[str]:
+    """Of a job that waits and whose start is foreseen: what is done for it in each pool."""
+    lines = []
+    for one in status.ahead:
+        if one.job != job:
+            continue
+        whose = "the nodes of its gang" if one.gang else "its node" if one.nodes == 1 else f"its {one.nodes} nodes"
+        after = f" after {one.after}" if one.after else ""
+        words = _AHEAD[one.outlook]
+        if one.nodes == 1 and not one.gang:
+            words = words.replace("are ", "is ", 1).replace("cannot all be had", "cannot be had")
+        lines.append(f"may start in {max(0.0, one.at - now):.0f} s{after}; {whose} of pool {one.pool} {words}")
+    return list(dict.fromkeys(lines))
+
+
+def words_for_job(job: int, state: str, nodes: str, partition: str, path: Path = STATUS) -> list[str]:
     """Sentences on pools for a job that waits; none where there is no fleet on this host, or it says nothing."""
     try:
         status = read_status(path)
@@ -291,4 +372,6 @@ def words_for_job(state: str, nodes: str, partition: str, path: Path = STATUS) -
         return []
     if state == "CONFIGURING":
         return waiting_words(status, expand(nodes), status.at)
-    return closed_words(status, partition.split(","), status.at) if state == "PENDING" else []
+    if state != "PENDING":
+        return []
+    return [*closed_words(status, partition.split(","), status.at), *ahead_words(status, job, status.at)]

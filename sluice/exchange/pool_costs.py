@@ -23,11 +23,13 @@ class Spent:
 
     machine_s: float = 0.0
     cost: float = 0.0
+    unpriced_s: float = 0.0  # of machine_s, of machines whose price is not known: cost has nothing of them
 
     def add(self, more: Spent) -> None:
         """Also of these."""
         self.machine_s += more.machine_s
         self.cost += more.cost
+        self.unpriced_s += more.unpriced_s
 
 
 @dataclass(slots=True)
@@ -47,14 +49,17 @@ class PoolCosts:
         for oldest in list(self.gres)[:-MOST_NODES]:
             del self.gres[oldest]
 
-    def book(self, begin: float, end: float, price: float) -> None:
-        """A machine was there from `begin` to `end`, at a price an hour; days that are too old are forgotten."""
+    def book(self, begin: float, end: float, price: float | None) -> None:
+        """A machine was there from `begin` to `end`, at a price an hour (None: not known); days that are too old are
+        forgotten.
+        """
         while begin < end:
             day = datetime.fromtimestamp(begin).date()
             until = min(end, datetime.combine(day + timedelta(days=1), datetime.min.time()).timestamp())
             spent = self.days.setdefault(day.isoformat(), Spent())
-            spent.machine_s += until - begin
-            spent.cost += (until - begin) / 3600 * price
+            lasted = until - begin
+            unpriced_s = lasted if price is None else 0.0
+            spent.add(Spent(lasted, lasted / 3600 * (price or 0.0), unpriced_s))
             begin = until
         for old in sorted(self.days)[:-MOST_DAYS]:
             del self.days[old]

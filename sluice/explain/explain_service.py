@@ -235,7 +235,7 @@ def answer(site: Site, decisions: Path, uid: int, name: JobName) -> dict[str, An
     if job is not None:
         document["slurm"] = _slurm_facts(job)
         document["checkpoint"] = site.checkpoint(job)
-        if words := words_for_job(job.state, job.nodes, job.partition):
+        if words := words_for_job(job.id, job.state, job.nodes, job.partition):
             document["pools"] = words
     withhold(site, uid, document)
     return document

@@ -28,13 +28,14 @@ from sluice.base.files import write_atomic
 from sluice.base.hostlist import expand
 from sluice.base.service import notify
 from sluice.base.text import one_line
-from sluice.exchange.fleet import REQUESTS, STATE, FleetStatus, render_status
+from sluice.exchange.fleet import REQUESTS, STATE, STATUS, FleetStatus, render_status
 from sluice.exchange.pool_costs import COSTS, render_costs
 from sluice.fleet.driver import CREDENTIALS, Driver, DriverSite, Failure, ProviderError, load_driver
 from sluice.fleet.journal import Journal
 from sluice.fleet.keeper import Keeper
 from sluice.fleet.slurm import change, read_view
-from sluice.fleet.state import LOST_S
+from sluice.fleet.starts import RunTimes
+from sluice.fleet.state import LOST_S, pool_named
 from sluice.fleet.views import (
     Act,
     Changed,
@@ -83,6 +84,16 @@ def _place_of(error: Exception) -> str:
     return f"{type(error).__name__} in {place.filename}, line {place.lineno}"
 
 
+def _make(name: str, site: DriverSite) -> Driver | SluiceError:
+    """A pool's driver, or why it cannot be made: a mistake of a driver is its pool's alone, here as well."""
+    try:
+        return load_driver(name, site)
+    except SluiceError as error:
+        return error
+    except Exception as error:
+        return SluiceError(f"pool {site.pool}: the driver cannot be made: {_place_of(error)}")
+
+
 class Providers:
     """Drivers by pool, and the threads in which they are called."""
 
@@ -90,26 +101,25 @@ class Providers:
         self._settings = settings
         self._done = done
         self._now = now
-        self._made: dict[str, tuple[PoolPolicy, str, Driver | SluiceError, ThreadPoolExecutor]] = {}
+        self._made: dict[str, tuple[str, DriverSite, Driver | SluiceError, ThreadPoolExecutor]] = {}
         self._calls: dict[Future[None], float] = {}  # since when
 
     def set_pools(self, cluster: str, pools: dict[str, PoolPolicy]) -> None:
-        """Make the drivers of new and changed pools; one that cannot be made says so at each call."""
+        """Make the drivers of new and changed pools; one that cannot be made says so at each call, and is tried again
+        with each list.
+        """
         for name, pool in pools.items():
             before = self._made.get(name)
-            if before is not None and (before[0].driver, before[0].settings, before[1]) == (
-                pool.driver, pool.settings, cluster
-            ):  # fmt: skip
+            shapes = tuple(one.name for one in pool.shapes)
+            named, settings = pool_named(name), self._settings
+            site = DriverSite(cluster, named, pool.settings, settings.credentials, settings.state, shapes)
+            if before is not None and before[:2] == (pool.driver, site):
                 continue
-            driver: Driver | SluiceError
-            try:
-                site = DriverSite(cluster, name, pool.settings, self._settings.credentials, self._settings.state)
-                driver = load_driver(pool.driver, site)
-            except SluiceError as error:
-                log.error("%s", one_line(str(error)))
-                driver = error
+            driver = _make(pool.driver, site)
+            if isinstance(driver, SluiceError):
+                log.error("%s", one_line(site.secrets.hide(str(driver))))
             threads = ThreadPoolExecutor(_CALLS, name) if before is None else before[3]
-            self._made[name] = pool, cluster, driver, threads
+            self._made[name] = pool.driver, site, driver, threads
 
     def ask(self, act: LaunchAct | TerminateAct | ListAct) -> None:
         """Ask; returns at once."""
@@ -131,7 +141,10 @@ class Providers:
         self._done(self._answer(act, self._now()))
 
     def _answer(self, act: LaunchAct | TerminateAct | ListAct, began: float) -> Result:
-        driver = self._made[act.pool][2]
+        name, site, driver, threads = self._made[act.pool]
+        if isinstance(driver, SluiceError) and isinstance(act, ListAct):  # somebody may have done what it says
+            driver = _make(name, site)
+            self._made[act.pool] = name, site, driver, threads
         failure: Failure = "unknown"
         try:
             if isinstance(driver, SluiceError):
@@ -143,7 +156,7 @@ class Providers:
                 return Terminated(act.pool, act.machine)
             return Listed(act.pool, began, tuple(driver.machines()))
         except ProviderError as error:
-            failure, text = error.kind, str(error)
+            failure, text = error.kind, site.secrets.hide(str(error))
         except Exception as error:  # a driver of a site's own: its mistakes are its pool's alone
             text = _place_of(error)
             log.error("pool %s: the driver failed: %s", act.pool, text)
@@ -172,6 +185,7 @@ class Fleetd:
         self._base = time.time()
         self._providers = Providers(settings, self._bring, self.now)
         self._slurm = ThreadPoolExecutor(1, "slurm")
+        self._run_times = RunTimes()
         self._config: dict[str, str] = {}
         self._config_at = -1e9
         self._keeper: Keeper | None = None
@@ -224,7 +238,8 @@ class Fleetd:
                         self._publish(self._keeper.status())
                     if time.monotonic() > costs_at + _COSTS_S:
                         costs_at = time.monotonic()
-                        write_atomic(self.settings.state / COSTS.name, render_costs(self._keeper.costs()))
+                        costs = render_costs(self._keeper.costs())
+                        write_atomic(self.settings.state / COSTS.name, costs, follow_links=False)
                 self._say("")
             except (SluiceError, OSError) as error:
                 self._say(one_line(str(error)))
@@ -280,8 +295,13 @@ class Fleetd:
         policy = self._policy.current()
         if self._policy.problem is not None:
             log.warning("%s", one_line(str(self._policy.problem)))
+        if keeper.pools() and not self._policy.loaded:  # all nodes would seem to have left it
+            raise SluiceError(
+                f"{self._policy.path}: cannot be read, and there are pools that may have machines",
+                remedy="sluice apply writes it; until then nothing is launched or ended",
+            )
         keeper.set_policy(policy, self._node_policy.current().checkpoint)
-        self._providers.set_pools(policy.cluster, keeper.pools())
+        self._providers.set_pools(keeper.cluster, keeper.pools())
         self._look_s = policy.look_s
         self._nodes = frozenset(node for pool in keeper.pools().values() for node in expand(pool.nodes))
 
@@ -324,7 +344,7 @@ class Fleetd:
         self._look.set()
 
     def _publish(self, status: FleetStatus) -> None:
-        write_atomic(self.settings.state / "status.json", render_status(status), follow_links=False)
+        write_atomic(self.settings.state / STATUS.name, render_status(status), follow_links=False)
 
     # ---- Slurm ----
 
@@ -351,7 +371,8 @@ class Fleetd:
                 self._look.wait(_STEP_S)
 
     def _view(self, nodes: Collection[str]) -> SlurmView:
-        return read_view(self._client, nodes, self.now(), time.time(), self._node_policy.current().checkpoint)
+        checkpoint = self._node_policy.current().checkpoint
+        return read_view(self._client, nodes, self.now(), time.time(), checkpoint, self._run_times)
 
     def _requests(self) -> list[Path]:
         """What slurmctld's programs have left."""

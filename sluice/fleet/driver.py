@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 from sluice.base.errors import SluiceError
 from sluice.base.private import read_private
 from sluice.exchange.fleet import STATE
+from sluice.fleet.secrets import Secrets
 
 GROUP = "sluice.pool_drivers"
 CREDENTIALS = Path("/etc/sluice/fleet")
@@ -105,6 +106,10 @@ class DriverSite:
     credentials: Path = CREDENTIALS
     state: Path = STATE
     """fleetd's own folder, for drivers whose providers keep no tokens."""
+    shapes: tuple[str, ...] = ()
+    """The pool's, for drivers whose providers have several words for one."""
+    secrets: Secrets = field(default_factory=Secrets, compare=False)
+    """What is taken out of all that is said of the pool's provider."""
 
     def read_credentials(self, *known: str) -> dict[str, Any]:
         """The pool's file of credentials. Raises SluiceError for one that others could read."""
@@ -119,6 +124,7 @@ class DriverSite:
             raise SluiceError(
                 f"{path}: not an object with {' and '.join(known)}", remedy="docs/elastic.md says what is in it"
             )
+        self.secrets.add(document)
         return document
 
     def setting(self, name: str, default: str | None = None) -> str:

@@ -64,6 +64,11 @@ class Keeper:
         """All that have machines or may have: those that the policy does not have any more until theirs are gone."""
         return self._state.pools
 
+    @property
+    def cluster(self) -> str:
+        """By whose name machines are tagged."""
+        return self._state.cluster
+
     def take(self, result: Result, now: float) -> None:
         """What came of an act; late and doubled ones are no harm."""
         self._state.now = max(self._state.now, now)
@@ -115,6 +120,7 @@ class Keeper:
     def _start(self) -> None:
         """What the last process asked for may still be under way, however long ago that seems to be."""
         self._started = True
+        self._state.begin()
         for launch in self._state.memory.launches.values():
             if launch.stage != "registered":
                 launch.sent = self._state.now

@@ -56,6 +56,8 @@ class Launches:
             elif hold.drained and not seen.drained:
                 self._state.forget_hold(node)  # an operator has returned it
         if launch is not None:
+            if not launch.used and self._state.jobs_on(node):
+                launch.used = self._state.dirty = True
             self._one_launch(launch, seen, view)
         elif pool is not None:
             self._without_launch(node, pool, seen)
@@ -124,13 +126,15 @@ class Launches:
             self._new_launch(node, pool)
         elif seen.want == "down" and seen.by_slurm:
             self._state.change((node,), "power_down", f"{POOL_REASON}{seen.reason}"[:200])
-        elif seen.want == "on" and not self._state.machine_of(node, pool):
+        elif seen.want == "on" and self._state.formers_listed(pool) and not self._state.machine_of(node, pool):
             self._state.bare.setdefault(node, self._state.now)
             lists = self._state.lists.get(pool)
             if lists and not lists.suspect and lists.bare.get(node, 0) >= (ABSENT if lists.known else EMPTY):
                 self._state.change((node,), "power_down_force", f"{POOL_REASON}the provider has no machine")
 
     def _new_launch(self, node: str, pool_name: str) -> None:
+        if self._state.searched(pool_name):
+            return
         hold = self._state.memory.holds.get(node)
         if hold is not None and hold.until is None:
             return

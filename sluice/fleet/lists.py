@@ -6,12 +6,13 @@ machine at all: a provider's answers may be late, and a list may be empty by mis
 
 from __future__ import annotations
 
+from policy.pool_nodes import PoolPolicy
 from sluice.base.text import one_line
 from sluice.exchange.fleet import Difference, Event
 from sluice.fleet.driver import Machine
 from sluice.fleet.journal import Launch
 from sluice.fleet.launches import Launches
-from sluice.fleet.state import ABSENT, EMPTY, PAUSES, Lists, State, difference_of
+from sluice.fleet.state import ABSENT, EMPTY, PAUSES, Lists, State, difference_of, pool_named
 from sluice.fleet.views import POOL_REASON, ListAct, Listed
 
 SETTLE_S = 60.0
@@ -28,6 +29,8 @@ class Provided:
 
     def take(self, result: Listed) -> None:
         """Compare a list with the journal."""
+        if result.pool not in self._state.pools:
+            return  # a late answer of one that was forgotten
         lists = self._state.lists.setdefault(result.pool, Lists())
         if result.machines is None:
             lists.failed = one_line(result.text)[:300]
@@ -52,6 +55,36 @@ class Provided:
             node: lists.bare.get(node, 0) + 1 for node, since in self._state.bare.items()
             if node not in nodes and self._state.pool_of.get(node) == result.pool and result.began > since + SETTLE_S
         }  # fmt: skip
+        self._search(result)
+        if result.pool in self._state.left and result.pool not in self._state.memory.searches:
+            self._forget_pool(result, lists)
+
+    def _search(self, result: Listed) -> None:
+        """Without a journal nothing is launched before lists have what was launched before, if anything was."""
+        search = self._state.memory.searches.get(result.pool)
+        if search is None or self._state.view is None:
+            return
+        self._state.dirty = True
+        begun = not self._state.begun_with.isdisjoint(self._state.names.get(result.pool, ()))
+        if not search.lost and (result.machines or begun):
+            search.lost, search.since = True, self._state.now  # there was a journal
+        if search.lost and result.began < search.since + SETTLE_S:
+            return
+        search.lists += 1
+        if not search.lost or search.lists >= (ABSENT if result.machines else EMPTY):
+            del self._state.memory.searches[result.pool]
+
+    def _forget_pool(self, result: Listed, lists: Lists) -> None:
+        """Its driver is not asked any more when lists say that a pool without launches has no machine."""
+        used = any(one.pool == result.pool for one in self._state.memory.launches.values())
+        others = {one.machine for one in self._state.memory.launches.values() if one.pool != result.pool}
+        if used or any(not one.ending and one.id not in others for one in result.machines or ()):
+            lists.none = 0
+        elif result.began >= self._state.left[result.pool] + SETTLE_S:
+            lists.none += 1
+        if lists.none >= EMPTY:
+            del self._state.pools[result.pool], self._state.left[result.pool], self._state.lists[result.pool]
+            self._state.pools_changed()
 
     def _compare(self, launch: Launch, machines: list[Machine], lists: Lists, began: float) -> None:
         for machine in sorted(machines, key=lambda one: (one.ending, one.id != launch.machine)):
@@ -96,6 +129,8 @@ class Provided:
         for machine in result.machines or ():
             launch = self._state.memory.launches.get(machine.token)
             if machine.ending or (launch is not None and launch.machine in ("", machine.id)):
+                if launch is not None and launch.pool != result.pool:
+                    self._launches.has_machine(launch, machine)  # both drivers list it; one alone may have the notice
                 continue
             odd[machine.id] = lists.odd.get(machine.id, self._state.now)
             if launch is None and self._unsure(machine):
@@ -117,28 +152,34 @@ class Provided:
         return view is None or (machine.node in view.nodes and view.nodes[machine.node].want in ("due", "unknown"))
 
     def _adopt(self, machine: Machine, pool: str) -> bool:
-        """Take over a machine of a node that has none, which Slurm wants or has: the journal was lost."""
+        """Take over a machine of a node that has none, which Slurm wants or has: the journal was lost. One of a dynamic
+        node that its pool has left may have jobs.
+        """
         seen = None if self._state.view is None else self._state.view.nodes.get(machine.node)
         wanted = seen is not None and seen.want in ("up", "on")
         if not wanted or machine.token in self._state.memory.ended:
             return False
-        if machine.node in self._state.by_node or self._state.pool_of.get(machine.node) != pool:
+        home = self._state.pool_of.get(machine.node, pool if seen is not None and seen.made else "")
+        if machine.node in self._state.by_node or pool_named(home) != pool_named(pool):
             return False
+        price = _price(self._state.pools[pool], machine.shape)
         launch = Launch(
             machine.token, machine.node, pool, machine.shape, machine.zone, "asked", self._state.now, self._state.now,
-            price=next((one.price for one in self._state.policy.pools[pool].shapes if one.name == machine.shape), 0.0),
+            price=price or 0.0, unpriced=price is None,
         )  # fmt: skip
         self._state.memory.launches[machine.token] = self._state.by_node[machine.node] = launch
-        self._state.event(launch, "taken over")
+        words = f"its price is not known: the policy has no shape {machine.shape!r}" if price is None else ""
+        self._state.event(launch, "taken over", words)
         self._launches.has_machine(launch, machine)
         return True
 
     def ask(self) -> None:
         """Ask for the lists that are due."""
         for name, pool in self._state.pools.items():
+            searched = name in self._state.memory.searches
             mine = [one for one in self._state.memory.launches.values() if one.pool == name]
             lists = self._state.lists.get(name)
-            open_ = lists is None or not lists.complete or lists.suspect or bool(lists.odd)
+            open_ = lists is None or not lists.complete or lists.suspect or bool(lists.odd) or searched
             open_ = open_ or any(one.stage in ("asked", "terminating") for one in mine)
             pause = self._state.waits(name)
             if pause is not None and pause.kind in PAUSES:
@@ -146,3 +187,9 @@ class Provided:
             self._state.do(
                 ("list", name), ListAct(name), again=min(_QUICK_LIST_S, pool.list_s) if open_ else pool.list_s
             )
+
+
+def _price(pool: PoolPolicy, shape: str) -> float | None:
+    """Of a machine by its shape; of one whose driver cannot say it, where all cost the same. None: not known."""
+    prices = {one.price for one in pool.shapes if shape in ("", one.name)}
+    return prices.pop() if len(prices) == 1 else None

@@ -5,9 +5,11 @@ after SuspendTime without one. `fleet`: sluice.fleet.ahead decides, as in fleetd
 backfill plans at each arrival, end and boot, nodes that are there go first, and a job that is given a node that is not
 there waits for it. A machine is paid from when it is asked for until it is let go.
 
-While a pool is out of stock nothing is launched for it. `fleet` asks again for `give_back_within`, then gives all nodes
-of the job back, which waits again, and the pool's absent nodes are no choice for a back-off that doubles. Slurm itself
-asks once: after `boot_within` the node is DOWN, taken to be until there is stock again, and its job waits again.
+While a shape of a pool is out of stock in a zone, nothing of it is launched there. `fleet` asks for the next zone and
+shape at once; where all are out, it asks again for `give_back_within`, then gives all nodes of the job back, which
+waits again, and the pool's absent nodes are no choice for a back-off that doubles. Slurm itself asks once, for the
+first shape in the first zone: after `boot_within` the node is DOWN, taken to be until there is stock again, and its job
+waits again.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import bisect
 import heapq
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -51,11 +53,25 @@ class Booting:
 
 @dataclass(frozen=True)
 class StockOut:
-    """A time of the history, in seconds, in which the provider launches nothing for a pool."""
+    """A time of the history, in seconds, in which the provider launches nothing for a pool: of one shape or all of
+    them, in one zone or in all.
+    """
 
     pool: str
     begin: float
     end: float
+    shape: str = ""
+    zone: str = ""
+
+
+@dataclass(frozen=True)
+class Relations:
+    """Which jobs of a history wait for others, by their numbers in it; histories themselves do not say."""
+
+    after: Mapping[int, int] = field(default_factory=dict)
+    """Of a job, an earlier one whose end it waits for."""
+    gangs: Mapping[int, int] = field(default_factory=dict)
+    """Of a job, its gang, from 1 on: neighbours that are submitted at once start together."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +107,7 @@ class Figures:
 class _Node:
     pool: int  # -1: not of a pool
     price: float = 0.0
+    zone: str = ""
     state: Literal["off", "boots", "on"] = "off"
     jobs: int = 0
     idle_since: float = 0.0
@@ -100,6 +117,19 @@ class _Node:
     busy_since: float = 0.0
     used: bool = False  # a job came since the boot
     ends: dict[int, float] = field(default_factory=dict)  # its jobs, when each ends at the latest
+    parts: dict[int, float] = field(default_factory=dict)  # ... and what each takes of it
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A shape in a zone."""
+
+    zone: str
+    price: float
+    outs: tuple[StockOut, ...]
+
+    def out_until(self, now: float) -> float:
+        return max((one.end for one in self.outs if one.begin <= now < one.end), default=now)
 
 
 @dataclass
@@ -108,7 +138,7 @@ class _Pool:
     times: PoolTimes
     prior_s: float
     nodes: list[int]
-    outs: list[StockOut]
+    places: list[_Place]  # in order of preference
     patience_s: float  # for which a job keeps its nodes where one of them cannot be had
     back_off_s: float
     boots: list[float] = field(default_factory=list)
@@ -148,6 +178,16 @@ def pool_nodes(pools: dict[str, Pool]) -> list[ClusterNode]:
     return found
 
 
+def _places(pool: Pool, outs: Sequence[StockOut]) -> list[_Place]:
+    return [
+        _Place(zone, shape.price, tuple(
+            one for one in outs if one.shape in ("", shape.name) and one.zone in ("", zone)
+        ))
+        for shape in pool.shapes
+        for zone in pool.zones or [""]
+    ]  # fmt: skip
+
+
 class Replay:
     """A history on nodes that are always there and on pools, in one way."""
 
@@ -160,6 +200,7 @@ class Replay:
         booting: Booting,
         assumed: Assumptions | None = None,
         stock_outs: Sequence[StockOut] = (),
+        relations: Relations | None = None,
     ) -> None:
         nodes = [*fixed, *pool_nodes(pools)]
         assumed = assumed or Assumptions()
@@ -170,10 +211,7 @@ class Replay:
         self._requests, self._numbers = trace_requests(trace, nodes, self._cluster)
         verdicts = [explain(self._cluster, Policy.FIRST_FIT, request).verdict for request in self._requests]
         self._never = {number for number, verdict in enumerate(verdicts) if verdict == Verdict.NEVER}
-        chance = random.Random(assumed.seed)  # noqa: S311 - noise, not a secret
-        self._submit = [job.submit / MICROSECOND for job in trace.jobs]
-        self._run = [job.run / MICROSECOND for job in trace.jobs]
-        self._limit = [max(1, math.ceil(estimate(job, assumed, chance) / MICROSECOND)) for job in trace.jobs]
+        self._read_jobs(trace, assumed)
         self._nodes = [_Node(-1, state="on") for _ in fixed]
         self._pools: list[_Pool] = []
         for name, pool in pools.items():
@@ -187,16 +225,31 @@ class Replay:
         self._foreseen: dict[int, float] = {}  # jobs that were planned for a later start, since when
         self._starts: dict[int, float] = {}
         self._given: dict[int, float] = {}
+        self._relations = relations or Relations()
+        self._held: dict[int, int] = {}  # jobs that wait for the end of others
+        self._ended: set[int] = set()
+        self._eligible: dict[int, float] = {}
         self._lacking: dict[int, list[int]] = {}  # by job that holds nodes: those that cannot be had
         self._rejected = 0
         self._sums = _Sums()
         self.now = 0.0
 
+    def _read_jobs(self, trace: Trace, assumed: Assumptions) -> None:
+        """What is asked of each job again and again; times in seconds."""
+        chance = random.Random(assumed.seed)  # noqa: S311 - noise, not a secret
+        self._submit = [job.submit / MICROSECOND for job in trace.jobs]
+        self._gpus = [job.gpus for job in trace.jobs]
+        self._cpus = [job.cpus_milli // 1000 for job in trace.jobs]
+        self._run = [job.run / MICROSECOND for job in trace.jobs]
+        self._limit = [max(1, math.ceil(estimate(job, assumed, chance) / MICROSECOND)) for job in trace.jobs]
+
     def _add(self, name: str, pool: Pool, outs: list[StockOut]) -> None:
         at = range(len(self._nodes), len(self._nodes) + len(pool.names))
-        times = PoolTimes(pool.idle, pool.least, pool.spare)
+        first = pool.shapes[0]
+        times = PoolTimes(pool.idle, pool.least, pool.spare, sum(first.gpus.values()), first.cpus, pool.ahead)
         patience = pool.give_back_within if self._way == "fleet" else pool.boot_within
-        self._pools.append(_Pool(name, times, pool.boot_within, list(at), outs, patience, pool.back_off))
+        places = _places(pool, outs)[: None if self._way == "fleet" else 1]
+        self._pools.append(_Pool(name, times, pool.boot_within, list(at), places, patience, pool.back_off))
         self._nodes += [_Node(len(self._pools) - 1, pool.shapes[0].price) for _ in at]
 
     def run(self, progress: Callable[[int], None] = lambda ended: None) -> Figures:
@@ -215,7 +268,7 @@ class Replay:
                 if what == 0 and self._numbers[job] in self._never:
                     self._rejected += 1
                 elif what == 0:
-                    self._queue.append(job)
+                    self._arrive(job)
                 elif what == 1:
                     ended += 1
                     self._end(job)
@@ -229,6 +282,14 @@ class Replay:
             progress(ended)
         return self._figures()
 
+    def _arrive(self, job: int) -> None:
+        before = self._relations.after.get(job)
+        if before is not None and before not in self._ended and self._numbers[before] not in self._never:
+            self._held[job] = before
+            return
+        self._eligible[job] = self.now
+        bisect.insort(self._queue, job, key=lambda one: (self._submit[one], one))
+
     def _at(self, when: float, what: int, job: int = 0) -> None:
         heapq.heappush(self._due, (when, what, job))
 
@@ -239,15 +300,20 @@ class Replay:
 
     # ---- nodes ----
 
+    def _place(self, index: int) -> tuple[float, _Place]:
+        """Where the node is launched first, and when there is stock; now: there is."""
+        places = self._pools[self._nodes[index].pool].places
+        return min(((one.out_until(self.now), one) for one in places), key=lambda found: found[0])
+
     def _out_until(self, index: int) -> float:
-        """Until when there is no stock for the node; now: there is."""
-        outs = self._pools[self._nodes[index].pool].outs
-        return max((one.end for one in outs if one.begin <= self.now < one.end), default=self.now)
+        return self._place(index)[0]
 
     def _ask(self, index: int) -> None:
         node = self._nodes[index]
+        until, place = self._place(index)
+        node.price, node.zone = place.price, place.zone
         spread = self._chance.uniform(1 - _SPREAD, 1 + _SPREAD)
-        node.state, node.asked, node.used = "boots", self._out_until(index), False
+        node.state, node.asked, node.used = "boots", until, False
         node.ready = node.asked + self._booting.usual_s * spread
         self._pools[node.pool].refused = 0
         self._sums.boots += 1
@@ -296,11 +362,14 @@ class Replay:
         """Start what can start now, and plan the rest; reservations of the last plan are held, as the planner's are."""
         self._order()
         planned: dict[int, Start] = {}
-        first = self._queue[:DEPTH]
+        first = self._first()
         now = math.floor(self.now)
         running = [RunningJob(one, max(now + 1, math.ceil(end))) for one, end in self._running.values()]
         pending = [
-            PendingJob(self._requests[self._numbers[job]], self._limit[job], held=self._planned.get(job))
+            PendingJob(
+                self._requests[self._numbers[job]], self._limit[job], self._relations.gangs.get(job, 0),
+                held=self._planned.get(job),
+            )
             for job in first
         ]  # fmt: skip
         for job, start in zip(first, self._backfill.plan(self._cluster, now, running, pending), strict=True):
@@ -313,6 +382,14 @@ class Replay:
                 planned[job] = start
                 self._foreseen.setdefault(job, self.now)
         self._planned = planned
+
+    def _first(self) -> list[int]:
+        """As many jobs as are planned; no part of a gang."""
+        found = self._queue[:DEPTH]
+        gang = self._relations.gangs.get(self._queue[DEPTH]) if len(self._queue) > DEPTH else None
+        while gang is not None and found and self._relations.gangs.get(found[-1]) == gang:
+            found.pop()
+        return found
 
     def _order(self) -> None:
         """Nodes that are there go first, then those that boot."""
@@ -350,7 +427,13 @@ class Replay:
         for index in nodes:
             self._nodes[index].jobs += 1
             self._nodes[index].ends[job] = end
+            self._nodes[index].parts[job] = self._part(job, index, len(nodes))
         self._running[job] = allocation, end
+
+    def _part(self, job: int, index: int, nodes: int) -> float:
+        """What a job of so many nodes takes of one, by its GPUs."""
+        gpus = self._pools[self._nodes[index].pool].times.gpus
+        return min(1.0, self._gpus[job] / nodes / gpus) if gpus else 1.0
 
     def _is_refused(self, index: int) -> bool:
         """Whether a job that is given the node now does not get it."""
@@ -374,6 +457,7 @@ class Replay:
         for index, node in enumerate(self._nodes):
             if node.ends.pop(job, None) is None:
                 continue
+            del node.parts[job]
             node.jobs -= 1
             if index in self._lacking[job] and self._way != "fleet":
                 self._lock(index, self._out_until(index))
@@ -405,8 +489,13 @@ class Replay:
 
     def _end(self, job: int) -> None:
         release(self._cluster, self._running.pop(job)[0])
+        self._ended.add(job)
+        for next_ in [one for one, before in self._held.items() if before == job]:
+            del self._held[next_]
+            self._arrive(next_)
         for node in self._nodes:
             if node.ends.pop(job, None) is not None:
+                del node.parts[job]
                 node.jobs -= 1
                 if not node.jobs:
                     node.idle_since = self.now
@@ -415,12 +504,16 @@ class Replay:
     # ---- what is asked for and let go ----
 
     def _decide(self) -> None:
-        starts = [
-            PlannedStart(start.start_s, frozenset(str(part.node) for part in start.parts))
-            for start in self._planned.values()
-        ]
         if self._way == "always-on":
             return
+        starts = [
+            PlannedStart(
+                start.start_s, frozenset(str(part.node) for part in start.parts),
+                until=start.start_s + self._limit[job],
+            )
+            for job, start in self._planned.items()
+        ]  # fmt: skip
+        starts += self._held_starts()
         for pool in self._pools:
             decision = self._decision(pool, starts)
             for index in map(int, decision.ask):
@@ -435,11 +528,30 @@ class Replay:
                 if node.state == "on" and not node.jobs:
                     self._look_at(node.idle_since + pool.times.idle_s)
 
+    def _held_starts(self) -> list[PlannedStart]:
+        """Of jobs that depend on others, as far as their ends are known, in the first pool."""
+        ends = {job: end for job, (_, end) in self._running.items()}
+        ends |= {job: start.start_s + self._limit[job] for job, start in self._planned.items()}
+        found = []
+        for job in sorted(self._held):  # each waits for an earlier one
+            at = ends.get(self._held[job])
+            if at is None:
+                continue
+            ends[job] = at + self._limit[job]
+            self._foreseen.setdefault(job, self.now)
+            request, pool = self._requests[self._numbers[job]], self._pools[0]
+            gpus = self._gpus[job]
+            count = max(request.nodes_min, -(-gpus // pool.times.gpus) if pool.times.gpus else 1, 1)
+            cpus = max(1, self._cpus[job])
+            found.append(PlannedStart(at, frozenset(), count, pool.name, gpus, cpus, until=ends[job], job=job))
+        return found
+
     def _decision(self, pool: _Pool, starts: list[PlannedStart]) -> Decision:
         nodes = [self._pool_node(index) for index in pool.nodes]
         if self._way == "power-saving":  # Slurm has no plan for nodes that are off
             return decide(self.now, nodes, (), replace(pool.times, spare=0), 0.0)
         boot = predicted_boot(pool.boots, pool.prior_s)
+        starts = [one for one in starts if one.partition in ("", pool.name)]
         soon = [start.at - boot - MARGIN_S for start in starts if start.at - boot - MARGIN_S > self.now]
         self._look_at(min(soon, default=math.inf))
         return decide(self.now, nodes, starts, pool.times, boot)
@@ -448,14 +560,16 @@ class Replay:
         node = self._nodes[index]
         idle = node.idle_since if node.state == "on" and not node.jobs else None
         state: NodeStage = "other" if node.locked > self.now else node.state
-        return PoolNode(str(index), state, idle, max(node.ends.values(), default=math.inf), price=node.price)
+        room = max(0.0, 1 - sum(node.parts.values())) if node.parts else 0.0
+        ends = max(node.ends.values(), default=math.inf)
+        return PoolNode(str(index), state, idle, ends, room=room, price=node.price, zone=node.zone)
 
     def _figures(self) -> Figures:
         for node in self._nodes:
             if node.pool >= 0 and node.state != "off":
                 self._pay(node)
         sums = self._sums
-        waits = sorted(start - self._submit[job] for job, start in self._starts.items())
+        waits = sorted(start - self._eligible[job] for job, start in self._starts.items())
         return Figures(
             way=self._way,
             jobs=len(self._starts),

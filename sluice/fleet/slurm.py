@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 from policy.checkpoint import NodeCheckpoint
 from policy.pool_nodes import MADE_FEATURE, POOL_FEATURE
 from sluice.base.hostlist import expand, fold
 from sluice.fleet.ahead import PlannedStart
+from sluice.fleet.starts import RunTimes, planned_starts
 from sluice.fleet.views import POOL_REASON, Change, JobAct, NodeAct, SlurmJob, SlurmNode, SlurmView, Want
 from sluice.slurm import Commands, SlurmClient
 from sluice.slurm.answers import Job, Node, Reservation
@@ -18,7 +18,7 @@ from sluice.slurm.answers import Job, Node, Reservation
 _WITH_NODES = frozenset({"CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "STOPPED"})
 _BY_SLURM = ("Not responding", "ResumeTimeout", "Node unexpectedly rebooted", POOL_REASON)
 _CREATED = "dynamic_norm"
-_AFTER = re.compile(r"after(?:ok|any):(\d+(?:_\d+)?)\(unfulfilled\)")
+_SHARED = ("cpu", "mem", "gres/gpu", "gres/shard")
 _MAINTENANCE = frozenset({"MAINT"})
 _STATES: dict[Change, str] = {
     "power_up": "POWER_UP", "power_down": "POWER_DOWN", "power_down_force": "POWER_DOWN_FORCE", "drain": "DRAIN",
@@ -27,22 +27,29 @@ _STATES: dict[Change, str] = {
 
 
 def read_view(
-    client: SlurmClient, names: Collection[str], at: float, wall: float, checkpoint: NodeCheckpoint
+    client: SlurmClient,
+    names: Collection[str],
+    at: float,
+    wall: float,
+    checkpoint: NodeCheckpoint,
+    run_times: RunTimes,
 ) -> SlurmView:
     """The nodes `names` of pools and their jobs, with times by the fleet's clock. `at`: now, by it; `wall`: now, by
-    Slurm's. Raises SluiceError.
+    Slurm's. `run_times` learns from what it sees. Raises SluiceError.
     """
     seen_nodes = ((node.name, slurm_node(node)) for node in client.nodes())
     nodes = {name: node for name, node in seen_nodes if name in names or node.made}
     jobs: dict[int, SlurmJob] = {}
     seen = client.jobs()
+    run_times.see(seen, wall)
     for job in seen:
         begins = job.state == "PENDING" and job.reason == "BeginTime"
         if not begins and job.state not in _WITH_NODES:
             continue
         on = frozenset(node for node in expand(job.nodes) if node in nodes) if job.nodes else frozenset[str]()
         if on or begins:
-            jobs[job.id] = _job(job, on, begins, at - wall, checkpoint)
+            ends = _ends(job, run_times, wall) + at - wall
+            jobs[job.id] = _job(job, on, begins, ends, checkpoint)
     for name in frozenset[str]().union(*(one.nodes for one in jobs.values() if one.waits)):
         if nodes[name].want == "off":
             # A controller that took over may know the job and not that its nodes boot: it powers them up again.
@@ -53,10 +60,10 @@ def read_view(
             nodes[name] = replace(nodes[name], reserved=True)
     later = [job for job in seen if job.state == "PENDING" and job.start_time is not None]
     chosen = client.planned_nodes() if later else {}
-    ends = {job.own_name: job.end_time for job in seen if job.state == "RUNNING"}
-    planned = (_planned_start(job, chosen.get(job.id, ""), ends) for job in seen if job.state == "PENDING")
-    starts = [*map(_reserved_start, reservations), *planned]
-    return SlurmView(at, nodes, jobs, tuple(replace(one, at=one.at + at - wall) for one in starts if one is not None))
+    reserved = filter(None, map(_reserved_start, reservations))
+    starts = [*reserved, *planned_starts(seen, chosen, run_times, wall)]
+    shift = at - wall
+    return SlurmView(at, nodes, jobs, tuple(replace(one, at=one.at + shift, until=one.until + shift) for one in starts))
 
 
 def _reserved(reservations: Collection[Reservation]) -> list[str]:
@@ -71,30 +78,15 @@ def _reserved_start(one: Reservation) -> PlannedStart | None:
     return PlannedStart(one.start_time, frozenset(expand(one.nodes)))
 
 
-def _planned_start(job: Job, chosen: str, ends: Mapping[str, int | None]) -> PlannedStart | None:
-    """What Slurm or the planner expects of a job that waits. Of one that only waits for its begin time or for the end
-    of others, the nodes are chosen then: as many of its partition as it fills, where it names one alone. Of others
-    without nodes nothing is asked for: the planner has them on nodes that are there.
-    """
-    if chosen and job.start_time is not None:
-        return PlannedStart(job.start_time, frozenset(expand(chosen)))
-    at = job.start_time if job.reason == "BeginTime" else _after(job, ends) if job.reason == "Dependency" else None
-    if at is None or "," in job.partition or job.reservation:
-        return None
-    gpus = job.tres.get("gres/gpu", 0)
-    return PlannedStart(at, frozenset(), job.node_count, job.partition, gpus, job.cpus, job.account)
+def _ends(job: Job, run_times: RunTimes, wall: float) -> float:
+    """As its limit and its user's jobs before say, by Slurm's clock."""
+    limit = math.inf if job.end_time is None else job.end_time
+    if job.state != "RUNNING" or job.start_time is None:
+        return limit
+    return min(limit, wall + run_times.left(job, wall - job.start_time))
 
 
-def _after(job: Job, ends: Mapping[str, int | None]) -> int | None:
-    """When a job that depends on running ones can start at the latest, by their limits. None: it is not known."""
-    jobs = [_AFTER.fullmatch(word) for word in job.dependency.split(",")]
-    times = [None if match is None else ends.get(match[1]) for match in jobs]
-    known = [at for at in times if at is not None]
-    return max(known) if len(known) == len(times) else None
-
-
-def _job(job: Job, on: frozenset[str], begins: bool, shift: float, checkpoint: NodeCheckpoint) -> SlurmJob:
-    ends = math.inf if job.end_time is None else job.end_time + shift
+def _job(job: Job, on: frozenset[str], begins: bool, ends: float, checkpoint: NodeCheckpoint) -> SlurmJob:
     saves = checkpoint.rhythm(job.account, job.comment) is not None
     return SlurmJob(job.id, job.state == "CONFIGURING", on, begins, job.own_name, saves, ends)
 
@@ -106,8 +98,15 @@ def slurm_node(node: Node) -> SlurmNode:
     made = _feature(node, MADE_FEATURE) if _CREATED in flags else ""
     pool = _feature(node, POOL_FEATURE).removeprefix(POOL_FEATURE) if made else ""
     return SlurmNode(
-        _want(node.state, flags), "drain" in flags, node.reason, by_slurm, node.address, made=made, pool=pool
-    )
+        _want(node.state, flags), "drain" in flags, node.reason, by_slurm, node.address, _room(node), made=made,
+        pool=pool,
+    )  # fmt: skip
+
+
+def _room(node: Node) -> float:
+    """The part of it that jobs leave, of what they leave least of."""
+    parts = [1 - node.tres_allocated.get(key, 0) / all_ for key in _SHARED if (all_ := node.tres.get(key, 0)) > 0]
+    return max(0.0, min(parts, default=0.0))
 
 
 def _feature(node: Node, prefix: str) -> str:
@@ -136,15 +135,15 @@ def change(commands: Commands, act: NodeAct | JobAct) -> None:
             commands.output("scancel", f"--signal={act.text}", "--full", act.name)
         elif act.change == "requeue":
             commands.output("scontrol", "requeue", act.name)
-        else:
-            commands.output("scontrol", "update", f"JobId={act.name}", "StartTime=now")
+        else:  # slurmd fails a run that begins in the second in which the one before was ended there
+            commands.output("scontrol", "update", f"JobId={act.name}", "StartTime=now+1")
         return
     nodes = f"NodeName={fold(act.nodes)}"
-    if act.change == "create":
-        commands.output("scontrol", "create", nodes, *act.text.split(), "State=CLOUD")
-        return
-    if act.change == "delete":
+    if act.change in ("delete", "make_again"):
         commands.output("scontrol", "delete", nodes)
+    if act.change in ("create", "make_again"):
+        commands.output("scontrol", "create", nodes, *act.text.split(), "State=CLOUD")
+    if act.change in ("create", "delete", "make_again"):
         return
     if act.change == "address":
         commands.output("scontrol", "update", nodes, f"NodeAddr={act.text}")

@@ -4,6 +4,8 @@ the acts that are to be asked for.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 from dataclasses import dataclass, field, replace
@@ -15,8 +17,9 @@ from sluice.base.hostlist import expand
 from sluice.base.text import one_line
 from sluice.exchange.fleet import Difference, Event, Stage
 from sluice.exchange.pool_costs import PoolCosts
+from sluice.fleet.ahead import Foreseen
 from sluice.fleet.driver import Failure, Machine
-from sluice.fleet.journal import BackOff, Hold, Launch, Memory
+from sluice.fleet.journal import BackOff, Hold, Launch, Memory, Search
 from sluice.fleet.views import Act, Change, Changed, JobAct, NodeAct, SlurmView
 
 FRESH_S = 30.0
@@ -33,6 +36,8 @@ LOST: frozenset[Difference] = frozenset({"not_registered", "vanished", "other_gp
 """Failures of machines that the provider had made."""
 _LONG: dict[Difference, float] = {"quota": 5.0, "refused": 10.0, "not_registered": 1.0}
 """Of a shape, in times of the pool's own back-off."""
+_FORMER = "~"  # no name of a pool has it
+_SWAP_S = 1.0  # until a pool's driver is another one
 _DOUBLED = 4  # times that a back-off is doubled
 
 log = logging.getLogger("sluice.fleet")
@@ -47,6 +52,12 @@ class Store(Protocol):
     def save(self, memory: Memory) -> None:
         """Replace it."""
 
+    def load_pools(self) -> PoolsPolicy:
+        """Pools that may have machines, as they were saved last."""
+
+    def save_pools(self, known: PoolsPolicy) -> None:
+        """Replace them."""
+
 
 @dataclass(slots=True)
 class Lists:
@@ -60,6 +71,12 @@ class Lists:
     bare: dict[str, int] = field(default_factory=dict)  # ... a machine of a node that is on without a launch
     odd: dict[str, float] = field(default_factory=dict)  # machines without a launch, since when
     complete: int = 0  # lists in a row since this process began
+    none: int = 0  # ... without a machine, of a pool that has left the policy
+
+
+def pool_named(key: str) -> str:
+    """The policy's name of a pool that `State.pools` has, perhaps with the driver or settings that it had formerly."""
+    return key.partition(_FORMER)[0]
 
 
 def difference_of(failure: Failure) -> Difference:
@@ -76,10 +93,14 @@ class State:
         self.now = self.memory.clock
         self.policy = PoolsPolicy()
         self.checkpoint = NodeCheckpoint()
-        self.pools: dict[str, PoolPolicy] = self.memory.pools
+        known = store.load_pools()
+        self.cluster = known.cluster
+        self.pools: dict[str, PoolPolicy] = {**known.pools, **self.memory.pools}  # all that may have machines
+        self.left: dict[str, float] = {}  # those of them that the policy does not have any more, since when
         self.names: dict[str, list[str]] = {}  # nodes by pool
         self.pool_of: dict[str, str] = {}
         self.view: SlurmView | None = None
+        self.begun_with: set[str] = set()  # nodes that Slurm wanted or had when this process first saw it
         self.jobs: dict[str, list[int]] = {}  # by node, of the view
         self.lists: dict[str, Lists] = {}
         self.by_node = {launch.node: launch for launch in self.memory.launches.values()}
@@ -87,8 +108,10 @@ class State:
         self.wanted: dict[str, float] = {}  # nodes that Slurm waits for, since when
         self.bare: dict[str, float] = {}  # nodes that are on without a machine, since when
         self.denied: dict[str, str] = {}  # why Slurm creates or deletes a node not, in its words
+        self.foreseen: dict[str, tuple[Foreseen, ...]] = {}  # starts by pool, as last decided
         self.signalled: set[int] = set()  # jobs on machines that are taken back which have had their signal
         self.dirty = False
+        self._pools_dirty = False
         self._last: dict[tuple[str, ...], float] = {}
         self._acts: list[Act] = []
         self._asked: list[tuple[str, ...]] = []  # keys of these acts
@@ -98,15 +121,54 @@ class State:
         self.checkpoint = checkpoint
         if policy is not self.policy:
             self.policy = policy
-            used = {one.pool for one in self.memory.launches.values()}
-            kept = {name: pool for name, pool in self.memory.pools.items() if name in used}
-            self.pools = self.memory.pools = {**kept, **policy.pools}
-            self.dirty = True
+            self.cluster = policy.cluster or self.cluster
+            for name, pool in policy.pools.items():
+                self._keep_former(name, pool)
+            self.pools = {**self.pools, **policy.pools}
+            self.left = {name: self.left.get(name, self.now) for name in self.pools if name not in policy.pools}
+            self.pools_changed()
             self.names = {name: expand(pool.nodes) for name, pool in policy.pools.items()}
             self.pool_of = {node: name for name, nodes in self.names.items() for node in nodes}
 
+    def _keep_former(self, name: str, pool: PoolPolicy) -> None:
+        """Where another driver or other settings are in force, e.g. another region, the machines that the former ones
+        have launched are theirs to list and to end.
+        """
+        before = self.pools.get(name)
+        if before is None or (before.driver, before.settings) == (pool.driver, pool.settings):
+            return
+        words = json.dumps([before.driver, before.settings], sort_keys=True)
+        former = f"{name}{_FORMER}{hashlib.sha256(words.encode()).hexdigest()[:8]}"
+        self.pools[former] = before
+        self.lists[former] = self.lists.pop(name, Lists())
+        self.lists[name] = Lists(began=self.now + _SWAP_S)  # what is under way is the former driver's
+        for launch in self.memory.launches.values():
+            if launch.pool == name:
+                launch.pool = former
+        if name in self.memory.searches:
+            self.memory.searches[former] = replace(self.memory.searches[name])
+
+    def pools_changed(self) -> None:
+        """The pools that may have machines are others: on disk before a machine of a new one is asked for."""
+        used = {one.pool for one in self.memory.launches.values()}
+        self.memory.pools = {name: pool for name, pool in self.pools.items() if name not in self.left or name in used}
+        self.dirty = self._pools_dirty = True
+
+    def begin(self) -> None:
+        """What was asked for before may still be on its way; without a journal nobody knows what was."""
+        self.left = dict.fromkeys(self.left, self.now)
+        if self.memory.origin != "kept":
+            lost = self.memory.origin == "lost"
+            self.memory.searches = {name: Search(self.now, lost) for name in self.pools}
+            self.memory.origin, self.dirty = "kept", True
+        # From now on: what the last process asked for may be under way, however long ago that seems to be.
+        known = {name: Search(self.now, one.lost) for name, one in self.memory.searches.items() if name in self.pools}
+        self.memory.searches = known
+
     def see(self, view: SlurmView) -> None:
         """What Slurm says; an older view than the last one is nothing."""
+        if self.view is None:
+            self.begun_with = {name for name, node in view.nodes.items() if node.want in ("due", "up", "on")}
         if self.view is None or view.at >= self.view.at:
             self.view = self._without_overdue(view)
             self.jobs = {}
@@ -130,10 +192,13 @@ class State:
     def flush(self) -> list[Act]:
         """What is to be asked for, once the journal has it. Raises OSError, and then nothing is."""
         asked, self._asked = self._asked, []
-        acts, self._acts = self._acts, []
+        acts, self._acts = [act for act in self._acts if self._may_be_done(act)], []
         if self.dirty:
             self.memory.clock = self.now
             try:
+                if self._pools_dirty:
+                    self._store.save_pools(PoolsPolicy(cluster=self.cluster, pools=self.pools))
+                    self._pools_dirty = False
                 self._store.save(self.memory)
             except OSError:
                 for key in asked:
@@ -141,6 +206,10 @@ class State:
                 raise
             self.dirty = False
         return acts
+
+    def _may_be_done(self, act: Act) -> bool:
+        """Of a pool that was forgotten meanwhile nothing is asked for."""
+        return isinstance(act, NodeAct | JobAct) or act.pool in self.pools
 
     def forget_acts(self) -> None:
         """Those whose answers are lost may be asked for again; of old ones nothing is known any more."""
@@ -157,9 +226,27 @@ class State:
         """Whether the provider's last list has a machine that is this node's: it is taken over or ended first. Until
         there is a list, it may have."""
         lists = self.lists.get(pool)
-        if lists is None or not lists.complete:
-            return True
-        return any(one.node == node and not one.ending for one in lists.known.values() if one.id in lists.odd)
+        return lists is None or not lists.complete or self._is_odd(node)
+
+    def formers_listed(self, pool: str) -> bool:
+        """Whether the pool, and all that it was formerly, has said what it has."""
+        keys = [key for key in self.pools if pool_named(key) == pool_named(pool)]
+        return all(key in self.lists and self.lists[key].complete for key in keys)
+
+    def may_have_machine(self, node: str, pool: str) -> bool:
+        """Whether a machine may be there that no launch asked for: the journal was lost, or lists have one. Until the
+        lists of its pool (of all, where it is not known) have come, it may.
+        """
+        listed = all(self.formers_listed(name) for name in self.pools if pool in ("", pool_named(name)))
+        return bool(self.memory.searches) or not listed or self._is_odd(node)
+
+    def _is_odd(self, node: str) -> bool:
+        odd = (one.known.get(machine) for one in self.lists.values() for machine in one.odd)
+        return any(one is not None and one.node == node and not one.ending for one in odd)
+
+    def searched(self, pool: str) -> bool:
+        """Whether its machines are looked for before any is launched."""
+        return any(pool_named(key) == pool for key in self.memory.searches)
 
     def jobs_on(self, node: str) -> list[int]:
         """Jobs that have a node, or wait for it."""
@@ -200,13 +287,22 @@ class State:
         """Ask for a change of nodes in Slurm; each node's is asked for once in a while until a view shows it."""
         due = []
         for node in nodes:
-            key = ("slurm", change, node)
-            if key not in self.busy and self.now - self._last.get(key, -math.inf) >= SLURM_AGAIN_S:
+            if not self.asked_lately(change, node):
+                key = ("slurm", change, node)
                 self._last[key] = self.busy[key] = self.now
                 self._asked.append(key)
                 due.append(node)
         if due:
             self._acts.append(NodeAct(tuple(due), change, one_line(text)))
+
+    def under_way(self, change: Change) -> bool:
+        """Whether Slurm is just asked for such a change, of whichever node."""
+        return any(key[:2] == ("slurm", change) for key in self.busy)
+
+    def asked_lately(self, change: Change, node: str) -> bool:
+        """Whether a view may not show yet what came of this change of a node."""
+        key = ("slurm", change, node)
+        return key in self.busy or self.now - self._last.get(key, -math.inf) < SLURM_AGAIN_S
 
     def changed(self, result: Changed) -> None:
         """What came of a change in Slurm."""
@@ -214,7 +310,7 @@ class State:
         if isinstance(act, NodeAct):
             for node in act.nodes:
                 self.busy.pop(("slurm", act.change, node), None)
-                if act.change in ("create", "delete"):
+                if act.change in ("create", "delete", "make_again"):
                     self.denied.pop(node, None)
                     if result.text:
                         self.denied[node] = one_line(result.text)[:300]
@@ -273,7 +369,7 @@ class State:
 
     def count(self, pool: str, what: str) -> None:
         """One more."""
-        counts = self.memory.counts.setdefault(pool, {})
+        counts = self.memory.counts.setdefault(pool_named(pool), {})
         counts[what] = counts.get(what, 0) + 1
         self.dirty = True
 
@@ -285,8 +381,11 @@ class State:
     def event(self, launch: Launch, what: str, text: str = "") -> None:
         """Something has happened to a launch."""
         self.note(
-            Event(self.now, launch.node, launch.pool, what, launch.shape, launch.zone, launch.machine, text[:300])
-        )
+            Event(
+                self.now, launch.node, pool_named(launch.pool), what, launch.shape, launch.zone, launch.machine,
+                text[:300],
+            )
+        )  # fmt: skip
 
     def note(self, event: Event) -> None:
         """Into the history and the log."""
@@ -297,13 +396,13 @@ class State:
     def remember_gpus(self, launch: Launch) -> None:
         """What its node has, for reports when Slurm does not know it any more."""
         if launch.pool in self.pools:
-            costs = self.memory.costs.setdefault(launch.pool, PoolCosts())
+            costs = self.memory.costs.setdefault(pool_named(launch.pool), PoolCosts())
             costs.remember(launch.node, self.pools[launch.pool].gres)
 
     def book(self, costs: dict[str, PoolCosts], launch: Launch) -> None:
         """What its machine has cost until now."""
         if launch.launched is not None and launch.pool in self.pools:
             pool = self.pools[launch.pool]
-            known = costs.setdefault(launch.pool, PoolCosts())
+            known = costs.setdefault(pool_named(launch.pool), PoolCosts())
             known.partition, known.gpus, known.cpus = pool.partition, pool.gpus, pool.cpus
-            known.book(launch.launched, self.now, launch.price)
+            known.book(launch.launched, self.now, launch.known_price)

@@ -28,6 +28,7 @@ class SlurmNode:
     reason: str = ""
     by_slurm: bool = True  # Slurm itself set it DOWN
     address: str = ""
+    room: float = 0.0  # the part of it that no job has
     reserved: bool = False  # by a reservation that has begun
     made: str = ""  # of one that the fleet has created in slurmctld: the feature that says with which parameters
     pool: str = ""  # ... and for which pool
@@ -83,12 +84,17 @@ class ListAct:
     pool: str
 
 
-Change = Literal["power_up", "power_down", "power_down_force", "drain", "undrain", "address", "create", "delete"]
+Change = Literal[
+    "power_up", "power_down", "power_down_force", "drain", "undrain", "address", "create", "delete", "make_again"
+]
+"""`make_again`: delete and create at once, so that jobs and those who submit some miss the nodes for no longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAct:
-    """Change nodes in Slurm. `text`: the reason; of `address`: where the node is; of `create`: its parameters."""
+    """Change nodes in Slurm. `text`: the reason; of `address`: where the node is; of `create` and
+    `make_again`: its parameters.
+    """
 
     nodes: tuple[str, ...]
     change: Change

@@ -12,7 +12,7 @@ from sluice.exchange.job_records import key_of
 from sluice.exchange.job_runs import from_to
 from sluice.exchange.record import JobRecord
 from sluice.report.collect import Selection, Source
-from sluice.report.costs import cost_rows
+from sluice.report.costs import cost_rows, unpriced_words
 from sluice.report.count import Span, gpu_type, tally
 from sluice.report.fields import GROUPED_BY, Row, entitled_s, wasted_gpu_s
 from sluice.report.tally import Key, Tally, group
@@ -93,7 +93,11 @@ def build(
         )
     cells = source.cells(span, selection, by_node="node" in names)
     if kind == "cost":
-        rows = cost_rows(source.costs(), cells, names, span, idle=idle and names == GROUPED_BY[kind])
+        pools = source.costs()
+        rows = cost_rows(pools, cells, names, span, idle=idle and names == GROUPED_BY[kind])
+        used = None if idle else {key.partition for key in cells}
+        for words in unpriced_words(pools, span, used):
+            source.note(words)
         report = Report(kind, span, rows)
     else:
         report = Report(kind, span, _rows(source, cells, names))

@@ -6,7 +6,8 @@ the pool's machines cost on average over the report's days, so that all lines to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 
 from sluice.exchange.pool_costs import PoolCosts, Spent
 from sluice.report.count import Span
@@ -31,16 +32,17 @@ def cost_rows(
     for one in pools.values():  # one that was renamed is two of one partition
         totals[one.partition].add(one.total(day_of(span.start), day_of(span.end - 1)))
     rows: dict[tuple[str, ...], Row] = {}
-    left = {partition: Spent(one.machine_s, one.cost) for partition, one in totals.items()}
+    left = {partition: replace(one) for partition, one in totals.items()}
     for key, tally in cells.items():
         if key.partition not in of_partition:
             continue
         used = machine_s(tally, of_partition[key.partition])
         total = totals[key.partition]
-        cost = total.cost * used / total.machine_s if total.machine_s else 0.0
-        _add(rows, {name: getattr(key, name) for name in names}, tally, Spent(used, cost))
+        part = used / total.machine_s if total.machine_s else 0.0
+        spent = Spent(used, total.cost * part, total.unpriced_s * part)
+        _add(rows, {name: getattr(key, name) for name in names}, tally, spent)
         left[key.partition].machine_s -= used
-        left[key.partition].cost -= cost
+        left[key.partition].cost -= spent.cost
     if idle:
         for partition, rest in left.items():
             if rest.machine_s > 0:
@@ -49,7 +51,21 @@ def cost_rows(
 
 
 def _add(rows: dict[tuple[str, ...], Row], names: Mapping[str, str], tally: Tally, spent: Spent) -> None:
-    row = rows.setdefault(tuple(names.values()), Row(Tally(), names, {"machine_s": 0.0, "cost": 0.0}))
+    row = rows.setdefault(tuple(names.values()), Row(Tally(), names, {"machine_s": 0.0, "cost": None}))
     row.tally.add(tally)
     row.extra["machine_s"] += spent.machine_s
-    row.extra["cost"] += spent.cost
+    if spent.cost or not spent.unpriced_s:  # else nothing is known, which is not 0
+        row.extra["cost"] = (row.extra["cost"] or 0.0) + spent.cost
+
+
+def unpriced_words(pools: Mapping[str, PoolCosts], span: Span, partitions: Container[str] | None = None) -> list[str]:
+    """A sentence for each pool, of these partitions, whose costs in a span lack those of machines of which nobody knows
+    the price. It has nothing of how many machines there were: that is not everybody's to see.
+    """
+    return [
+        f"pool {name}: costs are without {total.unpriced_s / total.machine_s:.1%} of the machine-hours: "
+        "fleetd took machines over whose shape the policy does not have"
+        for name, one in pools.items()
+        if partitions is None or one.partition in partitions
+        if (total := one.total(day_of(span.start), day_of(span.end - 1))).unpriced_s
+    ]

@@ -128,6 +128,7 @@ extern int select_p_reconfigure(void)
         sluice_recount_forget();
         sluice_withdrawn_forget();
         correct_records();
+        sluice_hook_share_created();
     }
     return rc;
 }

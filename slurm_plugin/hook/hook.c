@@ -216,3 +216,12 @@ void sluice_hook_reconfigured(void)
     sluice_plan_invalidate();
     sluice_nics_read();
 }
+
+void sluice_hook_share_created(void)
+{
+    for (int n = 0; share_node_bitmap && n < node_record_count; n++) {
+        const node_record_t *node = node_record_table_ptr[n];
+        if (node && IS_NODE_DYNAMIC_NORM(node) && !node->no_share_job_cnt)
+            bit_set(share_node_bitmap, n);
+    }
+}

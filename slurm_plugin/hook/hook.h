@@ -45,5 +45,8 @@ void sluice_hook_begin(job_record_t *job);
 void sluice_hook_started(job_record_t *job);
 void sluice_hook_changed(job_record_t *job, enum sluice_mirror_job what);
 void sluice_hook_reconfigured(void);
+/* After a node was created: Slurm 24.11, unlike 26.05, lets no job start on one that has a deleted one's place in its
+ * table until that has registered, which one that is powered off never does. */
+void sluice_hook_share_created(void);
 
 #endif

@@ -58,7 +58,7 @@ pools:
     node_options: Sockets=1 CoresPerSocket=56 ThreadsPerCore=2
   slow:
     driver: local
-    settings: {{boot: "12"}}
+    settings: {{boot: "20"}} # slurmctld saves its state every five seconds
     nodes: slow-[1-2]
     shapes:
     - {{name: big, gpus: {{h100: 1}}, gpu_memory: 81008M, cpus: 112, memory: 512G}}

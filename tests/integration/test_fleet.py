@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from sluice.exchange.fleet import ahead_words
 from tests.integration.conftest import MakeCluster
 from tests.integration.fleet_site import DESCRIPTION, nodes, placed_by_core, set_notices, set_stock, status
 from tests.integration.jobs import state as state_of
@@ -173,6 +174,31 @@ def test_a_node_is_there_before_the_job_that_waits_for_the_end_of_another(cluste
     settled(cluster)
 
 
+@pytest.mark.usefixtures("at_level_place")
+def test_the_nodes_of_a_gang_at_the_end_of_a_chain_are_there_before_it(cluster: DevCluster) -> None:
+    absent(cluster, "burst")
+    for _ in range(2):  # from which is learnt how long the chain takes
+        job_is(cluster, submit(cluster, "-p", "main", "-t", "5", "-J", "link", wrap="exec sleep 1"), "COMPLETED")
+    first = submit(cluster, "-p", "main", "-t", "1", wrap="exec sleep 600")
+    then = submit(cluster, "-p", "main", "-t", "5", "-J", "link", f"--dependency=afterany:{first}", wrap="exec sleep 1")
+    alone = submit(cluster, "-p", "burst", "--gang=half:2", f"--dependency=afterany:{first}", wrap="exec sleep 1")
+    wanted = "-p", "burst", "--gang=ring:2", f"--dependency=afterany:{then}", "--gres=gpu:1"
+    ring = [submit(cluster, *wanted, wrap="exec sleep 1") for _ in range(2)]
+    until(
+        lambda: [one.node for one in nodes(cluster).values() if one.stage == "registered"],
+        lambda there: len(there) == 2,
+        shows=lambda: (status(cluster).ahead, cluster.run(["squeue", "-o", "%i %T %r %E %S"]).stdout),
+    )
+    assert [state_of(cluster, job) for job in (alone, then, *ring)] == ["PENDING"] * 4
+    assert {(one.job, one.outlook) for one in status(cluster).ahead} == {(int(job), "asked") for job in ring}
+    (words,) = ahead_words(status(cluster), int(ring[1]), status(cluster).at)
+    assert f"after {then}; the nodes of its gang of pool burst are there, or asked for ahead of it" in words
+    cluster.run(["scancel", first, alone], user="alice")
+    for job in ring:
+        job_is(cluster, job, "COMPLETED")
+    settled(cluster)
+
+
 def test_a_takeover_while_machines_boot_loses_nothing_and_launches_once(cluster: DevCluster) -> None:
     before = len(list(cluster.layout.machines.iterdir()))
     job = submit(cluster, "-p", "slow", "-N2", "--gres=gpu:1", wrap="exec sleep 1")
@@ -190,3 +216,20 @@ def test_a_takeover_while_machines_boot_loses_nothing_and_launches_once(cluster:
     for node in ("slow-1", "slow-2"):
         assert happened(cluster, node) == ["asked", "launched", "registered", "terminating", "gone: not_wanted"]
     assert len(list(cluster.layout.machines.iterdir())) == before + 2
+
+
+def test_with_a_damaged_journal_the_machines_of_running_jobs_are_found_again(cluster: DevCluster) -> None:
+    job = submit(cluster, "-p", "spare", "--gres=gpu:1", wrap="exec sleep 600")
+    job_is(cluster, job, "RUNNING")
+    (before,) = until(lambda: [one for one in nodes(cluster).values() if one.stage == "registered"])
+    machines = sorted(cluster.layout.machines.iterdir())
+    daemon, folder = f"fleetd@{status(cluster).host}", cluster.folder / "fleet"
+    cluster.stop_daemon(daemon, number=signal.SIGKILL)
+    (folder / "journal.json").write_text("{")
+    cluster.start_daemon(daemon)
+    until(lambda: happened(cluster, before.node), lambda steps: steps == ["taken over", "launched", "registered"])
+    assert nodes(cluster)[before.node].machine == before.machine and (folder / "journal.json.damaged").exists()
+    assert state_of(cluster, job) == "RUNNING"
+    cluster.run(["scancel", job], user="alice")
+    settled(cluster)
+    assert sorted(cluster.layout.machines.iterdir()) == machines

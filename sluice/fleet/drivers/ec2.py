@@ -13,31 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
-
 from sluice.base.errors import SluiceError
 from sluice.base.text import one_line
-from sluice.fleet.driver import DriverSite, Failure, Machine, Order, ProviderError
+from sluice.fleet.driver import DriverSite, Machine, Order, ProviderError
+from sluice.fleet.drivers.ec2_account import Account
 from sluice.fleet.drivers.ec2_events import Events, Warned
 
 T = TypeVar("T")
 log = logging.getLogger("sluice.fleet")
-_NO_CAPACITY = frozenset({
-    "InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity",
-    "InsufficientCapacity", "SpotMaxPriceTooLow", "Unsupported",
-})  # fmt: skip
-_QUOTA = frozenset({
-    "InstanceLimitExceeded", "VcpuLimitExceeded", "MaxSpotInstanceCountExceeded", "VolumeLimitExceeded",
-    "InsufficientFreeAddressesInSubnet", "NetworkInterfaceLimitExceeded",
-})  # fmt: skip
-_THROTTLED = frozenset({"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled"})
-_CREDENTIALS = frozenset({
-    "AuthFailure", "UnauthorizedOperation", "ExpiredToken", "RequestExpired", "InvalidClientTokenId",
-    "SignatureDoesNotMatch", "OptInRequired", "Blocked", "AccessDenied", "PendingVerification",
-})  # fmt: skip
-_REFUSED = frozenset({"IdempotentParameterMismatch"})  # the token is another request's: the settings changed since
 _GONE = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 _NOTICES = ("marked-for-termination", "marked-for-stop")
 """What the status of a spot request is from the notice until its machine ends."""
@@ -45,27 +28,6 @@ _SETTINGS = (
     "region", "image", "endpoint", "subnet", "subnets", "security_groups", "instance_profile", "user_data", "spot",
     "events",
 )  # fmt: skip
-
-
-def failure_of(error: Exception) -> ProviderError:
-    """What an exception of boto3 means."""
-    if isinstance(error, NoCredentialsError | PartialCredentialsError):
-        return ProviderError("credentials", f"EC2: {error}")
-    if not isinstance(error, ClientError):
-        return ProviderError("unknown", f"EC2: {error}")
-    code = str(error.response.get("Error", {}).get("Code", ""))
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    kind: Failure = "unknown"
-    for name, codes in (("no_capacity", _NO_CAPACITY), ("quota", _QUOTA), ("throttled", _THROTTLED)):
-        if code in codes:
-            kind = name  # type: ignore[assignment]  # the names above are its kinds
-    if code in _CREDENTIALS:
-        kind = "credentials"
-    elif code in _REFUSED or (
-        kind == "unknown" and 400 <= status < 500 and code.startswith(("Invalid", "Missing", "Unknown"))
-    ):
-        kind = "refused"
-    return ProviderError(kind, f"EC2: {code}: {error.response.get('Error', {}).get('Message', '')}"[:300])
 
 
 class Ec2:
@@ -82,14 +44,10 @@ class Ec2:
                 self._user_data = path.read_text()
             except OSError as error:
                 raise SluiceError(f"pool {site.pool}: {path}: {error.strerror}", remedy="SlurmUser reads it") from error
-        config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 1})
-        endpoint = site.settings.get("endpoint")
-        try:
-            client = partial(boto3.client, region_name=site.setting("region"), endpoint_url=endpoint, config=config)
-            self._ec2 = client("ec2")
-            self._events = Events(client("sqs"), site.setting("events")) if "events" in site.settings else None
-        except (BotoCoreError, ValueError) as error:
-            raise SluiceError(f"pool {site.pool}: EC2: {error}", remedy="mend the pool's settings") from error
+        account = Account(site)
+        self._call = account.call
+        self._ec2 = account.client("ec2")
+        self._events = Events(account.client("sqs"), site.setting("events")) if "events" in site.settings else None
 
     def launch(self, order: Order) -> Machine:
         """As `Driver.launch`."""
@@ -196,13 +154,6 @@ class Ec2:
             address=one.get("PrivateIpAddress", ""),
             ending=one["State"]["Name"] in _GONE,
         )
-
-    @staticmethod
-    def _call(ask: Callable[[], T]) -> T:
-        try:
-            return ask()
-        except (ClientError, BotoCoreError) as error:
-            raise failure_of(error) from None  # the chain has the request, and that its headers
 
 
 def make(site: DriverSite) -> Ec2:

@@ -2,17 +2,18 @@
 
 What all of them keep is a machine's name: it is CLUSTER-POOL-MARK-NODE-TOKEN, and machines are known by it. MARK is a
 digest of cluster and pool: a-b of c and a of b-c are not the same. Credentials are the arguments of libcloud's driver:
-``{"args": [...], "kwargs": {...}}`` in POOL.json of the credentials' folder.
+``{"args": [...], "kwargs": {...}}`` in POOL.json of the credentials' folder. Its shape is in its metadata, where the
+provider has some, else it is what the provider calls its size.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
-from urllib.parse import quote, quote_plus
 
 from libcloud.common.exceptions import RateLimitReachedError
 from libcloud.common.types import InvalidCredsError
@@ -23,7 +24,9 @@ from sluice.fleet.driver import DriverSite, Failure, Machine, Order, ProviderErr
 
 T = TypeVar("T")
 _TURN_S = 30.0  # for which a call waits for the one before; nothing was asked when it is over
-_SHORTEST_SECRET = 4
+_SHAPE = "sluice-shape"
+_SIZES = ("flavorId", "instance_type", "size")
+"""What libcloud's drivers call a machine's size among its other facts, where it has no `size`."""
 _ENDING = frozenset({"terminated", "stopped", "stopping", "error", "shutting-down"})
 _NO_CAPACITY = ("no valid host", "insufficient capacity", "not enough hosts")
 
@@ -38,8 +41,8 @@ class Libcloud:
         self._prefix = f"{site.cluster}-{site.pool}-{mark}-"
         self._name = re.compile(re.escape(self._prefix) + r"(?P<node>.+)-(?P<token>[0-9a-f]{32})")
         self._lock = threading.Lock()
+        self._names: dict[str, str] = {}  # of sizes, by id
         given = site.read_credentials("args", "kwargs")
-        self._secrets = _words_of(given)
         name = site.setting("provider")
         try:
             self._cloud = get_driver(name)(*given.get("args", ()), **given.get("kwargs", {}))
@@ -67,6 +70,8 @@ class Libcloud:
         words: dict[str, Any] = dict(self._site.settings.get("options", {}))
         if order.zone:
             words["location"] = named("location", order.zone, self._cloud.list_locations())
+        if "ex_metadata" in inspect.signature(self._cloud.create_node).parameters:
+            words["ex_metadata"] = {**words.get("ex_metadata", {}), _SHAPE: order.shape}
         name = f"{self._prefix}{order.node}-{order.token}"
         node = self._cloud.create_node(
             name=name,
@@ -91,7 +96,21 @@ class Libcloud:
 
     def _list(self) -> list[Machine]:
         found = [(one, self._name.fullmatch(one.name)) for one in self._cloud.list_nodes()]
-        return [self._machine(one, name["node"], name["token"]) for one, name in found if name]
+        return [self._machine(one, name["node"], name["token"], self._shape(one)) for one, name in found if name]
+
+    def _shape(self, node: Any) -> str:
+        """As the policy names it; empty where neither the machine nor its size says so."""
+        extra = node.extra or {}
+        for kept in (extra.get("metadata"), extra.get("tags")):
+            if isinstance(kept, dict) and _SHAPE in kept:
+                return str(kept[_SHAPE])
+        size = next((str(extra[key]) for key in _SIZES if extra.get(key)), "") if node.size is None else node.size.id
+        return next((one for one in self._site.shapes if one in (size, self._name_of(size))), size)
+
+    def _name_of(self, size: str) -> str:
+        if size and size not in self._names:
+            self._names |= {size: size, **{str(one.id): one.name for one in self._cloud.list_sizes()}}
+        return self._names.get(size, size)
 
     def _machine(self, node: Any, name: str, token: str, shape: str = "", zone: str = "") -> Machine:
         return Machine(
@@ -117,24 +136,9 @@ class Libcloud:
         except RateLimitReachedError:
             raise ProviderError("throttled", f"{provider}: too many calls") from None
         except Exception as error:  # each of its drivers has its own; their words may have credentials
-            raise ProviderError(_kind(error), f"{provider}: {self._without_secrets(str(error))}"[:300]) from None
+            raise ProviderError(_kind(error), f"{provider}: {self._site.secrets.hide(str(error))}"[:300]) from None
         finally:
             self._lock.release()
-
-    def _without_secrets(self, text: str) -> str:
-        for word in self._secrets:
-            text = text.replace(word, "***")
-        return text
-
-
-def _words_of(given: object) -> list[str]:
-    """All that may be secret in credentials, as it is and as in a URL, the longest first."""
-    if isinstance(given, dict):
-        given = list(given.values())
-    if isinstance(given, list):
-        return sorted({word for one in given for word in _words_of(one)}, key=len, reverse=True)
-    word = str(given)
-    return [word, quote(word, safe=""), quote_plus(word)] if len(word) >= _SHORTEST_SECRET else []
 
 
 def _kind(error: Exception) -> Failure:

@@ -51,6 +51,7 @@ class Redfish:
             raise SluiceError(f"pool {site.pool}: settings.stop_within {self._stop_s!r}", remedy="write it in seconds")
         given = site.read_credentials("user", "password")
         self._auth = str(given.get("user", "")), str(given.get("password", ""))
+        site.secrets.add(":".join(self._auth))
         self._records = Records(site, "redfish")
 
     def launch(self, order: Order) -> Machine:
@@ -129,10 +130,12 @@ class Redfish:
         except AccessError:
             raise ProviderError("broken", f"{node}: its BMC refuses the credentials") from None
         except HTTPError as error:
-            words = f"{node}: its BMC answers {error.status_code}: {error.detail or error.code}"
-            raise ProviderError("broken", words[:300]) from None
+            raise self._broken(f"{node}: its BMC answers {error.status_code}: {error.detail or error.code}") from None
         except (SushyError, OSError, ValueError) as error:
-            raise ProviderError("broken", f"{node}: its BMC: {error}"[:300]) from None
+            raise self._broken(f"{node}: its BMC: {error}") from None
+
+    def _broken(self, words: str) -> ProviderError:
+        return ProviderError("broken", self._site.secrets.hide(words)[:300])
 
 
 def _word(system: Any) -> str:

@@ -7,6 +7,7 @@ one that answers without a record is somebody's, and left alone.
 from __future__ import annotations
 
 import errno
+import os
 import re
 import socket
 import time
@@ -93,7 +94,7 @@ class WakeOnLan:
         if not self._answers(node):
             return
         try:
-            run_command([word.replace("{node}", node) for word in self._stop], timeout=_STOP_S)
+            run_command([word.replace("{node}", node) for word in self._stop], timeout=_STOP_S, env=_environment())
         except CommandError as error:
             if self._answers(node):  # else it lost its connection as it went
                 raise ProviderError("broken", f"{node}: settings.stop: {one_line(str(error))}"[:300]) from error
@@ -126,6 +127,11 @@ class WakeOnLan:
                 return False
             raise ProviderError("broken", f"{node}: whether it is on is not known: {error.strerror}") from error
         return True
+
+
+def _environment() -> dict[str, str]:
+    """Of the command: what SSH needs, and nothing that other drivers find their credentials in."""
+    return {name: os.environ[name] for name in ("PATH", "HOME", "SSH_AUTH_SOCK") if name in os.environ}
 
 
 def make(site: DriverSite) -> WakeOnLan:

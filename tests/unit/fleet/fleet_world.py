@@ -7,15 +7,15 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from policy.pool_nodes import PoolPolicy, PoolsPolicy, ShapePolicy
 from sluice.base.hostlist import expand
 from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.driver import Failure, Machine
-from sluice.fleet.journal import Memory, parse_journal, render_journal
+from sluice.fleet.journal import DamagedError, Memory, parse_journal, render_journal, without_journal
 from sluice.fleet.keeper import Keeper
-from sluice.fleet.state import FRESH_S
+from sluice.fleet.state import FRESH_S, pool_named
 from sluice.fleet.views import (
     Act,
     Changed,
@@ -34,6 +34,7 @@ from sluice.fleet.views import (
     Want,
 )
 
+_expand = cache(expand)
 IDLE_S = 60.0
 RESUME_TIMEOUT_S = 4000.0
 SLURMD_TIMEOUT_S = 300.0
@@ -73,6 +74,7 @@ class Box:
     token: str
     node: str
     pool: str
+    region: str
     shape: str
     zone: str
     launched: float
@@ -100,7 +102,7 @@ class Node:
 
 @dataclass
 class Job:
-    """A job: it wants `nodes` nodes of one of its pools."""
+    """A job: it wants `nodes` nodes of one of its pools, at once with its gang and when the job `after` is over."""
 
     id: int
     nodes: int
@@ -111,6 +113,8 @@ class Job:
     begins: float = 0.0
     has: tuple[str, ...] = ()
     ends: float = 0.0
+    gang: str = ""
+    after: int = 0
 
 
 @dataclass(order=True)
@@ -129,11 +133,12 @@ class World:
         self.ahead = 0.0  # of the fleet's clock before the world's
         self.boxes: list[Box] = []
         self.policy = POLICY
-        self.nodes = {node: Node() for name in ("a", "b") for node in expand(POLICY.pools[name].nodes)}
+        self.nodes = {node: Node() for name in ("a", "b") for node in _expand(POLICY.pools[name].nodes)}
         self.deleted: dict[str, Node] = {}
         self.full_until = 0.0  # slurmctld has no room for more nodes
         self.jobs: dict[int, Job] = {}
         self.saved = b""
+        self.known = PoolsPolicy()
         self.due: list[_Due] = []
         self.numbers = 0
         self.life = 0  # of fleetd's process; answers to an earlier one are lost
@@ -144,14 +149,18 @@ class World:
         self.stock: dict[tuple[str, str, str], float] = {}  # no capacity until
         for number in range(self.chance.randint(1, 6)):
             pools = self.chance.choice((("a",), ("b",), ("c",), ("a", "b"), ("b", "a"), ("c", "a"), ("b", "c")))
-            most = min(len(expand(POLICY.pools[pool].nodes)) for pool in pools)
+            most = min(len(_expand(POLICY.pools[pool].nodes)) for pool in pools)
             self.jobs[number + 1] = Job(
                 number + 1, self.chance.randint(1, most), pools, self.chance.choice((5.0, 60.0, 400.0)),
                 self.now + self.chance.uniform(0, 600),
             )  # fmt: skip
+        self._make_gang()
+        self._make_chain()
         self.takeover = self.now + self.chance.uniform(0, HOSTILE_S) if self.chance.random() < 0.15 else None
-        for _ in range(self.chance.randint(0, 3)):
-            self.after(self.chance.uniform(0, HOSTILE_S), self._change_policy)
+        changes = self.chance.randint(0, 3)
+        self.steady = not changes  # the policy has always the same pools
+        for _ in range(changes):
+            self.after(self.chance.uniform(0, HOSTILE_S), lambda: self._change_policy())
         self.keeper = self._new_keeper()
 
     @property
@@ -163,10 +172,55 @@ class World:
         """The fleet's."""
         return self.now + self.ahead
 
+    def _make_gang(self) -> None:
+        """Members of one or two pools, which start together or not at all."""
+        if self.chance.random() < 0.5:
+            return
+        at = self.now + self.chance.uniform(0, 600)
+        pools = self.chance.choice((("a", "a"), ("a", "b"), ("b", "b", "b"), ("a", "c"), ("a", "a", "b", "b")))
+        for pool in pools:
+            number = len(self.jobs) + 1
+            nodes = self.chance.randint(1, 2) if len(set(pools)) == len(pools) else 1
+            self.jobs[number] = Job(number, nodes, (pool,), self.chance.choice((5.0, 60.0)), at, gang="gang")
+
+    def _make_chain(self) -> None:
+        """Jobs of which each waits for the end of one before, perhaps of a gang's member."""
+        before = self.chance.choice((0, *self.jobs))
+        for _ in range(self.chance.randint(0, 3) if before else 0):
+            number = len(self.jobs) + 1
+            pool = self.chance.choice("abc")
+            most = len(_expand(POLICY.pools[pool].nodes))
+            run_s = self.chance.choice((5.0, 60.0, 400.0))
+            self.jobs[number] = Job(number, self.chance.randint(1, most), (pool,), run_s, self.now, after=before)
+            before = number
+
     # ---- the journal ----
 
+    def load_pools(self) -> PoolsPolicy:
+        return self.known
+
+    def save_pools(self, known: PoolsPolicy) -> None:
+        self.known = known
+
     def load(self) -> Memory:
-        return parse_journal(self.saved, source="model") if self.saved else Memory()
+        if not self.saved:
+            return without_journal(self.known)
+        try:
+            return parse_journal(self.saved, source="model")
+        except DamagedError:
+            memory = without_journal(self.known)
+            memory.origin = "lost"
+            return memory
+
+    def _perhaps_lose_journal(self) -> None:
+        """It is gone or damaged, or its whole folder is, which then knows pools no more that left the policy."""
+        chance = self.chance.random() if self.hostile else 1.0
+        if chance < 0.1:
+            self.saved = b""
+        elif chance < 0.2:
+            self.saved = self.saved[: self.chance.randrange(len(self.saved) + 1)]
+        elif chance < 0.25 and self.steady:
+            self.saved, self.known = b"", PoolsPolicy()
 
     def save(self, memory: Memory) -> None:
         self._perhaps_killed()
@@ -188,8 +242,12 @@ class World:
         return keeper
 
     def _change_policy(self) -> None:
-        """An operator has other nodes in the dynamic pool, promises something else of them, or gives it up."""
+        """An operator has other nodes in the dynamic pool, promises something else of them, or gives it up; pool a is
+        in another region.
+        """
         pools = {name: pool for name, pool in POLICY.pools.items() if name != "c"}
+        region = {"region": self.chance.choice(("1", "2"))}
+        pools["a"] = POLICY.pools["a"].model_copy(update={"settings": region})
         if self.chance.random() < 0.8:
             version = self.chance.randint(1, 2)
             pools["c"] = POLICY.pools["c"].model_copy(
@@ -219,6 +277,7 @@ class World:
                 self._fleet()
             except Killed:
                 self.kills += 1
+                self._perhaps_lose_journal()
                 self.keeper = self._new_keeper()
             self._check()
             if self.problems or (not self.hostile and self._settled()):
@@ -233,9 +292,10 @@ class World:
 
     def _settled(self) -> bool:
         return (
-            all(one.state == "done" for one in self.jobs.values() if self._can_run(one))
+            not self.keeper.memory.launches
             and not any(one.ended is None for one in self.boxes)
-            and not self.keeper.memory.launches
+            and all(one.state == "done" for one in self.jobs.values() if self._can_run(one))
+            and set(self.keeper.pools()) == set(self.policy.pools)
             and self._as_in_policy()
         )
 
@@ -243,17 +303,31 @@ class World:
         """The dynamic nodes are those of the policy, made of its parameters unless a person has to return them."""
         pool = self.policy.pools.get("c")
         dynamic = {name: one for name, one in self.nodes.items() if one.made}
-        return set(dynamic) == set(expand(pool.nodes) if pool else ()) and all(
+        return set(dynamic) == set(_expand(pool.nodes) if pool else ()) and all(
             _out(one) or (pool is not None and one.made == pool.made) for one in dynamic.values()
         )
 
     def _can_run(self, job: Job) -> bool:
-        """Nodes whose machines had other GPUs are out until an operator returns them."""
+        """Nodes whose machines had other GPUs are out until an operator returns them; what waits for a job that cannot
+        run, waits."""
+        if job.after and not self._can_run(self.jobs[job.after]):
+            return False
         usable = Counter(
-            name for name, pool in self.policy.pools.items() for node in expand(pool.nodes)
+            name for name, pool in self.policy.pools.items() for node in _expand(pool.nodes)
             if node not in self.nodes or not _out(self.nodes[node])
         )  # fmt: skip
+        if job.gang:
+            wanted: Counter[str] = Counter()
+            for one in self._gang(job):
+                wanted[one.pools[0]] += one.nodes
+            return wanted <= usable
         return any(usable[pool] >= job.nodes for pool in job.pools)
+
+    def _gang(self, job: Job) -> list[Job]:
+        """The members of its gang that start with it; from its start on a member is a job like any other."""
+        if not job.gang:
+            return [job]
+        return [one for one in self.jobs.values() if one.gang == job.gang]
 
     def _story(self) -> list[str]:
         return [
@@ -293,10 +367,20 @@ class World:
     def _starts(self) -> Iterator[PlannedStart]:
         """What the plan says of jobs that wait; where there is trouble, it is wrong."""
         for job in self.jobs.values():
-            if job.state == "pending" and len(job.pools) == 1 and job.id % 2:
+            foreseen = job.id % 2 or job.gang or job.after
+            if job.state == "pending" and len(job.pools) == 1 and foreseen:
                 wrong = self.chance.uniform(-300, 300) if self.hostile and self.chance.random() < 0.3 else 0.0
-                due = max(job.at, job.begins) + self.ahead + wrong
-                yield PlannedStart(due, count=job.nodes, partition=job.pools[0])
+                due = max(self._due(one) for one in self._gang(job)) + self.ahead + wrong
+                yield PlannedStart(
+                    due, count=job.nodes, partition=job.pools[0], until=due + job.run_s, job=job.id, gang=job.gang
+                )
+
+    def _due(self, job: Job) -> float:
+        """When a job that waits may start, as far as anybody knows."""
+        before = self.jobs.get(job.after)
+        if before is None or before.state == "done":
+            return max(job.at, job.begins)
+        return before.ends if before.state == "running" else max(self._due(before), self.now) + before.run_s
 
     def _do(self, act: Act) -> None:
         if isinstance(act, NodeAct | JobAct):
@@ -306,19 +390,22 @@ class World:
         if self.hostile and self.chance.random() < 0.1:
             return  # the request is lost
         late = self.chance.uniform(0, LATEST_S) if self.hostile and self.chance.random() < 0.2 else 0.5
-        began = self.clock
-        self.after(late, lambda: self._carry_out(act, began))
+        began, region = self.clock, self._region(act.pool)
+        self.after(late, lambda: self._carry_out(act, began, region))
         if self.hostile and self.chance.random() < 0.1:  # the request arrives twice
-            self.after(self.chance.uniform(0, LATEST_S), lambda: self._carry_out(act, began))
+            self.after(self.chance.uniform(0, LATEST_S), lambda: self._carry_out(act, began, region))
 
-    def _carry_out(self, act: LaunchAct | TerminateAct | ListAct, began: float) -> None:
+    def _region(self, pool: str) -> str:
+        return str(self.keeper.pools()[pool].settings.get("region", "1"))
+
+    def _carry_out(self, act: LaunchAct | TerminateAct | ListAct, began: float, region: str) -> None:
         if isinstance(act, LaunchAct):
             if id(act) not in self.refused:  # of a request that arrives twice, not one is refused and one carried out
-                self._answer(self._launch(act))
+                self._answer(self._launch(act, region))
         elif isinstance(act, TerminateAct):
-            self._answer(self._terminate(act))
+            self._answer(self._terminate(act, region))
         else:
-            self._answer(self._list(act, began))
+            self._answer(self._list(act, began, region))
 
     def _answer(self, result: Result) -> None:
         life = self.life
@@ -330,7 +417,7 @@ class World:
 
     # ---- the provider ----
 
-    def _launch(self, act: LaunchAct) -> Launched:
+    def _launch(self, act: LaunchAct, region: str) -> Launched:
         order = act.order
         for box in self.boxes:
             if box.token == order.token:
@@ -339,13 +426,13 @@ class World:
             return Launched(order.token, None, "broken", "it is on")  # machines of one's own: one for each node
         if act.pool == "b" and self.hostile and self.chance.random() < 0.1:
             if self.chance.random() < 0.5:
-                self._make(act)
+                self._make(act, region)
             self.refused[id(act)] = act
             return Launched(order.token, None, "broken", "504")
         if failure := self._refusal(act):
             self.refused[id(act)] = act
             return Launched(order.token, None, failure, "refused")
-        return self._make(act)
+        return self._make(act, region)
 
     def _refusal(self, act: LaunchAct) -> Failure | None:
         order = act.order
@@ -364,14 +451,14 @@ class World:
                 self.stock[place] = self.now + self.chance.uniform(10, 600)
         return "no_capacity" if self.stock.get(place, 0.0) > self.now else None
 
-    def _make(self, act: LaunchAct) -> Launched:
-        order = act.order
+    def _make(self, act: LaunchAct, region: str) -> Launched:
+        order, pool = act.order, pool_named(act.pool)
         self.numbers += 1
         fails = self.hostile and self.chance.random() < 0.15
         box = Box(
-            f"m{self.numbers}", order.token, order.node, act.pool, order.shape, order.zone, self.now,
+            f"m{self.numbers}", order.token, order.node, pool, region, order.shape, order.zone, self.now,
             None if fails else self.now + self.chance.uniform(20, 120),
-            self.policy.pools[act.pool].made if act.pool in self.policy.pools else "",
+            self.policy.pools[pool].made if pool in self.policy.pools else "",
             self.hostile and self.chance.random() < 0.02,
             self.now + self.chance.uniform(100, 900) if self.hostile and self.chance.random() < 0.1 else None,
             self.chance.random() < 0.5,
@@ -379,22 +466,23 @@ class World:
         self.boxes.append(box)
         return Launched(order.token, self._machine(box))
 
-    def _terminate(self, act: TerminateAct) -> Terminated:
+    def _terminate(self, act: TerminateAct, region: str) -> Terminated:
         if self.hostile and self.chance.random() < 0.1:
             return Terminated(act.pool, act.machine, "broken" if act.pool == "b" else "unknown", "503")
         for box in self.boxes:
-            if box.id == act.machine and box.ended is None:
+            if box.id == act.machine and box.region == region and box.ended is None:
                 box.ended = self.now
         return Terminated(act.pool, act.machine)
 
-    def _list(self, act: ListAct, began: float) -> Listed:
+    def _list(self, act: ListAct, began: float, region: str) -> Listed:
         if self.hostile and self.chance.random() < 0.1:
             return Listed(act.pool, began, None, self.chance.choice(("unknown", "throttled")), "503")
         empty = self.hostile and self.chance.random() < 0.1 and not self.empty_before.get(act.pool)
         self.empty_before[act.pool] = empty
         seen = [
             self._machine(one) for one in self.boxes
-            if one.pool == act.pool and not empty and (one.ended is None or self.now - one.ended < 100)
+            if (one.pool, one.region) == (pool_named(act.pool), region)
+            and not empty and (one.ended is None or self.now - one.ended < 100)
             and (not self.hostile or self.now - one.launched > 10 or self.chance.random() < 0.5)
         ]  # fmt: skip
         return Listed(act.pool, began, tuple(seen))
@@ -432,8 +520,11 @@ class World:
                 job.state, job.ends = "running", self.now + job.run_s
             elif job.state == "running" and self.now >= job.ends:
                 self._leave(job, "done")
-            elif job.state == "pending" and max(job.at, job.begins) <= self.now:
+            elif job.state == "pending" and max(job.at, job.begins) <= self.now and self._depends_on_none(job):
                 self._start(job)
+
+    def _depends_on_none(self, job: Job) -> bool:
+        return not job.after or self.jobs[job.after].state == "done"
 
     def _forget_boots(self) -> None:
         """A controller that takes over knows the jobs and not that their nodes boot; it may take long to notice."""
@@ -458,19 +549,33 @@ class World:
             node.want, node.since = ("invalid" if box.odd_gpus else "on"), self.now
 
     def _start(self, job: Job) -> None:
-        for pool in job.pools:
-            free = [
-                name for name, one in self.nodes.items()
-                if name[0] == pool and one.want in ("off", "on") and one.job is None and not one.drained
-            ]  # fmt: skip
-            if len(free) >= job.nodes:
-                job.has, job.state = tuple(free[: job.nodes]), "configuring"
-                for name in job.has:
-                    node = self.nodes[name]
-                    node.job = job.id
-                    if node.want == "off":
-                        node.want, node.since = "up", self.now
+        """On one of its pools; of a gang all members or none."""
+        taken: dict[int, list[str]] = {}
+        for one in self._gang(job):
+            used = {name for names in taken.values() for name in names}
+            for pool in one.pools:
+                free = [name for name in self._free(pool) if name not in used]
+                if len(free) >= one.nodes:
+                    taken[one.id] = free[: one.nodes]
+                    break
+            else:
                 return
+        for number, names in taken.items():
+            self._give(self.jobs[number], names)
+
+    def _free(self, pool: str) -> list[str]:
+        return [
+            name for name, one in self.nodes.items()
+            if name[0] == pool and one.want in ("off", "on") and one.job is None and not one.drained
+        ]  # fmt: skip
+
+    def _give(self, job: Job, names: list[str]) -> None:
+        job.has, job.state, job.gang = tuple(names), "configuring", ""
+        for name in names:
+            node = self.nodes[name]
+            node.job = job.id
+            if node.want == "off":
+                node.want, node.since = "up", self.now
 
     def _leave(self, job: Job, state: str, begins: float = 0.0) -> None:
         for name in job.has:
@@ -495,7 +600,11 @@ class World:
             elif act.change == "release":
                 job.begins = 0.0
             return
-        if act.change == "create":
+        if act.change == "make_again":
+            for name in act.nodes:
+                if name in self.nodes:
+                    self._delete(name, self.nodes[name])
+        if act.change in ("create", "make_again"):
             self._create(act)
             return
         for name in act.nodes:
@@ -536,7 +645,11 @@ class World:
     # ---- what must hold ----
 
     def _check_end(self, act: TerminateAct) -> None:
-        """A node that leaves its pool keeps its machine under a job; views may be old."""
+        """A node that leaves its pool keeps its machine under a job, and so does one whose launch nobody knows; views
+        may be old.
+        """
+        if not any(launch.machine == act.machine for launch in self.keeper.memory.launches.values()):
+            self._check_unknown_end(act)
         for launch in self.keeper.memory.launches.values():
             decided = launch.machine == act.machine and launch.since == self.clock and launch.why == "no_pool"
             number = self.nodes[launch.node].job if decided and launch.node in self.nodes else None
@@ -544,6 +657,15 @@ class World:
                 continue
             if self.jobs[number].ends - self.jobs[number].run_s < self.now - FRESH_S:
                 self.problems.append(f"{act.machine}: ended while job {number} runs on {launch.node}")
+
+    def _check_unknown_end(self, act: TerminateAct) -> None:
+        box = next(one for one in self.boxes if one.id == act.machine)
+        node = self.nodes.get(box.node)
+        job = self.jobs[node.job] if node is not None and node.job is not None else None
+        if box.ended is not None or job is None or job.state != "running":
+            return
+        if job.ends - job.run_s < self.now - FRESH_S:
+            self.problems.append(f"{act.machine}: without a launch, and ended while job {job.id} runs there")
 
     def _check(self) -> None:
         alive: dict[str, int] = {}

@@ -29,7 +29,13 @@ def busy(name: str, ends: float) -> PoolNode:
 
 
 def decided(nodes: list[PoolNode], *starts: PlannedStart, **times: Any) -> Decision:
-    return decide(NOW, nodes, starts, dataclasses.replace(TIMES, **times), BOOT_S)
+    decision = decide(NOW, nodes, starts, dataclasses.replace(TIMES, **times), BOOT_S)
+    return dataclasses.replace(decision, foreseen=())
+
+
+def outlooks(nodes: list[PoolNode], *starts: PlannedStart, torn: tuple[str, ...] = (), **times: Any) -> list[str]:
+    decision = decide(NOW, nodes, starts, dataclasses.replace(TIMES, **times), BOOT_S, torn)
+    return [one.outlook for one in decision.foreseen]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +64,52 @@ def test_no_more_is_asked_for_than_a_start_lacks() -> None:
     nodes = [idle("n1", 0), busy("n2", LAST), busy("n3", LAST + 1), boots, off("n5"), off("n6")]
     assert decided(nodes, PlannedStart(LAST, count=3)) == Decision()
     assert decided(nodes, PlannedStart(LAST, count=4)) == Decision(ask=("n5",))
-    assert decided(nodes, PlannedStart(LAST, count=9)) == Decision(ask=("n5", "n6"))
+    assert decided(nodes, PlannedStart(LAST, count=5)) == Decision(ask=("n5", "n6"))
+
+
+def test_all_nodes_of_a_start_are_asked_for_or_none() -> None:
+    nodes = [idle("n1", 0), busy("n2", LAST + 1), off("n3"), off("n4"), PoolNode("n5", "other")]
+    assert decided(nodes, PlannedStart(LAST, count=3)).ask == ("n3", "n4")
+    assert decided(nodes, PlannedStart(LAST, count=4)) == Decision()
+    assert decided(nodes, PlannedStart(LAST, count=4), PlannedStart(LAST, count=2)).ask == ("n3",)
+    assert decided(nodes, PlannedStart(LAST, frozenset({"n3", "n5"}))) == Decision()
+    assert outlooks(nodes, PlannedStart(LAST, count=4), PlannedStart(LAST + 1, count=1)) == ["no_room", "later"]
+
+
+def test_a_gang_is_asked_for_whole_or_not_at_all() -> None:
+    member = PlannedStart(LAST, count=1, gpus=8, gang="g", account="physics")
+    nodes = [idle("n1", 0), off("n2"), off("n3")]
+    assert decided(nodes, *[member] * 3, gpus=8).ask == ("n2", "n3")
+    assert decided(nodes, *[member] * 4, gpus=8) == Decision()
+    assert decided(nodes, *[member] * 3, gpus=8, ahead=2) == Decision()
+    assert outlooks(nodes, *[member] * 3, gpus=8, ahead=2) == ["bound"] * 3
+    assert outlooks(nodes, *[member] * 2, torn=("g",)) == ["no_room"] * 2
+    assert decided(nodes, *[dataclasses.replace(member, gpus=4)] * 4, gpus=8).ask == ("n2",), "two of them share a node"
+
+
+def test_what_was_launched_for_a_start_that_not_all_nodes_can_be_had_of_is_partial() -> None:
+    nodes = [
+        idle("n1", 5, unused=True), PoolNode("n2", "boots", unused=True), idle("n3", 5), PoolNode("n4", "other"),
+        idle("n5", 5, unused=True, stays=True), PoolNode("n6", "boots", ends=LAST, unused=True),
+    ]  # fmt: skip
+    start = PlannedStart(LAST, count=6)
+    assert decided(nodes, start) == Decision(partial=("n1", "n2"))
+    assert decided(nodes, start, least=4).partial == ("n1",)
+    assert decided(nodes, start, PlannedStart(LAST, frozenset({"n1"}))).partial == ("n2",)
+    assert decided(nodes, dataclasses.replace(start, count=4)).partial == ()
+    assert decided(nodes, dataclasses.replace(start, at=LAST + 1)).partial == ()
+
+
+def test_the_nodes_of_a_start_serve_those_that_come_when_it_is_over() -> None:
+    nodes = [off("n1"), off("n2"), off("n3"), off("n4")]
+    first = PlannedStart(NOW, count=2, until=NOW + 50, account="physics")
+    then = PlannedStart(NOW + 50, count=2, account="physics")
+    assert decided(nodes, first, then).ask == ("n1", "n2")
+    assert decided(nodes, first, dataclasses.replace(then, at=NOW + 49)).ask == ("n1", "n2", "n3", "n4")
+    assert decided(nodes, first, dataclasses.replace(then, count=3)).ask == ("n1", "n2", "n3")
+    assert decided(nodes, first, then, ahead=2).ask == ("n1", "n2")
+    overdue = dataclasses.replace(first, at=NOW - 60, until=NOW - 10)  # it is not over: it has not begun
+    assert decided(nodes, overdue, dataclasses.replace(then, at=NOW + 49)).ask == ("n1", "n2", "n3", "n4")
 
 
 def test_jobs_of_parts_of_a_node_share_it() -> None:
@@ -73,23 +124,38 @@ def test_jobs_of_parts_of_a_node_share_it() -> None:
     assert decided(nodes, *[PlannedStart(LAST, count=2, gpus=16, cpus=8)] * 2, **whole).ask == ("n2", "n3", "n4")
 
 
+def test_jobs_of_parts_of_a_node_go_where_jobs_leave_room() -> None:
+    whole = {"gpus": 8, "cpus": 64}
+    nodes = [dataclasses.replace(busy(f"n{n}", LAST + 1), room=n / 8) for n in (2, 5)] + [off("n6"), off("n7")]
+    part = PlannedStart(LAST, count=1, gpus=2, cpus=4, account="physics")
+    assert decided(nodes, *[part] * 3, **whole) == Decision(), "one on n2, two on n5"
+    assert decided(nodes, *[part] * 4, **whole).ask == ("n6",)
+    assert decided(nodes, dataclasses.replace(part, gpus=5), *[part] * 2, **whole).ask == ("n6",)
+    assert decided(nodes, dataclasses.replace(part, count=2, gpus=4), **whole).ask == ("n6", "n7"), "of two nodes"
+    assert decided(nodes, *[part] * 5, ahead=1, **whole).ask == ("n6",)
+    reserved = [dataclasses.replace(node, stays=True) for node in nodes]
+    assert decided(reserved, part, **whole).ask == ("n6",)
+    gang = dataclasses.replace(part, gang="g", gpus=5)
+    assert outlooks(nodes[:2], gang, gang, dataclasses.replace(part, gpus=5), **whole) == ["no_room"] * 2 + ["asked"]
+
+
 def test_one_account_has_no_more_nodes_asked_for_ahead_than_the_policy_allows() -> None:
     nodes = [off(f"n{number}") for number in range(1, 10)]
     mine = PlannedStart(LAST, count=3, gpus=24, account="physics")
     other = dataclasses.replace(mine, account="biology")
-    assert decided(nodes, mine, gpus=8, ahead=2).ask == ("n1", "n2")
-    assert decided(nodes, mine, mine, gpus=8, ahead=4).ask == ("n1", "n2", "n3", "n4")
-    assert decided(nodes, mine, other, gpus=8, ahead=2).ask == ("n1", "n2", "n3", "n4")
+    assert decided(nodes, mine, gpus=8, ahead=2) == Decision(), "all nodes of a job or none"
+    assert decided(nodes, mine, mine, gpus=8, ahead=5).ask == ("n1", "n2", "n3")
+    assert decided(nodes, mine, other, gpus=8, ahead=3).ask == ("n1", "n2", "n3", "n4", "n5", "n6")
     assert decided(nodes, mine, gpus=8, ahead=0) == Decision()
     assert decided([*nodes, idle("x")], mine, mine, gpus=8, ahead=0).let_go == ("x",)
     part = PlannedStart(LAST, count=1, gpus=2, account="physics")
     assert decided(nodes, *[part] * 4, gpus=8, ahead=1).ask == ("n1",)
     assert decided(nodes, *[part] * 9, gpus=8, ahead=1).ask == ("n1",)
     spread = PlannedStart(LAST, count=5, gpus=5, account="physics")  # five nodes, of each one GPU
-    assert decided(nodes, spread, gpus=8, ahead=1).ask == ("n1",)
-    assert decided(nodes, spread, part, gpus=8, ahead=2).ask == ("n1", "n2")
+    assert decided(nodes, spread, gpus=8, ahead=4) == Decision()
+    assert decided(nodes, spread, part, gpus=8, ahead=5).ask == ("n1", "n2", "n3", "n4", "n5")
     chosen = PlannedStart(LAST, frozenset({"n7"}))
-    assert decided(nodes, chosen, mine, gpus=8, ahead=1).ask == ("n7", "n1"), "what Slurm has planned is not bounded"
+    assert decided(nodes, chosen, part, gpus=8, ahead=1).ask == ("n7", "n1"), "what Slurm has planned is not bounded"
 
 
 def test_two_starts_do_not_count_on_the_same_node() -> None:

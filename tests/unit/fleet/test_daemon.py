@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from policy.pool_nodes import PoolPolicy, ShapePolicy
+from policy.pool_nodes import FILE_NAME, PoolPolicy, PoolsPolicy, ShapePolicy
 from sluice.base.errors import SluiceError
 from sluice.fleet.daemon import Fleetd, Providers, Settings
 from sluice.fleet.driver import Machine, Order
+from sluice.fleet.journal import Journal
+from sluice.fleet.keeper import Keeper
 from sluice.fleet.slurm import change
 from sluice.fleet.views import Changed, JobAct, LaunchAct, ListAct, Listed, NodeAct, Result, SlurmView
 
@@ -101,9 +103,12 @@ def test_nodes_are_created_as_cloud_nodes_and_deleted() -> None:
     commands: Any = Commands()
     change(commands, NodeAct(("n1", "n2"), "create", "CPUs=4 Gres=gpu:h100:1"))
     change(commands, NodeAct(("n3",), "delete"))
+    change(commands, NodeAct(("n4",), "make_again", "CPUs=8"))
     assert commands.asked == [
         ("scontrol", "create", "NodeName=n[1-2]", "CPUs=4", "Gres=gpu:h100:1", "State=CLOUD"),
         ("scontrol", "delete", "NodeName=n3"),
+        ("scontrol", "delete", "NodeName=n4"),
+        ("scontrol", "create", "NodeName=n4", "CPUs=8", "State=CLOUD"),
     ]
 
 
@@ -166,3 +171,33 @@ def test_the_journal_is_the_next_controllers_when_no_launch_of_this_one_is_under
         fleetd._lead(False)
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert sorted(launched) == [f"{number:032}" for number in range(1, 9)]
+
+
+def test_without_the_policys_file_nothing_is_decided_where_pools_may_have_machines(
+    fleetd: Fleetd, tmp_path: Path
+) -> None:
+    keeper = Keeper(Journal(tmp_path / "journal.json"))
+    fleetd._set_policy(keeper)  # a site without pools
+    pool = PoolPolicy(driver="none", nodes="n1", shapes=(ShapePolicy(name="big"),), partition="own")
+    Journal(tmp_path / "journal.json").save_pools(PoolsPolicy(cluster="c", pools={"own": pool}))
+    keeper = Keeper(Journal(tmp_path / "journal.json"))
+    with pytest.raises(SluiceError, match="there are pools that may have machines"):
+        fleetd._set_policy(keeper)
+    (tmp_path / FILE_NAME).write_text(PoolsPolicy(cluster="c").render())
+    fleetd._set_policy(keeper)
+    assert list(keeper.pools()) == ["own"] and fleetd._nodes == frozenset({"n1"})
+
+
+def test_a_driver_that_cannot_be_made_is_its_own_pools_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make(site: object) -> None:
+        raise KeyError("with a planted secret")
+
+    monkeypatch.setattr("sluice.fleet.daemon.load_driver", lambda name, site: make(site))
+    providers = Providers(Settings(tmp_path, tmp_path, tmp_path, tmp_path), lambda _: None, time.time)
+    shapes = (ShapePolicy(name="big"),)
+    providers.set_pools("main", {"own": PoolPolicy(driver="own", nodes="n1", shapes=shapes, partition="own")})
+    found = providers._answer(ListAct("own"), 1.0)
+    assert isinstance(found, Listed) and found.failure == "refused" and "KeyError in" in found.text
+    assert "planted" not in found.text + caplog.text

@@ -14,16 +14,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote
 
 import pytest
+from click.testing import CliRunner
 
+from policy.pool_nodes import PoolPolicy, PoolsPolicy, ShapePolicy
 from sluice.base.errors import SluiceError
+from sluice.cli.pool import command as pool_command
+from sluice.exchange.fleet import FleetStatus, closed_words, render_status, waiting_words
+from sluice.fleet.daemon import Providers, Settings
 from sluice.fleet.driver import DriverSite, Order, ProviderError, load_driver
 from sluice.fleet.drivers.ec2_events import AT_RISK, TAKEN_BACK, Events
+from sluice.fleet.journal import Journal
+from sluice.fleet.keeper import Keeper
+from sluice.fleet.views import LaunchAct, ListAct, SlurmNode, SlurmView, TerminateAct, Want
 
 TOKEN, OTHER = "a" * 32, "b" * 32
 SECRET = "do-not-show-this-secret"
@@ -192,6 +201,58 @@ def test_ec2_without_capacity_in_a_zone_has_it_in_another(proxy: Proxy) -> None:
     assert driver.launch(order("e" * 32, zone="us-east-1b")).zone == "us-east-1b"
 
 
+def test_stock_outs_of_ec2_are_shown_by_zone_and_shape_until_there_are_machines_again(
+    proxy: Proxy, tmp_path: Path
+) -> None:
+    """By fleetd's own parts, from EC2's answer to what people read."""
+    settings = {"region": "us-east-1", "image": "ami-12c6146b", "endpoint": f"http://127.0.0.1:{proxy.server_port}"}
+    shapes = tuple(ShapePolicy(name=name) for name in ("p5.48xlarge", "p4d.24xlarge"))
+    pool = PoolPolicy(
+        driver="ec2", settings=settings, nodes="p5-[1-2]", shapes=shapes, zones=("us-east-1a", "us-east-1b"),
+        partition="p5", back_off_s=60,
+    )  # fmt: skip
+    providers = Providers(Settings(tmp_path, tmp_path, tmp_path, tmp_path), lambda _: None, time.time)
+    providers.set_pools("stock", {"p5": pool})
+    keeper = Keeper(Journal(tmp_path / "journal.json"))
+    keeper.set_policy(PoolsPolicy(cluster="stock", pools={"p5": pool}))
+
+    def rounds(now: float, want: Want = "up") -> FleetStatus:
+        for at in range(8):
+            keeper.see(SlurmView(now + at, {"p5-1": SlurmNode(want), "p5-2": SlurmNode("off")}))
+            for act in keeper.step(now + at):
+                if isinstance(act, LaunchAct | ListAct | TerminateAct):
+                    keeper.take(providers._answer(act, now + at), now + at)
+        return keeper.status()
+
+    stock_out = (500, "InsufficientInstanceCapacity")
+    proxy.errors = {"us-east-1a": stock_out, "p4d.24xlarge": (400, "VcpuLimitExceeded"), "us-east-1b": stock_out}
+    rounds(900.0, "off")  # without a journal, a node that is wanted at first may have a machine
+    status = rounds(1000.0)
+    short = {(one.shape, one.zone): (one.difference, one.text) for one in status.pools["p5"].shortages}
+    assert list(short) == [(shape.name, zone) for shape in shapes for zone in pool.zones]
+    assert {key: kind for key, (kind, _) in short.items() if key[0] == "p5.48xlarge"} == {
+        ("p5.48xlarge", zone): "no_capacity" for zone in pool.zones
+    }
+    assert short["p4d.24xlarge", "us-east-1a"] == ("quota", "EC2: VcpuLimitExceeded: no")
+    happened = {(one.shape, one.zone, one.what): one.text for one in status.history}
+    assert "InsufficientInstanceCapacity" in happened["p5.48xlarge", "us-east-1b", "gone: no_capacity"]
+    (words,) = closed_words(status, ["p5"], status.at)
+    assert "p5.48xlarge in us-east-1a: no_capacity for" in words and "p4d.24xlarge in us-east-1b: quota" in words
+    (words,) = waiting_words(status, ["p5-1"], status.at)
+    assert "p5.48xlarge in us-east-1b: no_capacity" in words
+    (tmp_path / "status.json").write_bytes(render_status(status))
+    shown = CliRunner().invoke(pool_command, ["show", "p5", "--status", str(tmp_path / "status.json")])
+    assert "p5.48xlarge in us-east-1a: no_capacity for" in shown.stdout and "VcpuLimitExceeded" in shown.stdout
+    proxy.errors = {"us-east-1a": stock_out}
+    status = rounds(1500.0)
+    assert [(one.shape, one.zone) for one in status.pools["p5"].shortages if one.shape == "p5.48xlarge"] == [
+        ("p5.48xlarge", "us-east-1a")
+    ]
+    assert [(one.stage, one.shape, one.zone) for one in status.nodes if one.stage] == [
+        ("launched", "p5.48xlarge", "us-east-1b")
+    ]
+
+
 def test_ec2_shows_no_secret(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "sluice")
     proxy.errors = {"p5.48xlarge": (401, "AuthFailure")}
@@ -339,6 +400,58 @@ def test_libcloud_launches_once_for_a_token(tmp_path: Path, monkeypatch: pytest.
     driver.terminate(machine.id)
     driver.terminate(machine.id)
     assert [one for one in driver.machines() if not one.ending] == []
+
+
+def test_libcloud_says_of_which_shape_a_machine_is_that_it_does_not_remember(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = dummy(tmp_path)
+    keep_names(driver, monkeypatch)
+    driver.launch(Order(TOKEN, "c-1", "Small", ""))
+
+    def found(shapes: tuple[str, ...], size: object, **extra: object) -> str:
+        """By a driver that has just been made, of a provider that says so much of a machine."""
+        later: Any = load_driver("libcloud", replace(driver._site, shapes=shapes))
+        later._cloud = driver._cloud
+        (node,) = [one for one in driver._cloud.list_nodes() if TOKEN in one.name]
+        node.size, node.extra = size, extra
+        return str(later.machines()[0].shape)
+
+    small = next(one for one in driver._cloud.list_sizes() if one.name == "Small")
+    assert found(("Big", "Small"), small) == "Small" == found(("Small",), None, flavorId=small.id)
+    assert found((small.id,), small) == small.id  # as the policy has it
+    assert found(("Big",), None, flavorId="gone") == "gone"
+    assert found(("Big",), None, metadata={"sluice-shape": "Big"}) == "Big"
+    assert found(("Big",), None) == ""
+
+
+def test_libcloud_asks_for_sizes_once_also_where_two_are_listed_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = dummy(tmp_path)
+    asked: list[int] = []
+    sizes = driver._cloud.list_sizes
+    monkeypatch.setattr(driver._cloud, "list_sizes", lambda: asked.append(1) or sizes())
+    for _ in range(3):
+        assert [driver._name_of(size) for size in ("gone", "also-gone")] == ["gone", "also-gone"]
+    assert len(asked) == 2
+
+
+def test_libcloud_writes_the_shape_into_the_metadata_of_providers_that_have_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = dummy(tmp_path)
+    given: list[object] = []
+
+    def create(name: str, size: object, image: object, ex_metadata: object = None) -> Any:
+        given.append(ex_metadata)
+        node = driver._cloud.list_nodes()[0]
+        node.name = name
+        return node
+
+    monkeypatch.setattr(driver._cloud, "create_node", create)
+    driver.launch(Order(TOKEN, "c-1", "Small", ""))
+    assert given == [{"sluice-shape": "Small"}]
 
 
 def test_libcloud_asked_again_during_a_slow_launch_makes_no_second_machine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import date, datetime
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 
 from policy.pool_nodes import PoolPolicy, PoolsPolicy, ShapePolicy
 from sluice.exchange import fleet
+from sluice.fleet import shown
 from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.driver import Failure, Machine, ProviderError
-from sluice.fleet.journal import Memory, parse_journal, render_journal
+from sluice.fleet.journal import Memory, parse_journal, render_journal, without_journal
 from sluice.fleet.keeper import Keeper
+from sluice.fleet.state import SLURM_AGAIN_S
 from sluice.fleet.views import (
     POOL_REASON,
     Act,
@@ -47,6 +50,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.saved = render_journal(Memory())
+        self.known = PoolsPolicy()
         self.wants: dict[str, Want] = {"n1": "off", "n2": "off"}
         self.jobs: dict[int, SlurmJob] = {}
         self.starts: tuple[PlannedStart, ...] = ()
@@ -55,6 +59,12 @@ class Fleet:
         self.keeper = Keeper(self)
         self.keeper.set_policy(POLICY)
         self.lists()
+
+    def load_pools(self) -> PoolsPolicy:
+        return self.known
+
+    def save_pools(self, known: PoolsPolicy) -> None:
+        self.known = known
 
     def load(self) -> Memory:
         return parse_journal(self.saved, source="memory")
@@ -510,9 +520,11 @@ def test_nodes_of_a_dynamic_pool_are_created_and_deleted_as_the_policy_has_them(
     assert changes(20, {"n1": of_now, "n2": of_now, "x": SlurmNode("off")}, {}) == []
     drained = replace(of_before, drained=True, reason="bad fan")
     assert changes(20, {"n1": of_now, "n2": drained}, {}) == [], "it would be back without its drain"
-    assert changes(20, {"n1": of_now, "n2": of_before}, {}) == [NodeAct(("n2",), "delete")]
+    again = NodeAct(("n2",), "make_again", "CPUs=4")
+    assert changes(20, {"n1": of_now, "n2": of_before}, {}) == [again]
+    one.keeper.take(Changed(again), one.now)
     ours = replace(drained, reason=f"{POOL_REASON}no capacity")
-    assert NodeAct(("n1",), "delete") in changes(20, {"n1": ours, "n2": of_now}, {})
+    assert NodeAct(("n1",), "make_again", "CPUs=4") in changes(20, {"n1": ours, "n2": of_now}, {})
     assert changes(20, {"n1": of_now, "n2": of_now, "n4": drained}, {}) == [NodeAct(("n4",), "delete")]
     used = {7: SlurmJob(7, waits=False, nodes=frozenset({"n3"}))}
     there = {"n1": of_now, "n2": of_now, "n3": replace(of_now, want="on")}
@@ -524,6 +536,24 @@ def test_nodes_of_a_dynamic_pool_are_created_and_deleted_as_the_policy_has_them(
     assert changes(20, {**there, "n3": of_now}, {}) == [NodeAct(("n3",), "delete")]
     one.keeper.take(Changed(NodeAct(("n3",), "delete"), "Node is in a reservation"), one.now)
     assert one.node("n3").text == "Node is in a reservation"
+
+
+def test_nodes_are_made_again_one_at_a_time_and_not_created_meanwhile() -> None:
+    def changes(seconds: float, *nodes: str) -> list[NodeAct]:
+        one.now += seconds
+        one.keeper.see(SlurmView(one.now, {node: SlurmNode("off", made="sluice-made-1") for node in nodes}, {}))
+        return [act for act in one.keeper.step(one.now) if isinstance(act, NodeAct)]
+
+    one = Fleet()
+    pool = POLICY.pools["p"].model_copy(update={"node_conf": "CPUs=4", "made": "sluice-made-2"})
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"p": pool}))
+    first, second = (NodeAct((node,), "make_again", "CPUs=4") for node in ("n1", "n2"))
+    assert changes(0, "n1", "n2") == [first]
+    assert changes(1, "n2") == [], "it was looked at in between"
+    one.keeper.take(Changed(first, "Node is in a reservation"), one.now)
+    assert changes(1, "n1", "n2") == [second], "one that Slurm does not delete is in no other's way"
+    one.keeper.take(Changed(second, "Invalid node"), one.now)
+    assert changes(SLURM_AGAIN_S, "n1") == [NodeAct(("n2",), "create", "CPUs=4"), first]
 
 
 def test_the_memory_does_not_grow_with_the_machines_that_were() -> None:
@@ -556,6 +586,7 @@ def test_a_node_with_a_machine_is_deleted_when_the_provider_has_that_no_more() -
     [
         ("on", ["drain"]),  # the job runs there
         ("up", ["terminate", "drain", "requeue", "power_down_force"]),  # nobody would launch what it waits for
+        ("invalid", ["terminate", "drain", "requeue", "power_down_force"]),  # what has registered is ended
     ],
 )
 def test_a_node_that_leaves_a_dynamic_pool_keeps_its_machine_while_its_job_runs(
@@ -566,7 +597,7 @@ def test_a_node_that_leaves_a_dynamic_pool_keeps_its_machine_while_its_job_runs(
     one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"p": POLICY.pools["p"].model_copy(update={"nodes": "n2"})}))
     nodes = {"n1": SlurmNode(want, made="sluice-made-1", pool="p"), "n2": SlurmNode("off")}
     one.now += 20
-    one.keeper.see(SlurmView(one.now, nodes, {7: SlurmJob(7, waits=want == "up", nodes=frozenset({"n1"}))}))
+    one.keeper.see(SlurmView(one.now, nodes, {7: SlurmJob(7, waits=want != "on", nodes=frozenset({"n1"}))}))
     acts = [one for one in one.keeper.step(one.now) if not isinstance(one, ListAct)]
     assert [one.change if isinstance(one, NodeAct | JobAct) else "terminate" for one in acts] == expected
     assert one.node().pool == "p"
@@ -629,3 +660,279 @@ def test_a_pool_is_listed_as_often_as_the_policy_says() -> None:
     assert one.step() == [ListAct("p")]
     one.lists()
     assert [one.step(seconds) for seconds in (6, 1)] == [[], [ListAct("p")]]
+
+
+def test_machines_launched_for_a_start_that_cannot_be_had_whole_are_given_back() -> None:
+    one = Fleet()
+    one.starts = (PlannedStart(one.now + 60, count=2, partition="p", job=7),)
+    assert changes(one.step(1)) == [("power_up", ("n1", "n2"))]
+    one.wants = {"n1": "up", "n2": "up"}
+    first, second = one.launches()
+    one.keeper.take(Launched(first.order.token, Machine("m1", first.order.token, "n1")), one.now)
+    one.wants["n1"] = "on"
+    one.step(1)
+    for _ in range(4):  # in all zones of all shapes
+        one.refuse(second, "no_capacity")
+        (second,) = one.launches() or [second]
+    assert one.keeper.status().ahead[0].outlook == "no_room"
+    assert fleet.ahead_words(one.keeper.status(), 7, one.now) == [
+        "may start in 58 s; its 2 nodes of pool p cannot all be had by then: none is asked for ahead of it"
+    ]
+    assert ("power_down", ("n1",)) not in changes(one.step(29))
+    found = changes(one.step(2))
+    assert ("power_down", ("n1",)) in found and ("power_down_force", ("n2",)) in found
+
+
+def test_a_machine_that_a_job_had_stays_for_as_long_as_any_idle_one() -> None:
+    one = Fleet()
+    one.running()
+    one.jobs = {6: SlurmJob(6, False, frozenset({"n1"}))}
+    one.step(1)
+    one.jobs = {}
+    one.starts = (PlannedStart(one.now + 60, count=3, partition="p", job=7),)
+    one.step(1)
+    assert changes(one.step(100)) == []
+    assert one.keeper.status().ahead[0].outlook == "no_room"
+
+
+def test_a_gang_of_two_pools_is_asked_for_in_both_or_in_none() -> None:
+    one = Fleet()
+    other = POLICY.pools["p"].model_copy(update={"nodes": "q1", "partition": "q"})
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={**POLICY.pools, "q": other}))
+    here = PlannedStart(one.now + 60, count=1, partition="p", job=7, gang="g", after="6")
+    there = replace(here, partition="q", job=8)
+    one.starts = (here, replace(here, job=9), there, replace(there, job=10))
+    one.wants["q1"] = "off"
+    assert changes(one.step(1)) == []
+    assert [place.outlook for place in one.keeper.status().ahead] == ["no_room"] * 4
+    one.starts = (here, there)
+    assert changes(one.step(1)) == [("power_up", ("n1",)), ("power_up", ("q1",))]
+    assert fleet.ahead_words(one.keeper.status(), 8, one.now) == [
+        "may start in 58 s after 6; the nodes of its gang of pool q are there, or asked for ahead of it"
+    ]
+
+
+def lost(one: Fleet, *, known: PoolsPolicy | None = None) -> None:
+    """A process that finds no journal."""
+    memory = without_journal(one.known if known is None else known)
+    one.saved = render_journal(memory)
+    one.keeper = Keeper(one)
+    one.keeper.set_policy(POLICY)
+
+
+def test_without_a_journal_nothing_is_launched_before_lists_have_what_there_was() -> None:
+    one = Fleet()
+    one.wants = {"n1": "up", "n2": "up"}
+    assert len(one.launches()) == 2
+    lost(one)
+    assert one.launches() == [] and one.node().difference == "searched"
+    late = Machine("m1", "first", "n1")
+    for seconds in (59.0, 2.0):
+        one.step(seconds)
+        one.lists(late)
+        assert one.launches() == []
+    one.step(2)
+    one.lists(late)
+    assert [act.order.node for act in one.launches()] == ["n2"]
+    assert one.node().stage == "launched" and one.node().machine == "m1"
+
+
+def test_a_search_begins_again_with_the_process_whose_clock_may_have_jumped() -> None:
+    one = Fleet()
+    one.wants = {"n1": "up", "n2": "up"}
+    assert len(one.launches()) == 2
+    lost(one)
+    one.step()
+    one.keeper = Keeper(one)
+    one.keeper.set_policy(POLICY)
+    one.now += 10_000
+    for _ in range(6):
+        one.step(2)
+        one.lists(Machine("m2", "second", "n2"))
+    assert one.launches() == [] and one.node().difference == "searched"
+
+
+def test_without_a_journal_empty_lists_end_nothing_until_there_are_five() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.jobs = {7: SlurmJob(7, False, frozenset({"n1"}))}
+    lost(one)
+    acts: list[Any] = []
+    for _ in range(4):
+        acts += one.step(61)
+        one.lists()
+    assert not any(isinstance(act, TerminateAct) for act in acts) and changes(acts) == []
+    one.step(1)
+    one.lists(machine)
+    one.step(1)
+    assert one.node().stage == "registered" and one.node().machine == "m1"
+
+
+def test_the_first_process_of_a_site_waits_for_one_list_unless_that_has_machines() -> None:
+    one = Fleet()
+    lost(one, known=PoolsPolicy())
+    one.step()
+    one.wants["n1"] = "up"
+    assert one.launches() == []
+    one.lists()
+    assert len(one.launches(1)) == 1
+    one.wants = {"n1": "off", "n2": "off"}
+    lost(one, known=PoolsPolicy())
+    one.step()
+    one.lists(Machine("m1", "first", "n1"))
+    one.wants["n2"] = "up"
+    assert one.launches(1) == [], "its folder was lost"
+
+
+def test_a_process_that_finds_no_files_and_nodes_that_slurm_wants_looks_for_machines_first() -> None:
+    one = Fleet()
+    one.wants["n1"] = "up"
+    lost(one, known=PoolsPolicy())
+    one.step()
+    for _ in range(6):
+        one.lists()
+        assert one.launches(1) == []
+    for _ in range(5):
+        one.step(61)
+        one.lists()
+    assert len(one.launches(1)) == 1
+
+
+def test_a_pool_that_left_the_policy_is_asked_until_five_lists_have_no_machine_of_it() -> None:
+    one = Fleet()
+    one.running()
+    one.keeper.set_policy(PoolsPolicy(cluster="c"))
+    one.saved = render_journal(without_journal(one.known))
+    again = one.keeper = Keeper(one)
+    again.set_policy(PoolsPolicy(cluster="c"))
+    assert again.cluster == "c" and list(again.pools()) == ["p"]
+    one.wants = {}
+    one.step(1)
+    assert again.status().pools["p"].problem == (
+        "pool not in the policy any more, asked for machines until there is none"
+    )
+    one.lists(Machine("m1", "token", "n1"))
+    assert [act.machine for act in one.step(1) if isinstance(act, TerminateAct)] == ["m1"]
+    for number in range(6):  # of two the search is over
+        assert any(isinstance(act, ListAct) for act in one.step(61)), number
+        one.lists(Machine("m1", "token", "n1", ending=True))
+    assert again.pools() == {} and one.step(61) == [] and one.known.pools == {}
+    one.lists(Machine("m1", "token", "n1"))
+    assert one.step(61) == [], "an answer that comes late"
+
+
+def test_a_machine_of_a_created_node_that_has_left_is_taken_over_while_jobs_run_there() -> None:
+    one = Fleet()
+    machine = one.running()
+    one.keeper.set_policy(PoolsPolicy(cluster="c"))
+    one.saved = render_journal(without_journal(one.known))
+    one.keeper = Keeper(one)
+    one.keeper.set_policy(PoolsPolicy(cluster="c"))
+    seen = {"n1": SlurmNode("on", made="sluice-made-1", pool="p")}
+    one.keeper.see(SlurmView(one.now, seen, {7: SlurmJob(7, False, frozenset({"n1"}))}))
+    one.keeper.step(one.now)
+    one.lists(machine)
+    assert not any(isinstance(act, TerminateAct) for act in one.keeper.step(one.now))
+    assert [launch.machine for launch in one.keeper.memory.launches.values()] == ["m1"]
+
+
+def test_a_start_that_is_put_off_again_and_again_has_nodes_for_no_longer_than_they_may_be_idle() -> None:
+    one = Fleet()
+    asked = []
+    for _ in range(30):
+        one.starts = (PlannedStart(one.now + 120, count=1, partition="p", job=7),)
+        asked += changes(one.step(60))
+    assert one.now > 1000 + 2 * POLICY.pools["p"].idle_s
+    assert len(asked) <= (120 + POLICY.pools["p"].idle_s) / 60 + 1 and changes(one.step(60)) == []
+    one.starts = (PlannedStart(one.now + 3600, count=1, partition="p", job=7),)
+    one.step(1)
+    one.starts = (PlannedStart(one.now + 120, count=1, partition="p", job=7),)
+    assert changes(one.step(60)) == [("power_up", ("n1",))]
+
+
+def test_many_starts_of_one_account_hide_none_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown, "_MOST_AHEAD", 3)
+    one = Fleet()
+    many = PlannedStart(one.now + 60, count=1, partition="p", account="many")
+    tasks = [replace(many, job=1, gang="ring")] * 3
+    others = [replace(many, at=one.now + 60 + number, job=number) for number in range(2, 6)]
+    one.starts = (*tasks, *others, replace(many, at=one.now + 900, job=9, account="few"))
+    one.step()
+    assert [start.job for start in one.keeper.status().ahead] == [1, 9, 2]
+
+
+def test_machines_of_the_settings_before_are_listed_and_ended_by_their_driver() -> None:
+    one = Fleet()
+    machine = one.running()
+    moved = POLICY.pools["p"].model_copy(update={"settings": {"region": "other"}})
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"p": moved}))
+    (former,) = set(one.keeper.pools()) - {"p"}
+    assert one.keeper.pools()[former].settings == {} and list(one.known.pools) == ["p"]
+    one.lists(replace(machine, id="m2", token="other"))
+    assert not any(isinstance(act, TerminateAct) for act in one.step(1)), "that list was asked of the former driver"
+    assert sorted(one.known.pools) == ["p", former], "on disk before it may be needed"
+    for _ in range(6):  # the new place has none
+        one.step(61)
+        one.lists()
+    assert one.node().stage == "registered" and one.node().pool == "p"
+    counted = {name: (pool.on, pool.cost_hour) for name, pool in one.keeper.status().pools.items()}
+    assert counted == {"p": (0, 0.0), former: (1, 3.0)}
+    one.wants["n1"] = "off"
+    assert [(act.pool, act.machine) for act in one.step(1) if isinstance(act, TerminateAct)] == [(former, "m1")]
+    for _ in range(7):
+        one.step(61)
+        one.keeper.take(Listed(former, one.now, (replace(machine, ending=True),)), one.now)
+    assert list(one.keeper.pools()) == ["p"] and one.node().stage is None
+    assert list(one.keeper.costs()) == ["p"]
+
+
+def test_a_machine_that_both_settings_list_is_neither_unknown_nor_keeps_the_former_ones() -> None:
+    one = Fleet()
+    moved = POLICY.pools["p"].model_copy(update={"settings": {"image": "newer"}})
+    one.keeper.set_policy(PoolsPolicy(cluster="c", pools={"p": moved}))
+    (former,) = set(one.keeper.pools()) - {"p"}
+    one.step(2)
+    one.lists()
+    machine = one.running()
+    for _ in range(7):
+        acts = one.step(61)
+        one.lists(machine)
+        one.keeper.take(Listed(former, one.now, (replace(machine, notice="spot"),)), one.now)
+        assert not any(isinstance(act, TerminateAct) for act in acts)
+    assert list(one.keeper.pools()) == ["p"] and one.node().difference == "notice"
+
+
+@pytest.mark.parametrize(
+    ("shape", "price", "words"),
+    [
+        ("big", 3.0, ""),
+        ("", None, "its price is not known: the policy has no shape ''"),
+        ("huge", None, "its price is not known: the policy has no shape 'huge'"),
+    ],
+)
+def test_a_machine_that_is_taken_over_has_the_price_of_its_shape(shape: str, price: float | None, words: str) -> None:
+    one, machine = lost_journal("on")
+    one.step()
+    one.lists(replace(machine, shape=shape))
+    one.step()
+    one.step(3600)
+    spent = next(iter(one.keeper.costs()["p"].days.values()))
+    assert [event.text for event in one.keeper.memory.history if event.what == "taken over"] == [words]
+    memory = one.keeper.memory
+    assert memory.launches[machine.token].known_price == price
+    written = json.loads(render_journal(memory))["launches"][machine.token]["price"]
+    assert written == (price or 0.0)  # a number: older fleetds take no journal with anything else
+    assert parse_journal(render_journal(memory), source="journal").launches == memory.launches
+    assert (spent.cost, spent.unpriced_s) == ((0.0, 3600.0) if price is None else (3600 / 3600 * price, 0.0))
+    pool = one.keeper.status().pools["p"]
+    assert pool.cost_hour == (price or 0.0) and ("cost_hour is without n1" in pool.problem) is (price is None)
+
+
+def test_where_all_shapes_cost_the_same_a_machine_of_an_unknown_one_has_their_price() -> None:
+    one, machine = lost_journal("on")
+    pool = POLICY.pools["p"].model_copy(update={"shapes": tuple(ShapePolicy(name=name, price=2.0) for name in "ab")})
+    one.keeper.set_policy(POLICY.model_copy(update={"pools": {"p": pool}}))
+    one.step()
+    one.lists(machine)
+    one.step()
+    assert one.keeper.memory.launches[machine.token].price == 2.0

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from policy.pools import Pool, Shape
 from sluice.cli.simulate import command
 from sluice.fleet import simulate
-from sluice.fleet.simulate import Booting, Figures, Replay, StockOut, Way
+from sluice.fleet.simulate import Booting, Figures, Relations, Replay, StockOut, Way
 from sluice.simulate.cluster_file import read_nodes
 from sluice.simulate.traces import MICROSECOND, Trace, TraceJob
 
@@ -35,6 +35,7 @@ def figures(
     outs: tuple[StockOut, ...] = (),
     more: int = 0,
     more_fields: dict[str, Any] | None = None,
+    relations: Relations | None = None,
     **fields: Any,
 ) -> Figures:
     """`more`: nodes of a second pool."""
@@ -46,7 +47,8 @@ def figures(
     if more:
         pools["q"] = Pool.model_validate(usual | {"nodes": f"q[1-{more}]"} | (more_fields or {}))
     fixed_nodes = read_nodes(fixed) if fixed else []
-    return Replay(Trace("test", list(jobs)), fixed_nodes, pools, way, Booting(BOOT_S), stock_outs=outs).run()
+    history = Trace("test", list(jobs))
+    return Replay(history, fixed_nodes, pools, way, Booting(BOOT_S), stock_outs=outs, relations=relations).run()
 
 
 def test_all_nodes_always_on() -> None:
@@ -142,7 +144,10 @@ pools:
   p:
     driver: local
     nodes: p[1-2]
-    shapes: [{name: s, gpus: {h100: 4}, cpus: 64, memory: 512G, price: 36}]
+    shapes:
+    - {name: s, gpus: {h100: 4}, cpus: 64, memory: 512G, price: 36}
+    - {name: t, gpus: {h100: 4}, cpus: 64, memory: 512G, price: 36}
+    zones: [a, b]
     idle: 200s
     boot_within: 200s
 """
@@ -200,3 +205,67 @@ def test_a_policy_without_pools(tmp_path: Path) -> None:
     (tmp_path / "none.yaml").write_text("tenants: {}\n")
     done = run(tmp_path, "--pools", str(tmp_path / "none.yaml"))
     assert "has no pools" in str(done.exception)
+
+
+def places(**fields: Any) -> dict[str, Any]:
+    """Of a pool with two shapes in two zones."""
+    usual = {"gpus": {"h100": 4}, "cpus": 64, "memory": 512 << 10}
+    shapes = [Shape(name="s", price=36.0, **usual), Shape(name="t", price=72.0, **usual)]
+    return {"shapes": shapes, "zones": ["a", "b"], **fields}
+
+
+@pytest.mark.parametrize(
+    ("out", "way", "wait", "price"),
+    [
+        ({"zone": "a"}, "fleet", BOOT_S, 36),
+        ({"shape": "s"}, "fleet", BOOT_S, 72),
+        ({"shape": "s", "zone": "a"}, "fleet", BOOT_S, 36),
+        ({"shape": "t"}, "fleet", BOOT_S, 36),
+        ({"zone": "a"}, "power-saving", 1000 + BOOT_S, 36),  # it asks for the first shape in the first zone alone
+        ({"zone": "b"}, "power-saving", BOOT_S, 36),
+        ({"shape": "t"}, "power-saving", BOOT_S, 36),
+    ],
+)
+def test_the_next_zone_or_shape_is_asked_at_once(out: dict[str, str], way: Way, wait: float, price: float) -> None:
+    found = figures(way, job(0, 10), outs=(StockOut("p", 0, 1000, **out),), **places())
+    assert found.wait_mean_s == wait
+    assert found.cost / found.node_hours == pytest.approx(price)
+
+
+def test_a_pool_is_out_when_all_its_places_are() -> None:
+    outs = (
+        StockOut("p", 0, 1000, zone="a"),
+        StockOut("p", 0, 40, zone="b", shape="s"),
+        StockOut("p", 0, 1000, shape="t"),
+    )
+    found = figures("fleet", job(0, 10), outs=outs, **places())
+    assert (found.given_back, found.wait_mean_s) == (0, 40 + BOOT_S), "zone b has the first shape again after 40 s"
+
+
+@pytest.mark.parametrize("after", [{1: 0}, {1: 0, 2: 1}])
+def test_nodes_are_there_when_the_links_of_a_chain_come(after: dict[int, int]) -> None:
+    jobs = job(0, 1000, 4), *(job(1, 50, 8, nodes=2) for _ in after)
+    found = figures("fleet", *jobs, relations=Relations(after=after), idle="10s")
+    # p1 boots for the first job and p2 ahead of the second, boot_within and 10 s; the third has both from then on.
+    assert (found.boots, found.foreseen_boots, found.foreseen_hidden_percent) == (2, 1, 100)
+    assert found.cost == pytest.approx((2 * (1100 + 50 * len(after)) - (1100 - 210)) / 100)
+    saving = figures("power-saving", *jobs, relations=Relations(after=after), idle="10s")
+    assert (saving.foreseen_boots, saving.foreseen_hidden_percent) == (1, 0)
+
+
+def test_a_gang_starts_together() -> None:
+    jobs = job(0, 1000, 4), job(1, 10, 4), job(1, 10, 4)
+    alone, together = (figures("fleet", *jobs, relations=Relations(gangs=gangs)) for gangs in ({}, {1: 1, 2: 1}))
+    assert alone.wait_p50_s == BOOT_S and together.wait_p50_s == 1100 - 1
+
+
+@pytest.mark.parametrize("place", ["zone=a", "shape=s", "shape=s,zone=a"])
+def test_a_zone_and_a_shape_without_capacity_are_options(tmp_path: Path, place: str) -> None:
+    ways = json.loads(run(tmp_path, "--json", "--no-capacity", f"p,{place}:0-0.25").stdout)["ways"]
+    assert {one["way"]: one["given_back"] for one in ways} == {"always-on": 0, "power-saving": 2, "fleet": 0}
+
+
+@pytest.mark.parametrize("place", ["zone=c", "shape=x", "room=a", "zone=a,zone=a", "zone"])
+def test_places_that_a_pool_has_not(tmp_path: Path, place: str) -> None:
+    done = run(tmp_path, "--no-capacity", f"p,{place}:0-0.25")
+    assert "it has shapes s, t and zones a, b" in str(done.exception.remedy)

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.base.errors import SluiceError
 from sluice.exchange.pool_costs import PoolCosts, Spent, read_costs, render_costs
-from sluice.report.costs import IDLE, cost_rows
+from sluice.report.costs import IDLE, cost_rows, unpriced_words
 from sluice.report.count import Span
 from sluice.report.rollup import midnight, whole_days
 from sluice.report.tally import Key, Tally
@@ -77,3 +77,17 @@ def test_the_file(tmp_path: Path) -> None:
     path.write_text("nonsense")
     with pytest.raises(SluiceError, match="not what fleetd writes"):
         read_costs(path)
+
+
+def test_costs_of_machines_without_a_price_are_named_and_not_0() -> None:
+    pool = PoolCosts("burst", 8, 192)
+    pool.book(SPAN.start, SPAN.start + 36_000, None)
+    rows = cost_rows({"p5": pool}, CELLS, ("account",), SPAN, idle=False)
+    assert {row.names["account"]: row.extra["cost"] for row in rows} == {"nlp": None, "bio": None}
+    assert unpriced_words({"p5": pool, "cpu": POOLS["cpu"]}, SPAN) == [
+        "pool p5: costs are without 100.0% of the machine-hours: fleetd took machines over whose shape the policy does "
+        "not have"
+    ]
+    pool.book(SPAN.start, SPAN.start + 36_000, 30.0)
+    rows = cost_rows({"p5": pool}, CELLS, ("account",), SPAN, idle=False)
+    assert {row.names["account"]: row.extra["cost"] for row in rows} == {"nlp": 300 * 4.5 / 20, "bio": 300 / 20}
