@@ -3,7 +3,9 @@ while clients ask all the time, and GPUs that are lent."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -53,9 +55,21 @@ WIDE = {
     "drain_within": "2s",
     "idle": "3s",
 }
+WEIGHTS = INSIDE / "models/weights"
+WEIGHTS_SIZE = 24 << 20
+DISK = "/run/sluice-models"
+"""On each node's own disk."""
+STAGED = WIDE | {
+    "model": str(WEIGHTS),
+    "sha256": hashlib.sha256(bytes(range(256)) * (WEIGHTS_SIZE // 256)).hexdigest(),
+    "stage": DISK,
+    "broadcast": "2M",
+    "logs": str(INSIDE / "models/logs"),
+}
 SERVICES = {
     "words": MODEL,
     "wide": WIDE,
+    "staged": STAGED,
     "steady": SLOW
     | {"tenant": "biology", "user": "carol", "replicas": {"least": 1, "most": 1, "slots": 4}}
     | {"paused": True},
@@ -80,19 +94,27 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[ServeSite]:
         folder.mkdir(mode=0o755)
         make_model(folder / "counting.gguf", "counting").chmod(0o644)
         make_model(folder / "slow.gguf", "counting", layers=6, feed=4096).chmod(0o644)
-        (folder / "stage").mkdir()
-        (folder / "stage").chmod(0o1777)
+        weights = folder / "weights"
+        weights.write_bytes(bytes(range(256)) * (WEIGHTS_SIZE // 256))
+        weights.chmod(0o644)
+        for name in ("stage", "logs"):
+            (folder / name).mkdir()
+            (folder / name).chmod(0o1777)
 
     yield from serve_site.serve_site(
         make_shared_cluster, services=SERVICES, prepare=real, platform="l40s-x4", tenants=TENANTS
     )
 
 
-def stream(row: dict[str, Any], number: int) -> bytes:
+def stream(row: dict[str, Any], number: int, begun: threading.Event | None = None) -> bytes:
+    """An answer; `begun` is set when it begins to come."""
     body = {"messages": [{"role": "user", "content": "six"}], "max_tokens": number, "stream": True}
     with connect(row["port"], row["secret"], timeout=60) as connection:
         connection.sendall(request("/v1/chat/completions", body))
-        return read_all(connection)
+        first = connection.recv(1)
+        if begun is not None:
+            begun.set()
+        return first + read_all(connection)
 
 
 def ready(site: ServeSite) -> dict[str, Any]:
@@ -140,9 +162,10 @@ def test_another_tenant_of_the_node_gets_nothing(site: ServeSite) -> None:
 def test_preempted_it_finishes_what_it_has(site: ServeSite) -> None:
     row = ready(site)
     got: list[bytes] = []
-    thread = threading.Thread(target=lambda: got.append(stream(row, 1900)))
+    begun = threading.Event()
+    thread = threading.Thread(target=lambda: got.append(stream(row, 1900, begun)))
     thread.start()
-    time.sleep(0.2)
+    assert begun.wait(60)
     site.cluster.run(["scancel", "--signal=TERM", "--batch", str(row["job"])])
     site.until(
         lambda: site.replicas("words", "draining"), lambda found: row["launch"] in found or not thread.is_alive()
@@ -188,10 +211,8 @@ def test_a_replica_over_two_nodes_lives_and_dies_as_one(site: ServeSite) -> None
     assert [(rank, node) for rank, node, _ in found] == [("0", "n1"), ("1", "n2")]
     site.cluster.run(["pkill", "-KILL", "-f", "[g]roup_engine.py"], node="n2")
     site.until(lambda: site.jobs("wide"), lambda jobs: row["job"] not in [job for job, _, _ in jobs])
-    assert (
-        "the engine's part on another node has ended: n2: the engine has ended: signal SIGKILL"
-        in site.cluster.log_tail("replicad@ctl1", 200)
-    )
+    ended = "the engine's part on another node has ended: n2: the engine has ended: signal SIGKILL"
+    site.until(lambda: site.cluster.log_tail("replicad@ctl1", 200), lambda said: ended in said)
     (fresh,) = site.until(
         lambda: list(site.replicas("wide").values()), lambda rows: [one["job"] > row["job"] for one in rows] == [True]
     )
@@ -199,6 +220,53 @@ def test_a_replica_over_two_nodes_lives_and_dies_as_one(site: ServeSite) -> None
     site.empty("wide")
     left = site.cluster.run(["sh", "-c", "ps -eo args | grep -c '[g]roup_engine' || true"], node="n2")
     assert left.stdout.strip() == "0"
+
+
+def on(site: ServeSite, node: str, script: str) -> str:
+    """What a shell says on a node, as root."""
+    return site.cluster.run(["sh", "-c", script], node=node).stdout.strip()
+
+
+def test_the_model_gets_from_node_to_node_whatever_happens_on_the_way(site: ServeSite) -> None:
+    """The first node is killed while it gives, what it gives is damaged, the other one's disk is full."""
+    for node in ("n1", "n2"):
+        on(site, node, f"install -d -m 1777 {DISK}")
+    copy = f"{DISK}/sluice-*/weights.*/model"
+    whole = f"cmp -s {copy} {WEIGHTS} && echo whole || echo not"
+    coming = f"ls -d {DISK}/sluice-*/.part.* 2>/dev/null || true"
+
+    site.need("staged", waiting=1)
+    site.until(lambda: on(site, "n2", coming))
+    (first,) = [job for job, _, _ in site.jobs("staged", "RUNNING")]
+    on(site, "n1", "pkill -KILL -f '[s]luice.serve.replica.main' || pkill -KILL -f '[s]luice-replica'")
+    rows = site.until(lambda: list(site.replicas("staged").values()), timeout=120)
+    assert [one["job"] > first for one in rows] == [True]
+    assert [on(site, node, whole) for node in ("n1", "n2")] == ["whole", "whole"] and not on(site, "n2", coming)
+    assert [node for _, node, _ in parts(rows[0])] == ["n1", "n2"]
+
+    logs = site.cluster.layout.folder / "models/logs"
+
+    def said() -> str:
+        return "".join(one.read_text(errors="replace") for one in logs.iterdir())
+
+    taken = re.search(r"member-staged rank=1 copied=(\d+) taken=(\d+)", said())
+    assert taken is not None and int(taken[1]) == WEIGHTS_SIZE and int(taken[2]) > 0
+
+    site.empty("staged")
+    on(site, "n2", f"rm -rf {DISK}/sluice-*")
+    on(site, "n1", f"printf xx | dd of=$(ls {copy}) bs=1 seek=9000000 conv=notrunc status=none")
+    site.need("staged", waiting=1)
+    site.until(lambda: list(site.replicas("staged").values()), timeout=120)
+    assert on(site, "n2", whole) == "whole" and "not what its SHA-256 says" in said()
+
+    site.empty("staged")
+    on(site, "n2", f"rm -rf {DISK}/sluice-*; mount -t tmpfs -o size=8m,mode=1777 small {DISK}")
+    site.need("staged", waiting=1)
+    site.until(lambda: "n2: stage " in site.cluster.log_tail("replicad@ctl1", 200), timeout=120)
+    assert "the model needs 24M, and 7" in site.cluster.log_tail("replicad@ctl1", 200)
+    site.need("staged")
+    on(site, "n2", f"umount -l {DISK}")
+    site.empty("staged")
 
 
 # ---- while clients ask all the time: GPUs are lent, and replicas handed over ----

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.base.errors import SluiceError
+from sluice.base.ports import free_port
 from sluice.base.run import CommandError, run_command
 from sluice.base.text import one_line
 from sluice.exchange.serving import ReplicaSpec
@@ -131,11 +132,8 @@ class Batch:
             spec, name = orders.spec, orders.spec.service
             self.slots, self._health = spec.slots, spec.health
             self.work = Remote(orders.place, spec.slots)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
         self._name, self._ready_s = name, spec.ready_s
-        place = Place(folder, port, self._key, Path(spec.model), _gpus())
+        place = Place(folder, free_port(), self._key, Path(spec.model), _gpus())
         self.process = EngineProcess(engine_of(spec.engine).start(spec, place), folder)
 
     def wait_ready(self) -> None:

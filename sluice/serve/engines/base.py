@@ -61,6 +61,8 @@ class Start:
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """Of the replica's folder, readable by its user alone; written before."""
+    secret: str = ""
+    """What is not passed on of its output: engines print their settings, keys included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def fill(spec: ReplicaSpec, place: Place) -> Start:
             "SLUICE_LEADER_PORT": str(place.group.port),
         }
     if on_port:
-        return Start(tuple(filled), place.port, {**environment, KEY_VARIABLE: place.key})
+        return Start(tuple(filled), place.port, {**environment, KEY_VARIABLE: place.key}, secret=place.key)
     return Start(tuple(filled), place.socket, environment)
 
 

@@ -1,4 +1,4 @@
-"""SGLang. By the documents of SGLang 0.5 (server arguments). It listens on TCP alone, so it has an API key.
+"""SGLang. By the documents of SGLang 0.5; tried with 0.5.23. It listens on TCP alone, so it has an API key.
 
 The key is in a file for --config, which only the service's user can read: arguments of a process are everybody's.
 """
@@ -25,6 +25,8 @@ def start(spec: ReplicaSpec, place: Place) -> Start:
     }
     if not has_option(spec.options, "--max-running-requests"):
         config["max-running-requests"] = spec.slots
+    if not has_option(spec.options, "--log-level-http"):
+        config["log-level-http"] = "warning"  # without a line for each request, and for each look of the replica
     group = place.group
     if group.nodes > 1:
         config.update({"nnodes": group.nodes, "node-rank": group.rank, "dist-init-addr": f"{group.host}:{group.port}"})
@@ -34,7 +36,7 @@ def start(spec: ReplicaSpec, place: Place) -> Start:
     text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in config.items())
     arguments = ("python3", "-m", "sglang.launch_server", "--config", str(place.folder / _CONFIG), *spec.options)
     environment = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return Start(arguments, place.port, environment, {_CONFIG: text})
+    return Start(arguments, place.port, environment, {_CONFIG: text}, secret=place.key)
 
 
 def abilities(spec: ReplicaSpec) -> Abilities:

@@ -1,4 +1,4 @@
-"""text-embeddings-inference. By the documents of TEI 1.8 and the source of 1.9 (`text-embeddings-router`).
+"""text-embeddings-inference. By the documents of TEI 1.8 and the source of 1.9.3 (`text-embeddings-router`); not run.
 
 Its router listens on TCP alone (--uds-path is between its own processes), so it has an API key, in its environment.
 """
@@ -6,7 +6,10 @@ Its router listens on TCP alone (--uds-path is between its own processes), so it
 from __future__ import annotations
 
 from sluice.exchange.serving import Abilities, Load, ReplicaSpec
-from sluice.serve.engines.base import Engine, Figures, Place, Start, has_option, total
+from sluice.serve.engines.base import Engine, Figures, Place, Start, has_option, option_value, total
+
+_INPUTS = 32
+"""TEI's own most texts of a request."""
 
 
 def start(spec: ReplicaSpec, place: Place) -> Start:
@@ -21,10 +24,17 @@ def start(spec: ReplicaSpec, place: Place) -> Start:
         "--uds-path", str(place.folder / "tei"),
     ]  # fmt: skip
     if not has_option(spec.options, "--max-concurrent-requests"):
-        arguments += ["--max-concurrent-requests", str(spec.slots)]
+        arguments += ["--max-concurrent-requests", str(spec.slots * _inputs(spec.options))]
     if not has_option(spec.options, "--prometheus-port"):
         arguments += ["--prometheus-port", "0"]
-    return Start((*arguments, *spec.options), place.port, {"API_KEY": place.key, "HF_HUB_OFFLINE": "1"})
+    environment = {"API_KEY": place.key, "HF_HUB_OFFLINE": "1"}
+    return Start((*arguments, *spec.options), place.port, environment, secret=place.key)
+
+
+def _inputs(options: tuple[str, ...]) -> int:
+    """Texts of a request at the most. TEI counts each one as a request, and refuses a request of more than are free."""
+    given = option_value(options, "--max-client-batch-size") or ""
+    return max(int(given), 1) if given.isascii() and given.isdigit() else _INPUTS
 
 
 def abilities(spec: ReplicaSpec) -> Abilities:

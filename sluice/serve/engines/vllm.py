@@ -1,4 +1,4 @@
-"""vLLM. By the documents of vLLM 0.30 (`vllm serve`): --uds, --served-model-name, --max-num-seqs, VLLM_API_KEY."""
+"""vLLM. By the documents of vLLM 0.30 (`vllm serve`): --uds, --served-model-name, --max-num-seqs. Tried with 0.32."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ _LINES = 20
 _LINE = 2000
 _PIECE = 1 << 16
 _KILLED_S = 10.0
+_MASK = b"***"
 
 
 class EngineError(SluiceError):
@@ -40,6 +41,25 @@ def environment(given: Mapping[str, str], more: Mapping[str, str]) -> dict[str, 
     """Of an engine: what chooses GPUs and libraries, and nothing else that a job may have."""
     kept = {name: value for name, value in given.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
     return {**kept, "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1", **more}
+
+
+class Masker:
+    """Takes a secret out of what comes in pieces."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self.rest = b""
+        """What may be the secret's begin."""
+
+    def feed(self, piece: bytes) -> bytes:
+        """What may be passed on now."""
+        secret = self._secret
+        if not secret:
+            return piece
+        data = (self.rest + piece).replace(secret, _MASK)
+        begun = next((length for length in range(len(secret) - 1, 0, -1) if data.endswith(secret[:length])), 0)
+        self.rest = data[len(data) - begun :]
+        return data[: len(data) - begun]
 
 
 class EngineProcess:
@@ -72,6 +92,7 @@ class EngineProcess:
         self.address = start.address
         self.was_ready = False
         """Set by who knows: what it says from then on may have words of requests."""
+        self._masker = Masker(start.secret.encode())
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._reader = threading.Thread(target=self._read, name="engine's output", daemon=True)
         self._reader.start()
@@ -112,14 +133,21 @@ class EngineProcess:
         pipe = self._process.stdout
         assert pipe is not None  # noqa: S101 - it is a pipe
         rest = b""
-        while piece := os.read(pipe.fileno(), _PIECE):
-            with suppress(OSError):
-                sys.stderr.buffer.write(piece)
-                sys.stderr.buffer.flush()
+        while read := os.read(pipe.fileno(), _PIECE):
+            piece = self._masker.feed(read)
+            self._print(piece)
             if self.was_ready:
                 continue
             *lines, rest = (rest + piece).split(b"\n")
             rest = rest[-_LINE:]
             self._lines.extend(line[-_LINE:].decode(errors="replace") for line in lines[-_LINES:])
+        rest += self._masker.rest
+        self._print(self._masker.rest)
         if rest and not self.was_ready:
             self._lines.append(rest.decode(errors="replace"))
+
+    @staticmethod
+    def _print(piece: bytes) -> None:
+        with suppress(OSError):
+            sys.stderr.buffer.write(piece)
+            sys.stderr.buffer.flush()

@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING
 
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.log import log
+from sluice.base.ports import free_port
 from sluice.base.run import PYTHON
 from sluice.exchange.serving import Orders, Peer
 from sluice.serve.engines.base import ALONE, Group, Place, Start
 from sluice.serve.engines.known import engine_of
 from sluice.serve.replica.engine_process import EngineError, EngineProcess
-from sluice.serve.replica.spec import MEMBER, parse_spec
+from sluice.serve.replica.spec import MEMBER, MEMBERS, check_member, parse_spec
 from sluice.serve.replica.stage import Staged, find_staged, stage
 
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ def group_of(spec: ReplicaSpec) -> Group:
     """Of rank 0, on this node."""
     if spec.nodes == 1:
         return ALONE
-    with socket.create_server(("", 0)) as probe:
-        port = int(probe.getsockname()[1])
-    return Group(spec.nodes, 0, os.environ.get("SLURMD_NODENAME") or socket.gethostname(), port)
+    return Group(spec.nodes, 0, os.environ.get("SLURMD_NODENAME") or socket.gethostname(), free_port(""))
 
 
 class EngineGroup(EngineProcess):
@@ -58,7 +57,10 @@ class EngineGroup(EngineProcess):
 
     def __init__(self, start: Start, folder: Path, spec: ReplicaSpec, group: Group, peer: Peer | None) -> None:
         """`peer`: who gives the model to members."""
-        given = {"spec": asdict(spec), "group": asdict(group), "peers": _credentials(peer, group.nodes - 1)}
+        given = {
+            "members": MEMBERS, "spec": asdict(spec), "group": asdict(group),
+            "peers": _credentials(peer, group.nodes - 1),
+        }  # fmt: skip
         others = str(group.nodes - 1)
         words = [
             "srun", "--relative=1", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", "--export=ALL",
@@ -133,6 +135,7 @@ def _credentials(peer: Peer | None, members: int) -> list[str]:
 def member(gpus: int, parent: str | None) -> int:
     """Run the engine's part of this node until it ends (1) or is told to (0). Raises SluiceError, OSError."""
     document = json.loads(sys.stdin.read(_MOST))
+    check_member(document)
     spec = parse_spec(json.dumps(document["spec"]))
     given = document["group"]
     group = Group(

@@ -9,7 +9,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.log import log
+from sluice.base.ports import free_port
 from sluice.serve.engines.base import Engine, Place
 from sluice.serve.engines.known import engine_of
 from sluice.serve.replica.engine_process import EngineProcess
@@ -80,7 +80,7 @@ def _member() -> int:
 def _run(spec: ReplicaSpec, engine: Engine, folder: Path, began: float) -> int:
     secret = secrets.token_hex(32)
     process, staged, problem = None, None, None
-    place = Place(folder, _free_port(), secret, Path(spec.model), _gpus())
+    place = Place(folder, free_port(), secret, Path(spec.model), _gpus())
     try:
         staged = find_staged(spec)
         if staged is not None and spec.nodes > 1 and spec.stage is not None:
@@ -170,13 +170,6 @@ def _remove_left(parent: Path) -> None:
                     shutil.rmtree(left, ignore_errors=True)
             finally:
                 os.close(folder)
-
-
-def _free_port() -> int:
-    """A port of 127.0.0.1 that is free now, for engines that need one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _gpus() -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from sluice.base.errors import UsageError
 from sluice.exchange.serving import MOST_MESSAGE, EngineName, ReplicaSpec
 
 MEMBER = "--member"
 """Argument of sluice-replica on the other nodes of a replica over several."""
+MEMBERS: Final = 1
+"""Version of what the first node tells them and gives them: another one is refused."""
 _REMEDY = "start replicas through sluice replicad, and run one version of Sluice everywhere"
 _KINDS = {
     "str": (str,),
@@ -38,6 +40,19 @@ def parse_spec(text: str) -> ReplicaSpec:
     if spec.slots < 1 or spec.ready_s <= 0 or spec.drain_s < 0 or spec.nodes < 1 or spec.broadcast < 0:
         raise UsageError("the replica's spec: slots, ready_s, drain_s, nodes or broadcast is too small", remedy=_REMEDY)
     return spec
+
+
+def check_member(document: dict[str, Any]) -> None:
+    """Whether this node's Sluice does what the first node's asks for: all of it, and nothing in another way. Raises
+    UsageError."""
+    unknown = sorted(document["spec"].keys() - {field.name for field in fields(ReplicaSpec)})
+    if document.get("members") == MEMBERS and not unknown:
+        return
+    why = f"the spec has {', '.join(unknown)[:80]}" if unknown else f"members {document.get('members')!s:.20}"
+    raise UsageError(
+        f"the first node runs another Sluice ({why}; here: members {MEMBERS})",
+        remedy="install one version of Sluice on all nodes of the service; its next replica is started by itself",
+    )
 
 
 def _value(document: dict[str, Any], name: str, kind: str) -> Any:

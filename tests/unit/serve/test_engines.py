@@ -13,6 +13,7 @@ from sluice.exchange.serving import ENGINES, Abilities, Load
 from sluice.serve.engines import xllamacpp_server
 from sluice.serve.engines.base import Group, Place, has_option, option_value, samples
 from sluice.serve.engines.known import engine_of
+from sluice.serve.replica.engine_process import Masker
 from tests.unit.serve.replica_bed import spec_of
 
 KEY = "k" * 64
@@ -53,6 +54,8 @@ def test_sglang_has_its_key_in_a_file() -> None:
     assert f'api-key: "{KEY}"\n' in config and 'host: "127.0.0.1"\nport: 4321\n' in config
     assert "max-running-requests: 4\n" in config and "tensor-parallel-size: 2\n" in config
     assert KEY not in "".join(start.environment.values())
+    assert 'log-level-http: "warning"\n' in config
+    assert "log-level-http" not in start_of("sglang", options=("--log-level-http", "info")).files["sglang.yaml"]
 
 
 def test_tei_has_its_key_in_its_environment() -> None:
@@ -60,6 +63,9 @@ def test_tei_has_its_key_in_its_environment() -> None:
     assert start.address == 4321 and start.environment["API_KEY"] == KEY
     words = " ".join(start.arguments)
     assert "--hostname 127.0.0.1 --port 4321" in words and "--model-id /stage/model" in words and KEY not in words
+    assert "--max-concurrent-requests 128" in words, "each text of a request counts as one: 4 slots of 32"
+    own = start_of("tei", options=("--max-client-batch-size", "512")).arguments
+    assert own[own.index("--max-concurrent-requests") + 1] == "2048"
     assert "--prometheus-port 0" in words, "two replicas on a node, or anybody who has its usual port"
     assert "--prometheus-port 0" not in " ".join(start_of("tei", options=("--prometheus-port=9100",)).arguments)
 
@@ -100,6 +106,23 @@ def test_llama_cpp_takes_its_own_program_first(tmp_path: Path, monkeypatch: pyte
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert start_of("llama.cpp").arguments[0] == str(program)
+
+
+def test_what_engines_print_has_no_key() -> None:
+    """SGLang and TEI print all their settings."""
+    for engine in ("sglang", "tei"):
+        assert start_of(engine).secret == KEY
+    assert start_of("openai", command=("/srv/run", "{port}")).secret == KEY
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 63, 64, 1000])
+def test_a_secret_is_taken_out_of_pieces_of_any_size(size: int) -> None:
+    secret = b"abab" + b"c" * 60
+    said = b"key='" + secret + b"' ab " + secret[:-1] + b"\n" + secret + secret + b"ababab"
+    masker = Masker(secret)
+    found = b"".join(masker.feed(said[at : at + size]) for at in range(0, len(said), size)) + masker.rest
+    assert found == said.replace(secret, b"***")
+    assert Masker(b"").feed(said) == said
 
 
 def test_any_program() -> None:

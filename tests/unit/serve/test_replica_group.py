@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,14 +17,14 @@ import pytest
 from sluice.exchange.serving import State
 from sluice.serve.replica import group
 from sluice.slurm import munge
-from tests.unit.serve.replica_bed import PROGRAM, ROOT, Registry, replica, spec_of
+from tests.unit.serve.replica_bed import PROGRAM, ROOT, Registry, Replica, replica, spec_of
 
 SIZE = 9 << 20
 # The other node: another disk, and what the step's input was.
 SRUN = """#!/bin/sh
 while [ "${{1#--}}" != "$1" ]; do shift; done
 export SLURM_PROCID=0
-tee {folder}/input | sed 's#{folder}/disk#{folder}/other#g' | {python} -P {folder}/member.py --member
+tee {folder}/input | sed 's#{folder}/disk#{folder}/other#g;{change}' | {python} -P {folder}/member.py --member
 """
 
 
@@ -33,13 +35,14 @@ def registry() -> Iterator[Registry]:
     one.socket.close()
 
 
-def staged_by_the_member(folder: Path, registry: Registry, broadcast: int) -> tuple[int, int]:
-    """Bytes that the other node copied, and how many of them it has from the first one."""
+@contextmanager
+def two_nodes(folder: Path, registry: Registry, broadcast: int = 1024, change: str = "") -> Iterator[Replica]:
+    """A replica of two; `change`: of what the other node is told, in sed's words."""
     (folder / "model").write_bytes(b"0123456789abcdef" * (SIZE // 16))
     for name in ("disk", "other", "bin"):
         (folder / name).mkdir(exist_ok=True)
     (folder / "member.py").write_text(PROGRAM)
-    (folder / "bin/srun").write_text(SRUN.format(folder=folder, python=sys.executable))
+    (folder / "bin/srun").write_text(SRUN.format(folder=folder, python=sys.executable, change=change))
     (folder / "bin/srun").chmod(0o755)
     os.utime(folder / "model", (0, 0))  # the same model each time
     engine = str(ROOT / "tests/integration/group_engine.py")
@@ -50,10 +53,48 @@ def staged_by_the_member(folder: Path, registry: Registry, broadcast: int) -> tu
     registry.beats.clear()
     path = f"{folder}/bin:{os.environ['PATH']}"
     with replica(spec, folder, SLURMD_NODENAME="127.0.0.1", PATH=path) as one:
+        yield one
+
+
+def staged_by_the_member(folder: Path, registry: Registry, broadcast: int) -> tuple[int, int]:
+    """Bytes that the other node copied, and how many of them it has from the first one."""
+    with two_nodes(folder, registry, broadcast) as one:
         registry.wait(State.READY)
         found = re.search(r"member-staged rank=1 copied=(\d+) taken=(\d+)", one.said)
     assert found is not None
     return int(found[1]), int(found[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ('s/"members": [0-9]*/"members": 9/', "members 9; here: members 1"),
+        ('s/"members": [0-9]*, //', "members None"),
+        ('s/"nodes": 2, "broadcast"/"draft": "x", &/;s/"broadcast"/"draft": 1, &/', "the spec has draft"),
+        ('s/"drain_s"/"drains"/', "the spec has drains"),
+    ],
+)
+def test_a_node_with_another_sluice_refuses_before_its_engine_starts(
+    tmp_path: Path, registry: Registry, change: str, why: str
+) -> None:
+    with two_nodes(tmp_path, registry, change=change) as one:
+        assert one.ended() == 1
+        last = registry.beats[-1]
+        assert last.state is State.FAILED and "the first node runs another Sluice" in last.why and why in last.why
+        assert "member-staged" not in one.said and State.READY not in registry.states
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
+def test_a_member_without_room_says_so(tmp_path: Path, registry: Registry) -> None:
+    (tmp_path / "other").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "small", tmp_path / "other"], check=True)
+    try:
+        with two_nodes(tmp_path, registry) as one:
+            assert one.ended() == 1
+            why = registry.beats[-1].why
+            assert "the model needs 9" in why and "free" in why
+    finally:
+        subprocess.run(["umount", "-l", tmp_path / "other"], check=True)
 
 
 def test_the_other_node_gets_the_model_from_the_first_one(tmp_path: Path, registry: Registry) -> None:

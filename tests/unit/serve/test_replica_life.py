@@ -410,6 +410,16 @@ def test_an_engine_that_hangs_in_a_driver_is_not_waited_for(tmp_path: Path, monk
     assert engine.ended() is not None
 
 
+def test_an_engine_that_prints_its_key_prints_it_to_nobody(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    words = ("sh", "-c", "printf 'api_key=5ec'; sleep 0.2; echo 2e7; printf 'key 5ec'; exit 3")
+    engine = engine_process.EngineProcess(Start(words, 1, secret="5ec2e7"), tmp_path)
+    until(lambda: engine.ended() is not None, 20)
+    assert engine.ended() == "the engine has ended before it was ready: exit status 3: api_key=*** | key 5ec"
+    assert capfdbinary.readouterr().err == b"api_key=***\nkey 5ec"
+
+
 def test_a_full_disk_under_its_output_ends_nothing(tmp_path: Path, models: dict[str, Path], registry: Registry) -> None:
     (tmp_path / "stderr").symlink_to("/dev/full")
     with replica(spec_of(models["counting"], registries=(registry.address,)), tmp_path) as one:
