@@ -228,7 +228,8 @@ class Service(_Section):
     ahead: bool = False
     """Replicas are started ahead of the need that the same time of earlier days had."""
     log_prompts: bool = False
-    """Gateways may write prompts into their log; users of the service must know."""
+    """Gateways write the prompt of each admitted request into their log, up to 16 KiB of it; users of the service must
+    know."""
     logs: FilePath | None = None
     """Folder, on the nodes, that the user may write: the replicas' output; default: it is not kept. Example:
     `/home/nlp-serve/logs`."""

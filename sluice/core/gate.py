@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from sluice.core._core import ffi, lib
 from sluice.core.errors import check, new_error_text
+from sluice.core.layout import layout_of
 
 Region = bytearray | memoryview | mmap.mmap
 
@@ -28,6 +29,14 @@ MAX_PREFIX: int = lib.SLUICE_GATE_MAX_PREFIX
 _MAX_SEATS: int = lib.SLUICE_GATE_MAX_WORKERS
 _NONE = 2**64 - 1
 _BATCH = 256
+_put_request = layout_of(
+    "sluice_gate_request",
+    (
+        "subjects", "tag", "tokens", "prompt_tokens", "deadline_us", "priority", "needs_replica", "prefix_count",
+    ),
+    rest=("reserved", "prefix"),
+).pack_into  # fmt: skip
+_TURN = layout_of("sluice_gate_turn", ("ticket", "replica", "tag", "slot", "prefix_blocks"))
 
 
 class Kind(IntEnum):
@@ -215,9 +224,11 @@ class Gate:
         check(lib.sluice_gate_new(self._region, len(self._region), handle, self._text), self._text)
         self._gate = ffi.gc(handle[0], lib.sluice_gate_free)
         self._request = ffi.new("struct sluice_gate_request *")
+        self._request_bytes = ffi.buffer(self._request)
         self._answer = ffi.new("struct sluice_gate_answer *")
         self._settled = ffi.new("struct sluice_gate_settled *")
         self._turns = ffi.new("struct sluice_gate_turn[]", _BATCH)
+        self._turn_bytes = memoryview(ffi.buffer(self._turns))
         self._tickets = ffi.new("uint64_t[]", _BATCH)
         self._next = ffi.new("uint64_t *")
         self._count = ffi.new("uint32_t *")
@@ -353,14 +364,11 @@ class Gate:
         ever); with `may_start` also where the service has no replica yet. `prefix`: a hash of all of the prompt up to
         the end of each block, shortest first. `tag`: 128 bits of the caller's, e.g. the request's id.
         """
-        request = self._request
-        subjects = request.subjects
-        subjects[0], subjects[1], subjects[2], subjects[3] = key, user, tenant, service
-        request.tag[0], request.tag[1] = tag & _NONE, tag >> 64
-        request.tokens, request.prompt_tokens, request.deadline_us = tokens, prompt_tokens, deadline_us
-        request.priority, request.needs_replica = priority, not may_start
-        count = min(len(prefix), MAX_PREFIX)
-        request.prefix_count = count
+        request, count = self._request, min(len(prefix), MAX_PREFIX)
+        _put_request(
+            self._request_bytes, 0, key, user, tenant, service, tag & _NONE, tag >> 64, tokens, prompt_tokens,
+            deadline_us, priority, not may_start, count,
+        )  # fmt: skip
         if count:
             request.prefix[0:count] = prefix[:count]
         answer = self._answer
@@ -388,10 +396,10 @@ class Gate:
             if error:
                 check(error, self._text)
             count = self._count[0]
-            granted += [
-                Turn(t.ticket, t.replica, t.slot, t.tag[1] << 64 | t.tag[0], t.prefix_blocks)
-                for t in self._turns[0:count]
-            ]
+            for ticket, replica, low, high, slot, prefix_blocks in _TURN.iter_unpack(
+                self._turn_bytes[: count * _TURN.size]
+            ):
+                granted.append(Turn(ticket, replica, slot, high << 64 | low, prefix_blocks))
             if count < _BATCH:
                 return granted
 

@@ -120,9 +120,21 @@ class RequestLog:
         if os.write(self._descriptor, line) != len(line):
             raise OSError(28, "No space left on device", str(self.folder))
 
+    def missing(self, records: Iterable[RequestRecord]) -> list[RequestRecord]:
+        """Those that are not in this host's files. Raises OSError."""
+        left = {render(one): one for one in records}
+        for day in {int(one.ended // _DAY_S) for one in left.values()}:
+            with suppress(FileNotFoundError), open(self._path(day), "rb", opener=_open_there) as file:
+                for line, _ in _lines(file):
+                    left.pop(line[max(line.rfind(_BEGIN), 0) :] + b"\n", None)
+        return list(left.values())
+
+    def _path(self, day: int) -> Path:
+        return self.folder / f"{self.host}-{_date(day * _DAY_S)}.jsonl"
+
     def _open(self, day: int) -> None:
         self.close()
-        path = self.folder / f"{self.host}-{_date(day * _DAY_S)}.jsonl"
+        path = self._path(day)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor, self._day = os.open(path, flags, 0o640), day
 
@@ -203,7 +215,7 @@ def recent_requests(folder: Path, start: float, end: float, most: int = _TAIL) -
                     if (
                         record is not None
                         and start <= record.ended < end
-                        and (known is None or _replaces(record, known))
+                        and (known is None or replaces(record, known))
                     ):
                         found[record.id] = record
     return list(found.values())
@@ -214,7 +226,7 @@ def _is_last(record: RequestRecord) -> bool:
     return bool(record.endpoint) and record.outcome == "ok"
 
 
-def _replaces(record: RequestRecord, before: RequestRecord) -> bool:
+def replaces(record: RequestRecord, before: RequestRecord) -> bool:
     """Whether it is billed instead of one of the same id: a worker's own, or of what was sent again and took more."""
     if not record.endpoint or not before.endpoint:
         return bool(record.endpoint)
@@ -242,10 +254,14 @@ class Added:
             if self._take(record):
                 yield record, bill
 
+    def bills(self) -> dict[str, RequestRecord]:
+        """What counts now and may be replaced."""
+        return {name: record for name, record in self._bills.items() if not _is_last(record)}
+
     def _take(self, record: RequestRecord) -> bool:
         """Whether it counts."""
         bill = self._bills.get(record.id)
-        if bill is not None and _replaces(record, bill):
+        if bill is not None and replaces(record, bill):
             self._bills[record.id] = record
             return True
         if self._seen.again(record.id):

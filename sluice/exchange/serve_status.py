@@ -7,14 +7,14 @@ Its socket answers the request ``status`` to root and to Slurm's user with an ob
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from sluice.base.errors import SluiceError
-from sluice.exchange.serving import SOCKET, Demand, Heartbeat, Resume, ServiceRow, State
+from sluice.exchange.serving import NOBODY, SOCKET, Callers, Demand, Heartbeat, Resume, ServiceRow, State
 from sluice.exchange.snapshot import ask
 
 T = TypeVar("T")
@@ -61,6 +61,7 @@ class Status:
 
     services: dict[str, ServiceStatus]
     replicas: dict[str, ReplicaStatus]
+    callers: Callers = NOBODY
 
 
 def service_status(row: ServiceRow, demands: Iterable[Demand], wanted: int | None = None) -> ServiceStatus:
@@ -100,20 +101,25 @@ def replica_status(beat: Heartbeat, heard: float) -> ReplicaStatus:
     )
 
 
-def render_status(services: Mapping[str, ServiceStatus], replicas: Mapping[str, ReplicaStatus]) -> dict[str, Any]:
+_PARTS = [one.name for one in fields(Status)]
+
+
+def render_status(
+    services: Mapping[str, ServiceStatus], replicas: Mapping[str, ReplicaStatus], callers: Callers
+) -> dict[str, Any]:
     """The words of an answer, for `sluice.exchange.snapshot.render_answer`."""
     return {
         "services": {name: asdict(one) for name, one in services.items()},
         "replicas": {launch: asdict(one) for launch, one in replicas.items()},
+        "callers": asdict(callers),
     }
 
 
 def parse_status(answer: Mapping[str, Any]) -> Status:
     """An answer's. Raises SluiceError for one that is none."""
     try:
-        return TypeAdapter(Status).validate_python(
-            {"services": answer.get("services"), "replicas": answer.get("replicas")}
-        )
+        parts = {"services": None, "replicas": None, **answer}
+        return TypeAdapter(Status).validate_python({name: parts[name] for name in _PARTS if name in parts})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))

@@ -11,6 +11,8 @@ import hashlib
 import hmac
 import json
 import os
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
@@ -55,6 +57,8 @@ MOST_LEASE_ROWS = 200
 """In one report."""
 MOST_CLAIMS = 200
 """In one report, and as many that have ended."""
+MOST_CALLERS = 200
+"""Keys, users and tenants in one message."""
 SubjectKind = Literal["key", "user", "tenant", "service"]
 WithoutAuthority = Literal["share", "refuse"]
 """What a gateway does with limits while no authority answers: it goes on with its share of each, or it refuses."""
@@ -258,6 +262,30 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class Callers:
+    """How many requests keys, users and tenants have at gateways now, those that wait included, as their limits count
+    them."""
+
+    open: dict[str, int]
+    """By KIND/NAME, as limits are; of more than MOST_CALLERS the busiest."""
+    whole: bool = True
+    """Nobody is left out."""
+
+
+NOBODY = Callers({})
+
+
+def callers_of(counts: Iterable[Callers]) -> Callers:
+    """Those of several, all together."""
+    found: Counter[str] = Counter()
+    whole = True
+    for one in counts:
+        found.update(one.open)
+        whole = whole and one.whole
+    return Callers(dict(found.most_common(MOST_CALLERS)), whole and len(found) <= MOST_CALLERS)
+
+
+@dataclass(frozen=True, slots=True)
 class Launched:
     """A replica that one replicad has asked for, and the other does not see in Slurm yet."""
 
@@ -284,6 +312,7 @@ class PeerNote:
     launched: tuple[Launched, ...]
     outlooks: tuple[Outlook, ...]
     as_of: float = 0.0  # when its controller was asked who leads
+    callers: Callers | None = None  # of the gateways of its host
     version: int = VERSION
 
 
@@ -349,6 +378,10 @@ class LeaseGrant:
     give: tuple[int, int, int, int]
     retry_us: int = 0
     """Not given for want of it; then there will be enough. 0: not known, or nothing was refused."""
+    soon: bool = False
+    """Others have more places than their part while this one needs some: ask again at once."""
+    scarce: bool = False
+    """Others lacked places lately: those that are not used are to be given back at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +406,7 @@ class LeaseAnswer:
     version: int = VERSION
 
 
-Message = Heartbeat | Orders | Demand | ReplicaSpec | PeerNote | LeaseReport | LeaseAnswer
+Message = Heartbeat | Orders | Demand | Callers | ReplicaSpec | PeerNote | LeaseReport | LeaseAnswer
 M = TypeVar("M")
 
 

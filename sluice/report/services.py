@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from policy.service_jobs import ServicesPolicy, parse_job_name
 from sluice.base.errors import UsageError
 from sluice.base.files import write_atomic
-from sluice.exchange.requests import BATCHES, Added, Outcome, RequestRecord, files_of, recent_requests
+from sluice.exchange.requests import BATCHES, Added, Outcome, RequestRecord, files_of
 from sluice.report.build import Report
 from sluice.report.collect import Selection, Source
 from sluice.report.count import Span, tally
 from sluice.report.fields import Row
 from sluice.report.fleet import Fleet
+from sluice.report.request_ids import LATE_DAYS, DayIds, Earlier, holds
 from sluice.report.rollup import day_of, midnight
 from sluice.report.summaries import JobUse
 from sluice.report.tally import Histogram, Tally, bucket_of
@@ -31,11 +32,11 @@ from sluice.slurm.allocations import Allocation
 GROUPS = ("service", "account", "user", "day")
 """What --by takes."""
 USUAL = ("service", "account")
-VERSION = 2
+VERSION = 3
 KEPT = "services"
 """Below the folder of rolled-up days."""
-_TWICE_S = 3600.0  # a record that is there twice is so within this time
 _MOST_DAYS_KEPT = 62
+_MOST_IDS_KEPT = LATE_DAYS + 1  # of a day with two million requests 16 MB
 _OUTCOMES: dict[Outcome, str] = {
     "ok": "answered",
     "refused-limit": "refused",
@@ -122,60 +123,130 @@ class ServiceTally:
 
 Cells = dict[ServiceKey, ServiceTally]
 Stamp = dict[str, int]
-"""The sizes of a day's files."""
+"""The sizes of files by their names, which have the day."""
+T = TypeVar("T")
+
+
+class _Files:
+    """Those of a folder by UTC days, and how large they were before any was read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.of: dict[date, list[Path]] = {}
+        self._sizes: dict[date, Stamp] = {}
+        for day, path in files_of(folder):
+            self.of.setdefault(day, []).append(path)
+            self._sizes.setdefault(day, {})[path.name] = path.stat().st_size
+
+    def sizes(self, days: Iterable[date]) -> Stamp:
+        """Of these days."""
+        return {name: size for day in days for name, size in self._sizes[day].items()}
+
+    def before(self, day: date) -> list[date]:
+        """Days whose records may have ids that come again on this one, the oldest first."""
+        return [one for one in sorted(self.of) if timedelta(0) < day - one <= timedelta(days=LATE_DAYS)]
+
+
+@dataclass(slots=True)
+class _Day:
+    """What was counted of a UTC day, and of which files: its own, and those of earlier days, which may have the same
+    ids."""
+
+    stamp: Stamp
+    cells: Cells
+    kept: bool = False
+
+    def is_of(self, files: _Files, day: date, earlier: list[date]) -> bool:
+        """Whether the files are as they were. Those of earlier days that were removed since are missed by nobody."""
+        own = files.sizes([day])
+        return own == {name: self.stamp.get(name) for name in own} and all(
+            self.stamp.get(name) == size for name, size in files.sizes(earlier).items()
+        )
+
+
+@dataclass(slots=True)
+class _Open:
+    """The latest day, of which only what is added is read."""
+
+    day: date
+    earlier: Earlier
+    before: Stamp
+    added: Added = field(default_factory=Added)
+    cells: Cells = field(default_factory=dict)
+    ids: DayIds = field(default_factory=DayIds)
 
 
 class RequestDays:
     """Sums of the records of a folder. Not thread-safe.
 
-    Each record is read once: of the latest day what was added since, of others nothing while their files stay as they
-    are. `kept`: folder in which sums of days that are over are found; `writes`: and put.
+    Each record is read once: of the latest day what was added since, of others nothing while their files, and those of
+    LATE_DAYS before, stay as they are. An id counts once, on the day of the bill that holds: a day's sums take back
+    what its records replace on earlier ones. `kept`: folder in which sums of days that are over are found; `writes`:
+    and put.
     """
 
     def __init__(self, folder: Path, kept: Path | None = None, *, writes: bool = False) -> None:
         self.folder = folder
         self._kept = kept
         self._writes = writes and kept is not None
-        self._days: OrderedDict[date, tuple[Stamp, Cells]] = OrderedDict()
-        self._open: tuple[date, Added, Cells] | None = None
+        self._days: OrderedDict[date, _Day] = OrderedDict()
+        self._ids: OrderedDict[date, tuple[Stamp, DayIds]] = OrderedDict()
+        self._open: _Open | None = None
 
     def cells(self, first: date, last: date) -> Cells:
         """Requests that ended on these local days. Raises OSError."""
         found: Cells = {}
-        by_day: dict[date, list[Path]] = {}
-        for day, path in files_of(self.folder):
-            by_day.setdefault(day, []).append(path)
+        files = _Files(self.folder)
         begin, end = (datetime.fromtimestamp(at, UTC).date() for at in (midnight(first), midnight(last) + 90_000))
-        for day in (one for one in sorted(by_day) if begin <= one <= end):
-            for key, made in self._of_day(day, by_day[day], latest=day == max(by_day)).items():
+        end += timedelta(days=LATE_DAYS)
+        for day in (one for one in sorted(files.of) if begin <= one <= end):
+            for key, made in self._of_day(day, files).cells.items():
                 if first <= date.fromisoformat(key.day) <= last:
                     found.setdefault(key, ServiceTally()).add(made)
         return found
 
-    def _of_day(self, day: date, paths: list[Path], *, latest: bool) -> Cells:
-        stamp = {path.name: path.stat().st_size for path in paths}
+    def _of_day(self, day: date, files: _Files) -> _Day:
+        earlier, latest = files.before(day), day == max(files.of)
         known = self._days.get(day) or self._load(day)
-        if known is None or known[0] != stamp:
-            known = stamp, self._count(day, paths, latest=latest)
-            if self._writes and not latest:
-                self._save(day, *known)
-        self._days[day] = known
-        self._days.move_to_end(day)
-        while len(self._days) > _MOST_DAYS_KEPT:
-            self._days.popitem(last=False)
+        if known is None or not known.is_of(files, day, earlier):
+            known = self._count(day, earlier, files)
+        if not latest:
+            if self._open is not None and self._open.day == day:
+                self._open = None  # what was met needs memory
+            if self._writes and not known.kept:
+                self._save(day, known, self._ids_of(day, files))
+        _remember(self._days, day, known, _MOST_DAYS_KEPT)
+        return known
+
+    def _count(self, day: date, earlier: list[date], files: _Files) -> _Day:
+        before, own = files.sizes(earlier), files.sizes([day])
+        if self._open is None or self._open.day != day or self._open.before != before:
+            self._open = _Open(day, Earlier(earlier, lambda one: self._ids_of(one, files)), before)
+        one = self._open
+        _add(one.cells, one.ids.follow(one.added, files.of[day]), one.earlier)
+        _remember(self._ids, day, (own, one.ids), _MOST_IDS_KEPT)
+        return _Day(before | own, one.cells)
+
+    def _ids_of(self, day: date, files: _Files) -> DayIds:
+        """Those of a day, whatever earlier ones have. Raises OSError."""
+        sizes = files.sizes([day])
+        known = self._ids.get(day)
+        if known is None or known[0] != sizes:
+            document = self._document(day)
+            if document is not None and document[0].is_of(files, day, []):
+                known = sizes, document[1]
+            else:
+                known = sizes, DayIds()
+                for _ in known[1].follow(Added(), files.of[day]):
+                    pass
+        _remember(self._ids, day, known, _MOST_IDS_KEPT)
         return known[1]
 
-    def _count(self, day: date, paths: list[Path], *, latest: bool) -> Cells:
-        if self._open is None or self._open[0] != day:
-            begin = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
-            self._open = day, Added(recent_requests(self.folder, begin - _TWICE_S, begin)), {}
-        _, added, cells = self._open
-        _add(cells, added.read(paths))
-        if not latest:
-            self._open = None  # what was met needs memory
-        return cells
+    def _load(self, day: date) -> _Day | None:
+        document = self._document(day)
+        return None if document is None else document[0]
 
-    def _load(self, day: date) -> tuple[Stamp, Cells] | None:
+    def _document(self, day: date) -> tuple[_Day, DayIds] | None:
+        """What is kept of a day."""
         if self._kept is None:
             return None
         try:
@@ -183,19 +254,27 @@ class RequestDays:
             if document["version"] != VERSION:
                 return None
             cells = {ServiceKey(*map(str, names)): ServiceTally.of(values) for names, values in document["cells"]}
-            return dict(document["files"]), cells
+            return _Day(dict(document["files"]), cells, kept=True), DayIds.of(document)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None  # they are counted again
 
-    def _save(self, day: date, stamp: Stamp, cells: Cells) -> None:
+    def _save(self, day: date, made: _Day, ids: DayIds) -> None:
         assert self._kept is not None  # noqa: S101 - the caller has looked
-        rows = [[list(key), made.document()] for key, made in cells.items()]
-        document = {"version": VERSION, "files": stamp, "cells": rows}
+        rows = [[list(key), one.document()] for key, one in made.cells.items()]
+        document = {"version": VERSION, "files": made.stamp, "cells": rows, **ids.document()}
         self._kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(self._kept / f"{day}.json", json.dumps(document), mode=0o600, follow_links=False)
+        made.kept = True
 
 
-def _add(cells: Cells, records: Iterable[tuple[RequestRecord, RequestRecord | None]]) -> None:
+def _remember(known: OrderedDict[date, T], day: date, one: T, most: int) -> None:
+    known[day] = one
+    known.move_to_end(day)
+    while len(known) > most:
+        known.popitem(last=False)
+
+
+def _add(cells: Cells, records: Iterable[tuple[RequestRecord, RequestRecord | None]], earlier: Earlier) -> None:
     names: dict[int, str] = {}  # local days by quarters of an hour, in which none ends
 
     def count(one: RequestRecord, times: int) -> None:
@@ -209,9 +288,12 @@ def _add(cells: Cells, records: Iterable[tuple[RequestRecord, RequestRecord | No
         made.count(one, times)
 
     for record, bill in records:
-        count(record, 1)
-        if bill is not None:
-            count(bill, -1)
+        known = earlier.find(record)
+        before, after = holds(known, bill), holds(known, record)
+        if isinstance(after, RequestRecord) and after is not before:
+            count(after, 1)
+            if isinstance(before, RequestRecord):
+                count(before, -1)
 
 
 def add_gpu_time(

@@ -25,9 +25,9 @@ from typing import Any, Final
 from sluice.base.files import write_atomic
 from sluice.exchange.batches import GIVEN, MOST_GIVEN, MOST_LINE
 from sluice.exchange.requests import BATCHES, RequestRecord
-from sluice.serve.gateway.call import Usage
 from sluice.serve.gateway.refusals import RefusalError
 from sluice.serve.gateway.shelf import MOST_ENTRIES, Owner, Shelf, locked, new_id, not_there, read_document, write_all
+from sluice.serve.gateway.usage import Usage
 
 BATCH_ID: Final = re.compile(r"batch_[0-9a-f]{40}\Z")
 LIVING: Final = ("in_progress", "cancelling")

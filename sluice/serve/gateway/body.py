@@ -29,14 +29,23 @@ _BYTES_A_TOKEN: Final = 4
 _IMAGE_TOKENS: Final = 1024
 _MOST_TOKENS: Final = 1 << 30
 _MOST_CHOICES: Final = 128
-_BLOCKS: Final = tuple(1024 << step // 4 for step in range(16))
-"""Bytes of the blocks by which prompts are compared: the later ones are longer."""
-_LIMITS: Final[Mapping[Ability, tuple[str, ...]]] = {
+_BOUNDS: Final[Mapping[Ability, tuple[str, ...]]] = {
     "chat": ("max_completion_tokens", "max_tokens", N_PREDICT),
     "completions": ("max_tokens", N_PREDICT),
     "embeddings": (),
     "responses": ("max_output_tokens", N_PREDICT),
 }
+_BLOCKS: Final = tuple(1024 << step // 4 for step in range(16))
+"""Bytes of the blocks by which prompts are compared: the later ones are longer."""
+_CHOICES: Final = {"n": _MOST_CHOICES, "n_cmpl": _MOST_CHOICES}  # n_cmpl: of llama.cpp
+_COUNTS: Final[Mapping[Ability, Mapping[str, int]]] = {
+    ability: {**dict.fromkeys(bounds, _MOST_TOKENS), **_CHOICES} for ability, bounds in _BOUNDS.items()
+}
+"""Members that are numbers, and the most that they may be."""
+_PROMPTS: Final = ("instructions", "messages", "prompt", "suffix", "input")
+"""Members that are the prompt, of one ability or another."""
+_END: Final = object()
+_BEGINS: Final = {"chat": b'"messages"', "completions": b'"prompt"'}
 
 
 @dataclass(slots=True)
@@ -57,9 +66,8 @@ class Asked:
     """For the replica."""
     document: dict[str, Any]
     resume: dict[str, Any] | None = None
-    begin: int = 0
-    """Where the prompt begins in the bytes that came."""
     raw: bytes = field(default=b"", repr=False)
+    """What came."""
 
     def reserved(self, default: int) -> int:
         """Tokens that it may take."""
@@ -71,7 +79,7 @@ class Asked:
     def prefix(self, salt: bytes) -> list[int]:
         """A number for each begin of its prompt, shortest first: equal begins have equal ones. `salt`: of whom."""
         found: list[int] = []
-        last, at = salt, self.begin
+        last, at = salt, max(self.raw.find(_BEGINS.get(self.ability, b'"input"')), 0)
         for size in _BLOCKS:
             if at + size > len(self.raw):
                 break
@@ -79,6 +87,29 @@ class Asked:
             found.append(int.from_bytes(last, "little") or 1)
             at += size
         return found
+
+    def prompt(self, most: int) -> str:
+        """What its prompt says: strings and numbers as JSON, in ASCII without control characters, a space between them.
+
+        Of `most` characters, then `...` where there is more. The work is bounded by `most`, too.
+        """
+        walk = [iter([self.document[name] for name in _PROMPTS if name in self.document])]
+        said: list[str] = []
+        room = most + 1  # with a space after the last
+        for _ in range(most):
+            value = next(walk[-1], _END)
+            if value is _END:
+                walk.pop()
+            elif isinstance(value, dict | list):
+                walk.append(iter(value.values() if isinstance(value, dict) else value))
+            else:
+                text = json.dumps(value[:room] if isinstance(value, str) else value).replace("\x7f", "\\u007f")
+                said.append(text)
+                room -= len(text) + 1
+            if not walk or room < 0:
+                break
+        whole = " ".join(said)
+        return whole if not walk and len(whole) <= most else f"{whole[:most]}..."
 
 
 def read(ability: Ability, raw: bytes) -> Asked:
@@ -93,25 +124,21 @@ def read(ability: Ability, raw: bytes) -> Asked:
     model = document.get("model")
     if not isinstance(model, str) or not model or len(model) > 512:
         raise _wrong("model", "not a name", "name a service: GET /v1/models lists them")
-    stream = _flag(document, "stream") and ability != "embeddings"
-    # engines differ in which of several they take, and in what they make of 0
-    endless = type(bound := document.get(N_PREDICT)) is int and bound < 0
-    bounds = [_count(document, name, _MOST_TOKENS) for name in _LIMITS[ability] if not (endless and name == N_PREDICT)]
-    most = None if endless else max((found for found in bounds if found is not None), default=None)
-    choices = max(_count(document, name, _MOST_CHOICES) or 1 for name in ("n", "n_cmpl"))  # n_cmpl: of llama.cpp
-    best = _count(document, "best_of", _MOST_CHOICES) if ability == "completions" else None
-    if ability == "completions" and isinstance(prompts := document.get("prompt"), list) and prompts:
-        choices *= len(prompts) if isinstance(prompts[0], str | list) else 1
+    stream = document.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise _wrong("stream", "neither true nor false", "correct it")
+    stream = bool(stream) and ability != "embeddings"
+    most, choices = _amounts(document, _COUNTS[ability])
+    if ability == "completions":
+        best = _count("best_of", document.get("best_of"), _MOST_CHOICES)
+        if isinstance(prompts := document.get("prompt"), list) and prompts:
+            choices *= len(prompts) if isinstance(prompts[0], str | list) else 1
+        choices = max(choices, best or 1)
     resume = document.pop(RESUME, None)
     if resume is not None and not (isinstance(resume, dict) and stream):
         raise _wrong(RESUME, "not an object, or of a request that does not stream", "leave it out")
     shows, body = _with_usage(document, raw, ability, stream, changed=resume is not None)
-    begin = max(
-        raw.find(b'"messages"' if ability == "chat" else b'"prompt"' if ability == "completions" else b'"input"'), 0
-    )
-    return Asked(
-        ability, model, stream, shows, most, max(choices, best or 1), _estimate(raw), body, document, resume, begin, raw
-    )
+    return Asked(ability, model, stream, shows, most, choices, _estimate(raw), body, document, resume, raw)
 
 
 def _parse(raw: bytes) -> Any:
@@ -157,15 +184,25 @@ def _estimate(raw: bytes) -> int:
     return size // _BYTES_A_TOKEN + images * _IMAGE_TOKENS + 1
 
 
-def _flag(document: dict[str, Any], name: str) -> bool:
-    value = document.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise _wrong(name, "neither true nor false", "correct it")
-    return bool(value)
+def _amounts(document: dict[str, Any], counts: Mapping[str, int]) -> tuple[int | None, int]:
+    """Most tokens of one choice (None: no bound), and how many choices: the most of all that engines might take."""
+    most: int | None = None
+    choices, endless = 1, False
+    for name, value in document.items():
+        if name not in counts:
+            continue
+        if name == N_PREDICT and type(value) is int and value < 0:
+            endless = True
+        elif (found := _count(name, value, counts[name])) is None:
+            continue
+        elif name in _CHOICES:
+            choices = max(choices, found)
+        else:  # engines differ in which of several they take, and in what they make of 0
+            most = found if most is None else max(most, found)
+    return None if endless else most, choices
 
 
-def _count(document: dict[str, Any], name: str, most: int) -> int | None:
-    value = document.get(name)
+def _count(name: str, value: Any, most: int) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= most:

@@ -14,6 +14,8 @@ MOST_BODY: Final = 32 << 20
 """Bytes of a request's body: images are in it."""
 MOST_UPLOAD: Final = 1 << 30
 """The same of an upload, which is read to its end also where its file is too large: the client gets an answer then."""
+MOST_LOGGED: Final = 16 << 10
+"""Characters of a prompt in the log, where its service has it there."""
 SMALL_BODY: Final = 64 << 10
 """Up to this, bodies do not count against HELD_BODIES."""
 HELD_BODIES: Final = 512 << 20
@@ -46,6 +48,8 @@ MOST_EVENT: Final = 4 << 20
 """Bytes of one event of a stream."""
 MOST_STORY: Final = 4 << 20
 """Bytes of a stream's text that are kept so that another replica can go on."""
+MOST_STORY_TOKENS: Final = 1 << 20
+"""Token ids of it that are kept."""
 COMPACT: Final = 64 << 10
 """Bytes of events that are kept as they came, before their text is taken from them."""
 
@@ -68,6 +72,8 @@ MOST_TRIES: Final = 4
 """Replicas that one request is sent to before its first byte: what ends engines is not sent to all of them."""
 MOST_RESUMED: Final = 8
 """Replicas that go on with one stream."""
+COUNT_S: Final = 10.0
+"""In which another replica must count the prompt of a stream of which only the end did not come."""
 AGAIN_S: Final = 0.05
 """Before a third replica is asked; four times that before the next one..."""
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import re
 import time
 from typing import Any, Final, Protocol, cast
 
-from sluice.core.gate import MAX_AMOUNT, Gate, Reason, Refused
-from sluice.core.gate import Kind as SubjectKind
+from sluice.core.gate import Gate, Refused
 from sluice.exchange.requests import Outcome, RequestRecord
-from sluice.exchange.serving import NO_LIMIT, Priority, ReplicaRow, ServiceRow
-from sluice.exchange.serving import SubjectKind as KindName
+from sluice.exchange.serving import Priority, ReplicaRow, ServiceRow
 from sluice.serve.gateway import body, bounds, continuation, heads
 from sluice.serve.gateway.body import Asked
 from sluice.serve.gateway.claims import Names, Verdict
@@ -22,11 +18,13 @@ from sluice.serve.gateway.continuation import Plan, Rewriter, Story
 from sluice.serve.gateway.directory import Directory
 from sluice.serve.gateway.figures import Delays, Figures
 from sluice.serve.gateway.keys import Caller
-from sluice.serve.gateway.parts import Parts, Waiting, nobody_answers
+from sluice.serve.gateway.parts import Parts, Waiting
 from sluice.serve.gateway.refusals import RefusalError, failed_request
 from sluice.serve.gateway.repeated import Repeated
 from sluice.serve.gateway.sse import Events, Kind, TooLongError, document_of, event_of, kind_of
+from sluice.serve.gateway.subjects import Subjects, over_limit
 from sluice.serve.gateway.upstream import Pool, Upstream
+from sluice.serve.gateway.usage import TAIL, Usage, usage_at_end, usage_of
 
 _PRIORITY: Final[dict[Priority, int]] = {"low": 1, "normal": 3, "high": 5}
 _LOWER: Final = {b"low": "low", b"normal": "normal", b"high": "high"}
@@ -34,34 +32,12 @@ _ELSEWHERE: Final = frozenset((429, 502, 503, 504))
 """What a replica answers that may well be another's to answer."""
 _DONE: Final = b"data: [DONE]\n\n"
 _WAITING: Final = b": waiting\n\n"
-_TAIL_USAGE: Final = re.compile(
-    rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})\s*(?:,\s*"timings"\s*:\s*\{[^{}]*\}\s*)?\}\s*\Z'
-)
-_TAIL: Final = 2048
 _ENDS: Final = frozenset(("response.completed", "response.incomplete", "response.failed"))
 _PROGRESS: Final = 8  # parts of an answer between two reports to the gate
 _BYTES_A_TOKEN: Final = 4
 _UNKNOWN_S: Final = 0.05
 
 log = logging.getLogger("sluice.gateway")
-
-
-class Usage:
-    """Tokens of an answer, as the replica counts them."""
-
-    __slots__ = ("cached", "completion", "prompt")
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        names = (
-            ("prompt_tokens", "completion_tokens") if "prompt_tokens" in document else ("input_tokens", "output_tokens")
-        )
-        self.prompt, self.completion = (_count(document.get(name)) for name in names)
-        details = document.get("prompt_tokens_details") or document.get("input_tokens_details")
-        self.cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-
-
-def _count(value: Any) -> int:
-    return min(value, MAX_AMOUNT) if type(value) is int and value >= 0 else 0
 
 
 class Worker(Protocol):
@@ -80,8 +56,8 @@ class Worker(Protocol):
     names: Names
     repeated: Repeated
 
-    def subject(self, kind: KindName, name: str) -> int:
-        """The gate's number of a key, user, tenant or service. Raises RefusalError."""
+    def subjects(self, key: str, user: str, tenant: str, service: str) -> tuple[int, int, int, int]:
+        """The gate's numbers of them. Raises RefusalError."""
 
     def check_budget(self, tenant: str) -> None:
         """Raises RefusalError where a tenant has used what it may use."""
@@ -110,6 +86,9 @@ class Worker(Protocol):
     def refuse(self, client: Client, request: Request, refusal: RefusalError, call: Call | None = None) -> None:
         """Answer that there is no answer."""
 
+    def log_prompt(self, call: Call) -> None:
+        """A request was admitted."""
+
     def write(self, record: RequestRecord, *, request_id: str, repeated: bool) -> None:
         """A request has ended."""
 
@@ -118,11 +97,11 @@ class Call(Handler):
     """The request. What its parts tell it ends in exactly one of `_succeed`, `_refuse`, `_fail` and `_cancel`."""
 
     __slots__ = (
-        "_ask_later",
         "_before",
         "_begun",
         "_claim",
         "_count",
+        "_counting",
         "_done",
         "_events",
         "_first",
@@ -143,6 +122,7 @@ class Call(Handler):
         "_tries",
         "_usage",
         "_waits_since",
+        "_why_not",
         "admitted",
         "asked",
         "billed",
@@ -154,13 +134,13 @@ class Call(Handler):
         "record_id",
         "replica",
         "request",
-        "resumable",
         "resumed",
         "service",
         "status",
         "tenant",
         "ticket",
         "upstream",
+        "wanted_counts",
         "wanted_ids",
         "worker",
     )  # fmt: skip
@@ -179,17 +159,17 @@ class Call(Handler):
         self.deadline = 0.0
         self.replica: ReplicaRow | None = None
         self.upstream: Upstream | None = None
-        self.resumable = ""
-        """Why nobody could go on with its stream; empty: somebody could."""
         self.resumed = 0
         self.status = 200
         self.over = False
-        self.wanted_ids = False
+        self.wanted_ids = self.wanted_counts = False
         self.named = self.billed = False
         """Whether the client has a name for it, and whether what was sent by that name before has a bill."""
         self._claim = ""  # its name, where nobody else may answer by it
+        self._why_not: str | None = None  # see `why_not_resumable`
         self._before = 0  # tokens of a stream that the client has already
         self._rest = ""  # what a bill for the rest of it is remembered by
+        self._counting = False  # all was said: another replica is asked how long the prompt is
         self._pool: Pool | None = None
         self._begun = False  # the head of the answer was sent
         self._passing = False  # an answer that is not streamed is passed on while it comes
@@ -211,7 +191,14 @@ class Call(Handler):
         self._tries = 0
         self._waits_since = 0.0
         self._last_comment = 0.0
-        self._ask_later = False
+
+    def why_not_resumable(self) -> str:
+        """Why nobody could go on with its stream; empty: somebody could. Found out once, when it is first needed."""
+        found = self._why_not
+        if found is None:
+            asked = cast(Asked, self.asked)
+            found = self._why_not = continuation.why_not(asked) if asked.stream else "it does not stream"
+        return found
 
     # ---- admission ----
 
@@ -245,10 +232,9 @@ class Call(Handler):
             self._story = continuation.story_of(asked.resume)
             self._before = self._story.tokens
             self._rest = worker.repeated.rest(caller.key, name, asked.document)
-        self.resumable = continuation.why_not(asked) if asked.stream else "it does not stream"
-        if self._story is not None and self.resumable:
+        if self._story is not None and self.why_not_resumable():
             raise RefusalError(
-                400, f"sluice_resume: nobody can go on with this stream: {self.resumable}",
+                400, f"sluice_resume: nobody can go on with this stream: {self.why_not_resumable()}",
                 remedy="ask again from the begin",
                 param=body.RESUME, code="cannot_resume",
             )  # fmt: skip
@@ -286,6 +272,7 @@ class Call(Handler):
         worker = self.worker
         if not self._admit(cast(ServiceRow, self.service), cast(Asked, self.asked), waiting):
             return
+        worker.log_prompt(self)
         if self._story is not None and self._story.finish is not None:
             self._succeed_from_story()
             return
@@ -314,10 +301,11 @@ class Call(Handler):
     @property
     def limited(self) -> list[tuple[str, str]]:
         """Kinds and names of those of its subjects that have limits."""
-        caller, service, directory = cast(Caller, self.caller), cast(ServiceRow, self.service), self.worker.directory
-        subjects = ("key", caller.key), ("user", caller.user), ("tenant", self.tenant), ("service", service.name)
-        rows = [(one, directory.limit(*one)) for one in subjects]
-        return [one for one, row in rows if row is not None and row.limit != NO_LIMIT]
+        return self._subjects().limited(self.worker.directory)
+
+    def _subjects(self) -> Subjects:
+        service, caller = cast(ServiceRow, self.service), cast(Caller, self.caller)
+        return Subjects(caller.key, caller.user, self.tenant, service.name)
 
     def _admit(self, service: ServiceRow, asked: Asked, waiting: Waiting | None) -> bool:
         """Reserve; False: later. Raises RefusalError."""
@@ -328,67 +316,24 @@ class Call(Handler):
         prefix = (
             asked.prefix(worker.salt(self.tenant)) if len(worker.directory.of_service.get(service.name, ())) > 1 else ()
         )
+        key, user, tenant, number = worker.subjects(caller.key, caller.user, self.tenant, service.name)
         answer = worker.gate.admit(
-            worker.number, int(now * 1e6), key=worker.subject("key", caller.key),
-            user=worker.subject("user", caller.user), tenant=worker.subject("tenant", self.tenant),
-            service=worker.subject("service", service.name), tokens=asked.reserved(service.default_tokens),
-            prompt_tokens=asked.prompt_tokens,
+            worker.number, int(now * 1e6), key=key, user=user, tenant=tenant, service=number,
+            tokens=asked.reserved(service.default_tokens), prompt_tokens=asked.prompt_tokens,
             priority=min(_PRIORITY[cast(Priority, priority)], _PRIORITY[service.priority]),
             deadline_us=int(self.deadline * 1e6), prefix=prefix, tag=int(self.record_id, 16),
         )  # fmt: skip
         if isinstance(answer, Refused):
-            if answer.part and not answer.never and worker.parts.ask(self, waiting):
+            if answer.part and not answer.never and worker.parts.ask(self, waiting, self._subjects().of(answer.kind)):
                 return False
             raise self._over_limit(answer)
         self.ticket = answer
         return True
 
     def _over_limit(self, refused: Refused) -> RefusalError:
-        caller, asked = cast(Caller, self.caller), cast(Asked, self.asked)
-        names = {
-            SubjectKind.KEY: f"key {caller.key}", SubjectKind.USER: f"user {caller.user}",
-            SubjectKind.TENANT: f"tenant {self.tenant}", SubjectKind.SERVICE: f"model {asked.model}",
-        }  # fmt: skip
-        who = names[refused.kind]
-        if refused.what is Reason.FULL:
-            return RefusalError(503, "this gateway is full", remedy="try again", retry_after=1.0, code="busy")
-        if refused.what is Reason.NO_PART:
-            return nobody_answers()
-        what = {
-            Reason.REQUESTS: "requests a minute", Reason.TOKENS: "tokens a minute",
-            Reason.CONCURRENT: "requests at once",
-            Reason.QUEUED: "requests that wait", Reason.NO_REPLICAS: "replicas",
-        }[refused.what]  # fmt: skip
-        if refused.never and not self._fits_whole(refused):
-            return RefusalError(
-                400, f"{who}: this request may take more than the limit of {refused.limit} {what}",
-                remedy="ask for fewer tokens (max_tokens), or send a shorter prompt", code="larger_than_limit",
-            )  # fmt: skip
-        after = refused.retry_after_us / 1e6 if refused.retry_after_us else None
-        if refused.part and refused.what in (Reason.REQUESTS, Reason.TOKENS):
-            after = self.worker.parts.retry_after(self)
-        remedy = f"try again in {after:.1f} s" if after is not None else "try again when others have ended"
-        if refused.never:
-            remedy = "try again when a controller answers for the limits: this gateway has a share of the whole"
-        return RefusalError(
-            429, f"{who}: over the limit of {refused.limit} {what}", remedy=remedy, code="rate_limit_exceeded",
-            retry_after=after,
-        )  # fmt: skip
-
-    def _fits_whole(self, refused: Refused) -> bool:
-        """Whether the policy's limit would let it in, of which this gateway has a share while nobody answers."""
-        caller, asked = cast(Caller, self.caller), cast(Asked, self.asked)
-        kind, name = {
-            SubjectKind.KEY: ("key", caller.key), SubjectKind.USER: ("user", caller.user),
-            SubjectKind.TENANT: ("tenant", self.tenant), SubjectKind.SERVICE: ("service", asked.model),
-        }[refused.kind]  # fmt: skip
-        row = self.worker.directory.limit(kind, name)
-        limit = NO_LIMIT if row is None else row.limit
-        whole, amount = {
-            Reason.REQUESTS: (limit.requests_per_minute, 1), Reason.TOKENS: (limit.tokens_per_minute, self.reserved),
-            Reason.CONCURRENT: (limit.concurrent, 1),
-        }[refused.what]  # fmt: skip
-        return whole is None or amount <= whole
+        subjects, worker = self._subjects(), self.worker
+        policy = subjects.limit(refused.kind, worker.directory)
+        return over_limit(subjects, refused, policy, self.reserved, worker.parts.retry_after(self))
 
     def _wait(self) -> None:
         self._waits_since = time.monotonic()
@@ -409,6 +354,9 @@ class Call(Handler):
     def expired(self) -> None:
         """Its deadline passed while it waited."""
         if self.over:
+            return
+        if self._counting:
+            self._succeed_from_story()
             return
         service = cast(ServiceRow, self.service)
         why = f" ({service.why})" if service.why else ""
@@ -464,7 +412,9 @@ class Call(Handler):
         pool, asked, replica = cast(Pool, self._pool), cast(Asked, self.asked), cast(ReplicaRow, self.replica)
         self._head, self._headers, self._plan = 0, {}, None
         self._kept, self._kept_size, self._events = [], 0, None
-        if self._story is not None:
+        if self._counting:
+            self._plan = continuation.plan_of_count(asked)
+        elif self._story is not None:
             engine = cast(ServiceRow, self.service).engine
             self._plan = continuation.plan(asked, self._story, engine, replica.abilities.resume)
             if self._plan is None:
@@ -487,14 +437,17 @@ class Call(Handler):
         path, data = route.path if route is not None else "", asked.body
         if self._plan is not None:
             path, data = self._plan.path, self._plan.body
-        elif asked.stream and not self.resumable and upstream.pool.row.abilities.resume == "tokens":
+        elif upstream.pool.row.abilities.resume == "tokens" and not self.why_not_resumable():
             engine = cast(ServiceRow, self.service).engine
             if continuation.has_ids(asked, engine):
                 data, self.wanted_ids = continuation.with_ids(asked, engine), True
+            elif continuation.has_counts(asked, engine):
+                data, self.wanted_counts = continuation.with_counts(asked), True
         self._read = asked.prompt_tokens
         row = upstream.pool.row
         head = heads.to_replica(path, row.service, row.secret, self.request.id, len(data), self.request.headers)
         upstream.send(self, head, data)
+        self.why_not_resumable()  # while nobody waits for it
 
     def connect_failed(self, pool: Pool, why: str) -> None:
         """There is none."""
@@ -540,10 +493,10 @@ class Call(Handler):
         story = cast(Story, self._story)
         story.absorb()
         if story.finish is not None:
-            self._succeed_from_story()
+            self._count_prompt(launch)
             return
         asked = cast(Asked, self.asked)
-        cannot = self.resumable or story.blocked
+        cannot = self.why_not_resumable() or story.blocked
         if cannot:
             self._fail(self._broken(f"the replica {why}, and nobody can go on: {cannot}"), "failed")
             return
@@ -554,11 +507,20 @@ class Call(Handler):
             story.finish = "length"
             self._begin_stream()
             self.client.part(continuation.full(asked, story))
-            self._succeed_from_story()
+            self._count_prompt(launch)
             return
         self.resumed += sent
         self.worker.metrics.add("resumed", cast(ServiceRow, self.service).name)
         self._again(launch, self.resumed)
+
+    def _count_prompt(self, launch: int) -> None:
+        """All was said, and only the end did not come. Where the usage is not known, another replica is asked, once."""
+        known = self._usage is not None or cast(Story, self._story).prompt_tokens is not None
+        if known or self._counting or not self.worker.has_replica(cast(ServiceRow, self.service).name):
+            self._succeed_from_story()
+            return
+        self._counting = True
+        self._again(launch)
 
     def _again(self, launch: int, times: int = 0) -> None:
         """Wait for another turn: at once the first time, then a little later each time."""
@@ -574,8 +536,8 @@ class Call(Handler):
         worker = self.worker
         now = time.monotonic()
         # a stream that has begun has met its deadline: it gets the same time once more
-        service = cast(ServiceRow, self.service)
-        deadline = int((now + service.deadline_s) * 1e6) if self._count else None
+        seconds = bounds.COUNT_S if self._counting else cast(ServiceRow, self.service).deadline_s
+        deadline = int((now + seconds) * 1e6) if self._count or self._counting else None
         worker.gate.again(self.ticket, int(now * 1e6), launch, deadline)
         worker.turn()
         if self._pool is None and not self.over:
@@ -595,7 +557,7 @@ class Call(Handler):
             self._lost(f"answered {status}")
             return
         cast(Pool, self._pool).worked()
-        if self._plan is not None and self._plan.way == "template":
+        if self._plan is not None and self._plan.way in ("template", "count"):
             return
         if status == 200 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             if not cast(Asked, self.asked).stream:
@@ -605,7 +567,7 @@ class Call(Handler):
             if self._story is None:
                 self._story = Story()
             if self._plan is not None:
-                self._story.absorb()
+                self._story.goes_on()
                 self._rewriter = Rewriter(self._story, cast(Asked, self.asked).ability)
             self._begin_stream()
             if self.client.full and self.upstream is not None:
@@ -615,6 +577,10 @@ class Call(Handler):
         if not self._begun:
             self._begun = True
             self.client.begin_answer(200, "text/event-stream", None)
+
+    def upstream_waits(self) -> None:
+        """The first token is not there yet."""
+        self.client.send_head()
 
     def upstream_data(self, data: bytes) -> None:
         """A part of its body."""
@@ -628,21 +594,21 @@ class Call(Handler):
                 self._relay(events)
             return
         if self._passing:
-            self._kept = [(b"".join(self._kept) + data)[-_TAIL:]]
+            self._kept = [(b"".join(self._kept) + data)[-TAIL:]]
             self._kept_size += len(data)
             self._pass(data)
             return
         self._kept.append(data)
         self._kept_size += len(data)
-        if self._kept_size > bounds.MOST_KEPT_ANSWER and not self._begun:
-            if self._plan is not None:
-                self._lost("sent too long a prompt")
-                return
+        if self._begun or self._plan is not None:  # a prompt that is made of the body, or nothing that can be passed on
+            if self._kept_size > bounds.MOST_KEPT_ANSWER + len(cast(Asked, self.asked).body):
+                self._lost(f"sent {self._kept_size} bytes that are no stream")
+        elif self._kept_size > bounds.MOST_KEPT_ANSWER:
             kept = b"".join(self._kept)
             self._passing = self._begun = True
             self.status = self._head
             self.client.begin_answer(self._head, self._type(), self._headers.get(b"content-length"))
-            self._kept = [kept[-_TAIL:]]
+            self._kept = [kept[-TAIL:]]
             self._pass(kept)
 
     def _pass(self, data: bytes) -> None:
@@ -665,8 +631,7 @@ class Call(Handler):
                 sent = self._special(event, story)
             elif kind is Kind.DONE:
                 self._done = True
-                if self._rewriter is not None and self._rewriter.owed and cast(Asked, self.asked).shows_usage:
-                    out.append(event_of(self._rewriter.owed))
+                out += self._owed()
                 self._last.append(event)
                 break
             else:
@@ -684,6 +649,11 @@ class Call(Handler):
         if self._done and not self._is_responses:
             self._succeed_stream()
 
+    def _owed(self) -> list[bytes]:
+        """The usage that the replica which goes on has sent with the last part of the text."""
+        owed = None if self._rewriter is None else self._rewriter.owed
+        return [event_of(owed)] if owed is not None and cast(Asked, self.asked).shows_usage else []
+
     @property
     def _is_responses(self) -> bool:
         return cast(Asked, self.asked).ability == "responses"
@@ -694,7 +664,7 @@ class Call(Handler):
         self._count += 1
         if not self._count % _PROGRESS:
             self.worker.gate.progress(self.ticket, self._count)
-        if not self.resumable:
+        if not self.why_not_resumable():
             story.keep(event)
         if self._rewriter is not None:
             return self._rewriter.text(event)
@@ -720,6 +690,8 @@ class Call(Handler):
         usage = document.get("usage")
         if not isinstance(usage, dict):
             return self._text(event, story)
+        if document.get("choices") and self.wanted_counts:
+            return continuation.without_counts(self._text(event, story))
         if document.get("choices"):  # usage so far, in a part of the text
             self._usage = Usage(usage if self._rewriter is None else self._rewriter.whole(usage))
             return self._text(event, story)
@@ -736,7 +708,9 @@ class Call(Handler):
         self.upstream = None
         if self.over:
             return
-        if self._plan is not None and self._plan.way == "template" and self._events is None:
+        if self._counting:
+            self._counted()
+        elif self._plan is not None and self._plan.way == "template" and self._events is None:
             self._of_template()
         elif self._events is not None:
             if self._done and self._is_responses:
@@ -744,8 +718,7 @@ class Call(Handler):
             else:
                 self._lost("ended its stream before the end")
         elif self._passing:
-            found = _TAIL_USAGE.search(b"".join(self._kept))
-            self._usage = _usage_of(found[1]) if found else None
+            self._usage = usage_at_end(b"".join(self._kept))
             self._settle("ok" if self._head < 400 else "failed", self._head)
             self.client.end_answer(b"")
         else:
@@ -765,14 +738,19 @@ class Call(Handler):
         else:
             self.connected(upstream)
 
+    def _counted(self) -> None:
+        usage = usage_of(b"".join(self._kept)) if self._head == 200 else None
+        if usage is not None and usage.prompt:
+            cast(Story, self._story).prompt_tokens = usage.prompt
+        self._succeed_from_story()
+
     def _whole(self, answer: bytes) -> None:
         """An answer that is not streamed."""
         if self._begun:  # comments of a stream were sent, and then the replica refused
             self._fail(self._broken(f"the replica answered {self._head}"), "failed")
             return
         if self._head == 200:
-            found = _TAIL_USAGE.search(answer, max(len(answer) - _TAIL, 0))
-            self._usage = _usage_of(found[1]) if found else _usage_in(answer)
+            self._usage = usage_of(answer)
         self.status = self._head
         self._settle("ok" if self._head < 400 else "failed", self._head)
         self.client.answer(self._head, self._type(), answer)
@@ -795,7 +773,7 @@ class Call(Handler):
             self._usage = Usage({"prompt_tokens": prompt, "completion_tokens": story.tokens})
             last = continuation.ending(asked, story, prompt)
         else:
-            last = []
+            last = self._owed()
         self._settle("ok", 200)
         self.client.end_answer(b"".join([*last, _DONE]))
 
@@ -851,6 +829,8 @@ class Call(Handler):
             most, whole_s = bounds.SUSPECT_SILENT_S, None
         elif whole_s is not None:
             most = whole_s
+        elif self._counting:
+            most = bounds.COUNT_S
         else:
             most = bounds.SILENT_S if self._count else bounds.FIRST_S
         if silent <= most:
@@ -929,21 +909,4 @@ class Call(Handler):
             return asked.prompt_tokens, max(0, min(most, self._kept_size // _BYTES_A_TOKEN)), 0
         story.absorb()
         prompt = asked.prompt_tokens if story.prompt_tokens is None else story.prompt_tokens
-        return prompt, story.tokens if not self.resumable else self._count, 0
-
-
-def _usage_of(text: bytes) -> Usage | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return Usage(found) if isinstance(found, dict) else None
-
-
-def _usage_in(answer: bytes) -> Usage | None:
-    try:
-        found = json.loads(answer)
-    except (ValueError, RecursionError):
-        return None
-    usage = found.get("usage") if isinstance(found, dict) else None
-    return Usage(usage) if isinstance(usage, dict) else None
+        return prompt, story.tokens if not self.why_not_resumable() else self._count, 0

@@ -112,7 +112,7 @@ class Client(asyncio.Protocol):
 
     __slots__ = (
         "_chunked", "_closing", "_counted", "_fresh", "_late", "_next", "_next_id", "_owner", "_parser", "_reading",
-        "_since", "_stuck", "address", "handler", "peer", "request", "transport", "waiting", "worker",
+        "_since", "_stuck", "_unsent", "address", "handler", "peer", "request", "transport", "waiting", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: Worker) -> None:
@@ -131,6 +131,7 @@ class Client(asyncio.Protocol):
         self._closing = False
         self._reading = True
         self._chunked = True
+        self._unsent = b""  # the answer's head, which is sent with its first part
         self._late = 0  # bytes that came while a request was answered
         self._since = 0.0  # since when it waits for the next request, or for the rest of one
         self._stuck = 0.0  # since when the client takes nothing; 0: it takes
@@ -370,7 +371,9 @@ class Client(asyncio.Protocol):
         """It is there."""
         coming = cast(Request, self._next)
         if coming.parts:
-            parsed = coming.size + bounds.PARSED * sum(one.count(b"{") + one.count(b"[") for one in coming.parts)
+            parsed = coming.size
+            for part in coming.parts:
+                parsed += bounds.PARSED * (part.count(b"{") + part.count(b"["))
             if parsed > bounds.SMALL_BODY and parsed > coming.held:
                 self._hold(coming, parsed)
         if coming.upload is not None:
@@ -440,7 +443,7 @@ class Client(asyncio.Protocol):
         self.finish()
 
     def begin_answer(self, status: int, content_type: str, length: bytes | None) -> None:
-        """The head of an answer that is sent in parts."""
+        """The head of an answer that is sent in parts. It is sent with the first one, or by `send_head`."""
         request = self.request
         if request is None or self.transport is None:
             return
@@ -456,20 +459,28 @@ class Client(asyncio.Protocol):
             f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}\r\n{kind}{framing}"
             f"x-request-id: {request.id}\r\n{self._connection(request)}\r\n"
         )
-        self.transport.write(head.encode("latin-1", "replace"))
+        self._unsent = head.encode("latin-1", "replace")
+
+    def send_head(self) -> None:
+        """Its parts come later."""
+        head, self._unsent = self._unsent, b""
+        if self.transport is not None and head:
+            self.transport.write(head)
 
     def part(self, data: bytes) -> None:
         """A part of it."""
+        head, self._unsent = self._unsent, b""
         if self.transport is not None:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            self.transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + data)
 
     def end_answer(self, last: bytes) -> None:
         """Its last part, and its end."""
+        head, self._unsent = self._unsent, b""
         if self.transport is not None:
             if self._chunked:
-                self.transport.write(b"%x\r\n%b\r\n%b" % (len(last), last, _LAST) if last else _LAST)
-            elif last:
-                self.transport.write(last)
+                last = b"%x\r\n%b\r\n%b" % (len(last), last, _LAST) if last else _LAST
+            if head or last:
+                self.transport.write(head + last)
             self.finish()
 
     def break_off(self, last: bytes = b"") -> None:
@@ -477,6 +488,8 @@ class Client(asyncio.Protocol):
         if self.transport is not None:
             if last:
                 self.part(last)
+            else:
+                self.send_head()
             self.handler = None
             self._close()
 

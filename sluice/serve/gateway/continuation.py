@@ -13,11 +13,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from sluice.core.gate import MAX_AMOUNT
 from sluice.exchange.serving import EngineName, Resume
 from sluice.serve.gateway.body import N_PREDICT, Asked, dump
-from sluice.serve.gateway.bounds import COMPACT, MOST_STORY
+from sluice.serve.gateway.bounds import COMPACT, MOST_STORY, MOST_STORY_TOKENS
 from sluice.serve.gateway.refusals import RefusalError
 from sluice.serve.gateway.sse import document_of, event_of
+from sluice.serve.gateway.usage import Usage, count_of
 
 _CHAT_ONLY: Final = frozenset(
     (
@@ -30,7 +32,12 @@ _BOUND_OUTPUT: Final = (
     "grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
     "structural_tag", "regex", "ebnf",
 )  # fmt: skip
+_SPECIAL: Final = frozenset(
+    ("logprobs", "top_logprobs", "tools", "response_format", "echo", "suffix", "modalities", *_BOUND_OUTPUT)
+)
+_OF_A_STREAM: Final = frozenset(("stream", "stream_options", "max_completion_tokens", "min_tokens", N_PREDICT))
 _IDS: Final = re.compile(rb',\s?"(?:token_ids|prompt_token_ids)":\s?(?:null|\[[0-9, ]*\])')
+_USAGE: Final = re.compile(rb',\s?"usage":\s?\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
 _MOST_ID: Final = 128
 _DECODER: Final = json.JSONDecoder()
 
@@ -42,6 +49,15 @@ def why_not(asked: Asked) -> str:
         return f"/v1/{asked.ability} cannot"
     if asked.choices != 1:
         return "it has several choices"
+    if asked.ability == "completions":
+        if not isinstance(document.get("prompt"), str):
+            return "its prompt is not one text"
+    elif not isinstance(document.get("messages"), list):
+        return "its messages are not a list"
+    return "" if _SPECIAL.isdisjoint(document) else _why_not_said(document, asked.ability)
+
+
+def _why_not_said(document: dict[str, Any], ability: str) -> str:
     if document.get("logprobs") or document.get("top_logprobs"):
         return "it has logprobs"
     if document.get("tools") and document.get("tool_choice") != "none":
@@ -49,14 +65,9 @@ def why_not(asked: Asked) -> str:
     kind = document.get("response_format")
     if (isinstance(kind, dict) and kind.get("type") not in (None, "text")) or any(map(document.get, _BOUND_OUTPUT)):
         return "its output is bound to a form"
-    if asked.ability == "completions":
-        if not isinstance(document.get("prompt"), str):
-            return "its prompt is not one text"
-        if document.get("echo") or document.get("suffix"):
-            return "it has echo or suffix"
-    elif not isinstance(document.get("messages"), list):
-        return "its messages are not a list"
-    elif document.get("modalities") not in (None, ["text"]):
+    if ability == "completions" and (document.get("echo") or document.get("suffix")):
+        return "it has echo or suffix"
+    if ability == "chat" and document.get("modalities") not in (None, ["text"]):
         return "its output is not text alone"
     return ""
 
@@ -73,11 +84,12 @@ class Story:
     """Of the tokens; None: not known."""
     prompt_ids: list[int] | None = None
     tokens: int = 0
-    """Of the text: parts in which it came, where their number is not known."""
+    """Of the text: parts in which it came, where neither ids nor usage say how many they are."""
     prompt_tokens: int | None = None
     finish: str | None = None
     blocked: str = ""
     """Why nobody can go on, for what it has said."""
+    _counted: int = 0  # of the tokens, those of the replica that says the text now
     _events: list[bytes] = field(default_factory=list)
     _size: int = 0
 
@@ -100,6 +112,13 @@ class Story:
             self.text += "".join(said)
         if len(self.text) > MOST_STORY:
             self.text, self.blocked = "", f"it is longer than {MOST_STORY} characters"
+        if self.ids is not None and len(self.ids) > MOST_STORY_TOKENS:
+            self.ids, self.blocked = None, f"it is longer than {MOST_STORY_TOKENS} tokens"
+
+    def goes_on(self) -> None:
+        """What comes from now on is another replica's."""
+        self.absorb()
+        self._counted = 0
 
     def _take(self, document: dict[str, Any]) -> str:
         if not self.id:
@@ -107,14 +126,12 @@ class Story:
             created = document.get("created")
             self.created = created if isinstance(created, int) else 0
             self.model = str(document.get("model", ""))
-        if isinstance(prompt := document.get("prompt_token_ids"), list):
-            self.prompt_ids = prompt
+        self._take_prompt(document)
         choices = document.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(choice, dict):
             return ""
-        if isinstance(prompt := choice.get("prompt_token_ids"), list):
-            self.prompt_ids = prompt
+        self._take_prompt(choice)
         if choice.get("finish_reason"):
             self.finish = str(choice["finish_reason"])
         delta = choice.get("delta")
@@ -130,18 +147,37 @@ class Story:
         self._count(document, choice, said)
         return said
 
+    def _take_prompt(self, place: dict[str, Any]) -> None:
+        """The first replica's: in the prompt of one that goes on is what was said before, too."""
+        prompt = place.get("prompt_token_ids")
+        if isinstance(prompt, list) and self.prompt_ids is None and self.ids is not None and not self.tokens:
+            self.prompt_ids, self.prompt_tokens = prompt, len(prompt)
+
     def _count(self, document: dict[str, Any], choice: dict[str, Any], said: str) -> None:
         ids = choice.get("token_ids")
         if ids is None and isinstance(verbose := document.get("__verbose"), dict):
             ids = verbose.get("tokens")
-            if isinstance(count := verbose.get("tokens_evaluated"), int) and self.prompt_tokens is None:
-                self.prompt_tokens = count
+            if self.prompt_tokens is None and "tokens_evaluated" in verbose:
+                self.prompt_tokens = count_of(verbose["tokens_evaluated"])
         if isinstance(ids, list) and self.ids is not None:
             self.ids += ids
-            self.tokens += len(ids)
+            self._add(len(ids))
+        elif isinstance(usage := document.get("usage"), dict) and "completion_tokens" in usage:
+            self._take_usage(Usage(usage))
         elif said:
             self.ids = None
-            self.tokens += 1
+            self._add(1)
+
+    def _take_usage(self, usage: Usage) -> None:
+        if usage.prompt and self.prompt_tokens is None and not self.tokens:
+            self.prompt_tokens = usage.prompt
+        more = usage.completion - self._counted
+        if more > 0:
+            self.ids = None
+            self._add(more)
+
+    def _add(self, more: int) -> None:
+        self.tokens, self._counted = min(self.tokens + more, MAX_AMOUNT), self._counted + more
 
 
 def story_of(resume: dict[str, Any]) -> Story:
@@ -164,8 +200,9 @@ def _wrong(what: str) -> RefusalError:
     return RefusalError(400, f"sluice_resume: {what}", remedy="send what the stream has said", param="sluice_resume")
 
 
-Way = Literal["template", "message", "prompt"]
-"""How a replica is asked: for the prompt first, to go on with the last message, or with a prompt."""
+Way = Literal["template", "message", "prompt", "count"]
+"""How a replica is asked: for the prompt first, to go on with the last message or with a prompt, or how many tokens the
+prompt has."""
 
 
 @dataclass(slots=True)
@@ -203,6 +240,8 @@ def plan(asked: Asked, story: Story, engine: EngineName, resume: Resume) -> Plan
     else:
         messages.append({"role": "assistant", "content": story.text})
     document |= {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    if has_counts(asked, engine):
+        document |= _counts(document)
     for name in ("max_completion_tokens", "max_tokens"):
         if document.get(name) is not None:
             document[name] = left
@@ -239,12 +278,19 @@ def _of_prompt(document: dict[str, Any], prompt: Any, left: int | None) -> Plan:
     return Plan("prompt", "/v1/completions", dump(made))
 
 
+def plan_of_count(asked: Asked) -> Plan:
+    """How a replica says how many tokens the prompt has: in the usage of an answer of one more."""
+    document = {name: value for name, value in asked.document.items() if name not in _OF_A_STREAM}
+    path = "/v1/chat/completions" if asked.ability == "chat" else "/v1/completions"
+    return Plan("count", path, dump({**document, "max_tokens": 1}))
+
+
 def has_ids(asked: Asked, engine: EngineName) -> bool:
-    """Whether an engine gives token ids in such a stream. llama.cpp does not in a chat: there it is the text that goes
-    on, after the prompt that the engine makes of the chat."""
+    """Whether an engine gives token ids in such a stream. llama.cpp and SGLang do not in a chat: there it is the text
+    that goes on, after the prompt that the engine makes of the chat."""
     if asked.document.get("return_token_ids") or asked.document.get("verbose"):
         return False  # the client has asked, and wants to see them
-    return engine == "vllm" or (engine == "llama.cpp" and asked.ability == "completions")
+    return engine == "vllm" or (engine in ("llama.cpp", "sglang") and asked.ability == "completions")
 
 
 def with_ids(asked: Asked, engine: EngineName) -> bytes:
@@ -252,6 +298,28 @@ def with_ids(asked: Asked, engine: EngineName) -> bytes:
     extra = b'"return_tokens":true,"verbose":true,' if engine == "llama.cpp" else b'"return_token_ids":true,'
     at = asked.body.index(b"{") + 1
     return b"".join((asked.body[:at], extra, asked.body[at:]))
+
+
+def has_counts(asked: Asked, engine: EngineName) -> bool:
+    """Whether an engine that gives no token ids in such a stream says with each part of the text how many they are: one
+    part may be several."""
+    options = asked.document.get("stream_options")
+    seen = isinstance(options, dict) and options.get("continuous_usage_stats")
+    return engine == "sglang" and asked.ability == "chat" and not seen
+
+
+def with_counts(asked: Asked) -> bytes:
+    """The body that asks for them, too."""
+    return dump(asked.document | _counts(asked.document))
+
+
+def _counts(document: dict[str, Any]) -> dict[str, Any]:
+    return {"stream_options": {**(document.get("stream_options") or {}), "continuous_usage_stats": True}}
+
+
+def without_counts(event: bytes) -> bytes:
+    """A part of the text as it would be if nobody had asked for them."""
+    return _USAGE.sub(b"", event)
 
 
 def without_ids(event: bytes) -> bytes:
@@ -323,9 +391,7 @@ class Rewriter:
 
     def whole(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The usage of all replicas together: what was said before is in the last one's prompt."""
-        prompt, completion = (
-            count if type(count := usage.get(name)) is int else 0 for name in ("prompt_tokens", "completion_tokens")
-        )
+        prompt, completion = (count_of(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
         known = self._story.prompt_tokens
         said = self._before if known is None else max(prompt - known, 0)
         prompt = max(prompt - said, 0)

@@ -79,6 +79,7 @@ _NAMED: Final = tuple(
         (rb"/batch/([A-Za-z0-9_.@$/-]{1,400})", (Route(BATCH_JOB, "POST", stored=True),)),
     )
 )
+_PLAIN_JSON: Final = b"application/json"
 _JSON: Final = re.compile(rb"application/json\s*(?:;\s*charset\s*=\s*\"?utf-8\"?\s*)?\Z", re.IGNORECASE)
 
 Headers = dict[bytes, bytes]
@@ -157,16 +158,17 @@ def check_body_headers(route: Route, headers: Headers, length: int | None) -> No
     """Whether the body can be read. Raises RefusalError."""
     if length is not None and length > route.most:
         raise too_large(length, route.most)
-    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+    coding = headers.get(b"content-encoding")
+    if coding is not None and coding.lower() != b"identity":
         raise RefusalError(
-            415, f"header content-encoding: {shown(headers[b'content-encoding'])}", remedy="send the body as it is",
-            close=True,
-        )  # fmt: skip
-    kind = headers.get(b"content-type", b"application/json")
-    if not route.uploads and not _JSON.match(kind):
+            415, f"header content-encoding: {shown(coding)}", remedy="send the body as it is", close=True
+        )
+    kind = headers.get(b"content-type", _PLAIN_JSON)
+    if kind != _PLAIN_JSON and not route.uploads and not _JSON.match(kind):
         raise RefusalError(415, f"header content-type: {shown(kind)}", remedy="send application/json", close=True)
-    if headers.get(b"expect", b"100-continue").lower() != b"100-continue":
-        raise RefusalError(400, f"header expect: {shown(headers[b'expect'])}", remedy="leave it out", close=True)
+    expected = headers.get(b"expect")
+    if expected is not None and expected.lower() != b"100-continue":
+        raise RefusalError(400, f"header expect: {shown(expected)}", remedy="leave it out", close=True)
 
 
 def idempotency_key(headers: Headers) -> bytes | None:

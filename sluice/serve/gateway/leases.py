@@ -38,6 +38,7 @@ PERIOD_US: Final = 500_000
 """Between two reports of all."""
 _LEASE_US: Final = int(LEASE_S * 1e6)
 _ALL: Final = 2**31 - 1
+_IDLE_US: Final = 20_000
 _FADES: Final = 0.7  # what is expected of a subject that nobody uses, from one report to the next
 
 log = logging.getLogger("sluice.gateway")
@@ -80,6 +81,12 @@ class _Mine:
     need: Need | None = None
     last: int = 0
     """The report that said that there is nothing more."""
+    counts: tuple[int, int] = (0, 0)
+    """What places at once and in the queue it has, as the authority knows, ..."""
+    most: tuple[int, int] = (0, 0)
+    """...and what they may reach: less, where it gives way."""
+    idle_at: int = 0
+    """Since when some of them are not used."""
 
 
 def limit_of(amounts: Amounts) -> Limit:
@@ -105,6 +112,10 @@ class Leases:
         """Of the lease."""
         self.retry: dict[tuple[SubjectKind, str], int] = {}
         """Of what the latest answer did not give: after how long there is enough."""
+        self.soon: set[tuple[SubjectKind, str]] = set()
+        """What the latest answer did not give, and others will give back: worth asking again."""
+        self._scarce: set[tuple[SubjectKind, str]] = set()
+        """Of which others lack places: none is kept that is not used."""
         self._holder = name()
         self._number = self._answered = 0
         self._sent_at = 0
@@ -145,7 +156,7 @@ class Leases:
         for key, mine in list(self._mine.items()):
             amounts = self._find(*key)
             if amounts is None:
-                del self._mine[key]
+                self._drop(key)
                 self._gate.set_limit(KINDS[key[0]], mine.number, Limit())
             elif self.state is State.SHARE:
                 self._set_share(key, mine, amounts)
@@ -156,7 +167,21 @@ class Leases:
 
     def due(self, now: int) -> bool:
         """Whether a report is to be sent now."""
+        self._needed += [key for key in self._scarce if self._gives_back(key, now) and key not in self._needed]
         return bool(self._needed or self._rest) or now - self._all_at >= PERIOD_US
+
+    @property
+    def watched(self) -> int:
+        """Of how many subjects places are to be given back as soon as they are not used."""
+        return len(self._scarce)
+
+    def _gives_back(self, key: tuple[SubjectKind, str], now: int) -> bool:
+        """At once where it gives way; what it was just given, and between two requests, a moment later."""
+        mine = self._mine[key]
+        found = self._gate.subject(KINDS[key[0]], mine.number, now)
+        if found.open >= mine.counts[0] and found.waiting >= mine.counts[1]:
+            mine.idle_at = now
+        return now - mine.idle_at >= (_IDLE_US if mine.counts == mine.most else 1)
 
     def report(self, now: int) -> LeaseReport:
         """What is needed first, then all, a piece in each report."""
@@ -169,6 +194,7 @@ class Leases:
             if key in self._mine and key not in keys:
                 keys.append(key)
         self.retry.clear()
+        self.soon.clear()
         self._number += 1
         self._sent_at = now
         rows = tuple(self._row(key, self._mine[key], now) for key in keys if key in self._mine)
@@ -187,6 +213,7 @@ class Leases:
             return LeaseRow(*key, (0, 0, *counts), (0, 0))
         kept = self._keep(key, mine, need, now)
         have = self._have(key, kept)
+        mine.counts = have[2], have[3]
         wants = int(mine.want[0] * 1.5 + 0.5), int(mine.want[1] * 1.5 + 0.5)
         expected = *wants, mine.open, mine.waiting
         mine.last = self._number if need is None and not any((*have, kept.open, *expected)) else 0
@@ -201,6 +228,8 @@ class Leases:
     def _keep(self, key: tuple[SubjectKind, str], mine: _Mine, need: Need | None, now: int) -> Kept:
         """Give back what will not be used soon."""
         wants = [int(one * 1.5 + 0.5) for one in (*mine.want, mine.open, mine.waiting)]
+        if key in self._scarce:
+            wants[2:] = 0, 0
         if need is not None:
             wants = [
                 max(wants[0], need.requests), max(wants[1], need.tokens), wants[2] + need.requests,
@@ -263,9 +292,13 @@ class Leases:
         """The authority does, as it was told: what is needed by now begins there without anything."""
         mine = self._mine[key]
         if mine.need is None:
-            del self._mine[key]
+            self._drop(key)
         else:
             mine.balance, mine.over, mine.last = [0, 0], 0, 0
+
+    def _drop(self, key: tuple[SubjectKind, str]) -> None:
+        del self._mine[key]
+        self._scarce.discard(key)
 
     def _give(self, grant: LeaseGrant, now: int) -> None:
         key = grant.kind, grant.name
@@ -276,8 +309,13 @@ class Leases:
         for i in (0, 1):
             mine.balance[i] += grant.give[i]
             mine.before[i] += grant.give[i]
+        mine.most = grant.give[2], grant.give[3]
+        mine.counts = max(mine.counts[0], mine.most[0]), max(mine.counts[1], mine.most[1])
+        mine.idle_at = now
         if grant.retry_us:
             self.retry[key] = grant.retry_us
+        (self.soon.add if grant.soon else self.soon.discard)(key)
+        (self._scarce.add if grant.scarce else self._scarce.discard)(key)
 
     def _begin_again(self, epoch: str) -> None:
         """Another authority, or another name: nothing that was given before is known there. What this gateway has holds
@@ -285,6 +323,7 @@ class Leases:
         self.epoch = epoch
         self._holder, self._number, self._answered = self._name(), 0, 0
         self._all_at = -PERIOD_US
+        self._scarce.clear()
         for mine in self._mine.values():
             mine.balance, mine.over = [0, 0], 0
 

@@ -35,13 +35,16 @@ from sluice.exchange.serving import (
     ACCOUNTS,
     LIMITS,
     NO_LIMIT,
+    NOBODY,
     REPLICAS,
     SERVICES,
+    Callers,
     LeaseAnswer,
     LeaseReport,
     Limit,
     LimitRow,
     SubjectKind,
+    callers_of,
     row,
 )
 from sluice.exchange.snapshot import MOST_ANSWER, parse_answer, render_request
@@ -62,10 +65,12 @@ _DRAIN_S: Final = 3600.0
 _SECTIONS: Final = (SERVICES, REPLICAS, LIMITS, ACCOUNTS)
 _BACKLOG: Final = 4096
 _DEMAND_S: Final = 3.0
+_CALLERS_S: Final = 1.0
 _DAY_S: Final = 86_400.0
 _LATE_S: Final = 1.0  # between two tries to write a record
 _LEASE_TIMEOUT_S: Final = 1.0
 _LEASE_STEP_S: Final = 0.1
+_LEASE_WATCH_S: Final = 0.005  # while places are to be given back at once, of fifty subjects
 _LEASE_LEAST_S: Final = 0.005  # between two reports, so that what is needed at once is in one
 
 log = logging.getLogger("sluice.gateway")
@@ -175,6 +180,7 @@ class Child:
         self.place = place
         self.process = process
         self.counts: dict[Key, float] = {}
+        self.callers = NOBODY
         self.listening = asyncio.Event()
         self.retired = False
         self._writer = writer
@@ -226,7 +232,11 @@ class Leasing:
             return
         self._soon.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._soon.wait(), _LEASE_STEP_S)
+            await asyncio.wait_for(self._soon.wait(), self._pause())
+
+    def _pause(self) -> float:
+        watched = self.leases.watched
+        return min(_LEASE_WATCH_S * (1 + watched // 50), _LEASE_STEP_S) if watched else _LEASE_STEP_S
 
     async def _exchange(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -248,8 +258,9 @@ class Leasing:
 
     def _tell(self, waiting: list[tuple[Child, int]], *, known: bool) -> None:
         retry = [[kind, name, us] for (kind, name), us in self.leases.retry.items()]
+        soon = list(self.leases.soon)
         for child, number in waiting:
-            child.tell({"parts": number, "known": known, "retry": retry})
+            child.tell({"parts": number, "known": known, "retry": retry, "soon": soon})
 
     async def leave(self) -> None:
         """What this gateway has is free."""
@@ -302,6 +313,7 @@ class Parent:
         following = loop.create_task(self._follow.run())
         leasing = loop.create_task(self.leasing.run())
         pruning = loop.create_task(self._prune())
+        telling = loop.create_task(self._tell_callers())
         writing = loop.create_task(self._keep_writing())
         await asyncio.gather(*(self._replace(place) for place in range(len(self._sockets))))
         notify("READY=1")
@@ -311,6 +323,7 @@ class Parent:
         self._stopping = True
         following.cancel()
         pruning.cancel()
+        telling.cancel()
         for one in self._sockets:
             one.close()
         for child in list(self._children):
@@ -324,6 +337,15 @@ class Parent:
             log.error("%d usage records of workers that were killed wait for the disk", len(self._late))
         if self._spare is not None:
             self._spare.close()
+
+    async def _tell_callers(self) -> None:
+        """Say again and again who has how many requests here."""
+        name = f"{socket.gethostname()}:{os.getpid()}"
+        while True:
+            await asyncio.sleep(_CALLERS_S)
+            found = callers_of(child.callers for child in self._children)
+            with suppress(SluiceError):  # what replicad does not hear, it forgets
+                await self._follow.ask(render_request("callers", gateway=name, callers=asdict(found)))
 
     async def _prune(self) -> None:
         """Remove old usage records, files and batches, once a day."""
@@ -411,6 +433,8 @@ class Parent:
             self._follow.demand[str(child.process.pid)] = time.monotonic(), message["demand"]
             if any(one["waiting"] for one in message["demand"]):
                 self._follow.ask_soon()
+        if "callers" in message:
+            child.callers = Callers(**message["callers"])
         if "need" in message:
             self.leasing.need(child, message)
         if "claim" in message:

@@ -2,11 +2,12 @@
 disk is full, is in it when its process is killed.
 
 Each process has a file of its own, locked while it lives. What a dead one left is written to where records belong by
-`recover`; one that was there already is known by its id to who reads records.
+`recover`, once: what is there already is left out.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -75,13 +76,16 @@ class Spare:
 def recover(folder: Path, log: RequestLog) -> int:
     """Write what dead processes left; how many records. Raises OSError where there is no room yet."""
     count = 0
-    for path in folder.glob(f".*{_ENDING}"):
+    left = list(folder.glob(f".*{_ENDING}"))
+    if left and not os.statvfs(folder).f_bavail:  # before all of a day's file is read, each second
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    for path in left:
         with suppress(FileNotFoundError, BlockingIOError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 lines = os.pread(descriptor, SIZE, 0).partition(_END)[0].splitlines()
-                for record in filter(None, map(parse, lines)):
+                for record in log.missing([one for one in map(parse, lines) if one is not None]):
                     log.write(record)
                     count += 1
                 path.unlink(missing_ok=True)

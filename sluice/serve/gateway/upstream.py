@@ -41,6 +41,9 @@ class Exchange(Protocol):
     def upstream_data(self, data: bytes) -> None:
         """A part of its body."""
 
+    def upstream_waits(self) -> None:
+        """The head came without a part of its body."""
+
     def upstream_end(self) -> None:
         """It is complete."""
 
@@ -156,6 +159,8 @@ class Upstream(asyncio.Protocol):
         if self._parts and self.call is call:
             parts, self._parts = self._parts, []
             call.upstream_data(parts[0] if len(parts) == 1 else b"".join(parts))
+        elif not began and self.call is call:
+            call.upstream_waits()
         if self._ended and self.call is call:
             self.call = None
             call.upstream_end()

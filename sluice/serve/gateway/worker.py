@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import uvloop
 
@@ -37,9 +37,10 @@ from sluice.base.tokens import TokenStore
 from sluice.core.errors import UNKNOWN, CoreError
 from sluice.core.gate import Gate, Limit, Use
 from sluice.exchange.requests import RequestLog, RequestRecord, render
-from sluice.exchange.serving import Demand, State, SubjectKind
+from sluice.exchange.serving import Callers, Demand, State, SubjectKind, callers_of
 from sluice.exchange.snapshot import SOCKET as CONTROLLERD_SOCKET
 from sluice.serve.gateway import bounds
+from sluice.serve.gateway.body import Asked
 from sluice.serve.gateway.call import Call
 from sluice.serve.gateway.claims import Names
 from sluice.serve.gateway.client import Client, Request
@@ -133,6 +134,7 @@ class Worker:
         self._late: deque[RequestRecord] = deque()
         self._spare = spare
         self._subjects: dict[tuple[SubjectKind, str], int] = {}
+        self._callers: dict[tuple[str, str, str, str], tuple[int, int, int, int]] = {}
         self._salts: dict[str, bytes] = {}
         self._turning = False
         self._asked: set[str] = set()
@@ -316,6 +318,20 @@ class Worker:
 
     # ---- the gate ----
 
+    def subjects(self, key: str, user: str, tenant: str, service: str) -> tuple[int, int, int, int]:
+        """The gate's numbers of them, see `subject`. Raises RefusalError."""
+        names = key, user, tenant, service
+        known = self._callers.get(names)
+        if known is None:
+            known = (
+                self.subject("key", key), self.subject("user", user), self.subject("tenant", tenant),
+                self.subject("service", service),
+            )  # fmt: skip
+            if len(self._callers) >= _MOST_SUBJECTS:
+                self._callers.clear()
+            self._callers[names] = known
+        return known
+
     def subject(self, kind: SubjectKind, name: str) -> int:
         """The gate's number of a key, user, tenant or service; its limits are in the gate from now on. Raises
         RefusalError where the gate has no room for them."""
@@ -460,6 +476,7 @@ class Worker:
         self.directory.take(sections)
         if (self.directory.limits, self.directory.accounts) != before:
             self._subjects.clear()
+            self._callers.clear()
         replicas = self.directory.replicas
         for launch in [launch for launch in self.pools if launch not in replicas]:
             self.pools.pop(launch).end()
@@ -547,6 +564,16 @@ class Worker:
             f" address={request.address}\n"
         )
 
+    def log_prompt(self, call: Call) -> None:
+        """A request was admitted: a line of the access log with its prompt, only where its service says so."""
+        asked, caller = cast(Asked, call.asked), cast(Caller, call.caller)
+        service = self.directory.services.get(asked.model)  # as it is now: the request may have waited
+        if self.settings.access_log and service is not None and service.log_prompts:
+            self._lines.append(
+                f"request={call.request.id} user={caller.user} tenant={call.tenant} service={service.name}"
+                f" prompt={asked.prompt(bounds.MOST_LOGGED)}\n"
+            )
+
     def flush(self) -> None:
         """Write the access log's lines."""
         if self._lines:
@@ -600,11 +627,20 @@ class Worker:
             self._refused.forget(now)
             self._write_late()
             self._tell_counts()
+            self._tell_callers()
         self._tell_demand(now)
         self.turn()
 
     def _tell_counts(self) -> None:
         self.tell({"counts": [[*key, value] for key, value in self.metrics.counts.items()]})
+
+    def _tell_callers(self) -> None:
+        """Who has how many requests here, those that wait included."""
+        found: Counter[str] = Counter()
+        for call in self.calls.values():
+            if call.caller is not None:
+                found.update((f"key/{call.caller.key}", f"user/{call.caller.user}", f"tenant/{call.tenant}"))
+        self.tell({"callers": asdict(callers_of([Callers(dict(found))]))})
 
     def demand_now(self, service: str) -> None:
         """Nobody can serve it: say so at once."""

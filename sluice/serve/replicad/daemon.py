@@ -38,6 +38,7 @@ from sluice.exchange.serving import (
     GATEWAY_USER,
     MOST_MESSAGE,
     SOCKET,
+    Callers,
     Demand,
     LeaseAnswer,
     LeaseReport,
@@ -377,6 +378,9 @@ class Replicad:
             if do == "changes":
                 last = request.get("last")
                 return self.snapshot.after(str(request.get("epoch")), last if type(last) is int else 0)
+            if do == "callers":
+                self.keeper.count(str(request.get("gateway")), row(Callers, request.get("callers")), time.time())
+                return render_answer({"ok": True})
             if do in ("demand", None) and "demand" in request:
                 return render_answer({"ok": True})
             raise SluiceError("request: not one that is known", remedy="install one version of Sluice")

@@ -34,6 +34,7 @@ from sluice.exchange.serving import (
     REPLICAS,
     SERVICES,
     SUSPECT_S,
+    Callers,
     Demand,
     Heartbeat,
     Launched,
@@ -44,6 +45,7 @@ from sluice.exchange.serving import (
     ServiceRow,
     State,
     as_row,
+    callers_of,
 )
 from sluice.exchange.snapshot import Snapshot, encode
 from sluice.serve.replicad.journal import Intent, Journal
@@ -65,6 +67,7 @@ _END_AGAIN_S = 15.0
 _WELL_S = 30.0
 _SEEN_LATER_S = 1.0  # a job that was queued so long before a view was read is in it
 _MOST_DEMANDS = 20_000
+_MOST_GATEWAYS = 256
 _BLAMELESS = frozenset({"CANCELLED", "NODE_FAIL", "PREEMPTED", "TIMEOUT"})  # of a job whose replica was ready
 
 log = logging.getLogger("sluice.replicad")
@@ -158,6 +161,7 @@ class Keeper:
         self._spent: Mapping[str, int] = {}
         self._published: tuple[object, object] = (None, None)
         self._demands: dict[tuple[str, str], tuple[float, Demand, bool]] = {}
+        self._callers: dict[str, tuple[float, Callers, bool]] = {}  # by gateway, or the other controller's host
         self._announced: dict[str, tuple[str, float]] = {}  # by the other keeper: launches, and when
         self._results: SimpleQueue[Result] = SimpleQueue()
         self._views: SimpleQueue[View] = SimpleQueue()
@@ -200,6 +204,12 @@ class Keeper:
                 )
         if urgent:
             self._wake()
+
+    def count(self, gateway: str, callers: Callers, now: float, *, local: bool = True) -> None:
+        """Who has how many requests at a gateway; not `local`: at those of the other controller's host."""
+        with self._lock:
+            if gateway in self._callers or len(self._callers) < _MOST_GATEWAYS:
+                self._callers[gateway] = now, callers, local
 
     def hear(self, beat: Heartbeat, now: float) -> Orders:
         """A replica's heartbeat, of which it is known who sent it."""
@@ -306,13 +316,18 @@ class Keeper:
             ]
             view = self._view
             leads, as_of = (False, 0.0) if view is None else (view.leads, view.at)
-            return PeerNote(self.host, leads, tuple(mine[:500]), tuple(asked[:500]), tuple(outlooks[:300]), as_of)
+            callers = callers_of(one for at, one, local in self._callers.values() if local and now - at < DEMAND_S)
+            return PeerNote(
+                self.host, leads, tuple(mine[:500]), tuple(asked[:500]), tuple(outlooks[:300]), as_of, callers
+            )
 
     def take_note(self, note: PeerNote, now: float) -> PeerNote:
         """What the other one says; the answer is one's own."""
         if note.host == self.host:
             return self.note(now)
         self.demand(note.demands, now, local=False)
+        if note.callers is not None:
+            self.count(note.host, note.callers, now, local=False)
         with self._lock:
             self._announced = {
                 launch: one for launch, one in self._announced.items() if now - one[1] < _SAME_LAUNCH_S
@@ -341,6 +356,7 @@ class Keeper:
                 self._on_view(view, now)
             self._follow_policy(now)
             self._demands = {key: one for key, one in self._demands.items() if now - one[0] < DEMAND_S}
+            self._callers = {name: one for name, one in self._callers.items() if now - one[0] < DEMAND_S}
             if self._view is not None and (now >= self._begun + WARM_S or self.heard_all):
                 for name, service in list(self._services.items()):
                     self._decide(name, service, now)
@@ -704,7 +720,8 @@ class Keeper:
                 for one in self._known.values()
                 if one.heard is not None
             }
-        return render_status(services, replicas)
+            callers = callers_of(one for _, one, _ in self._callers.values())
+        return render_status(services, replicas, callers)
 
 
 def _placed(one: _Known) -> bool:

@@ -8,6 +8,14 @@ all, from which follows what it gave back, and which answer it never got.
 
 A gateway that is not heard for LEASE_S uses nothing more; a little later, what it had is free again. A new book does
 not know what an earlier one gave away: it gives nothing until that is over, and its buckets begin empty then.
+
+Requests may outlive the lease by which they were let in: a stream goes on while its gateway is not heard. This holds
+always: (1) each request was let in while its gateway had a place, and requests and tokens of a bucket, for it, which
+nobody else had then; these are used up, and what it does not use of its tokens while it is not heard is lost. (2) While
+a gateway is not heard, those that it runs are at most the places that it had, so that with N gateways of which M are
+cut off one after the other, at most M + 1 times the limit run at once. (3) When it is heard again they count, and as
+long as that makes more than the limit, nobody gets a place, and places that are not used are taken back: by the next
+report of each gateway, nothing is let in until those that run are fewer than the limit.
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
@@ -41,8 +49,9 @@ HOLD_US: Final = int(LEASE_S * 1.01e6) + 100_000
 MOST_HOLDERS: Final = 64
 _MOST_SUBJECTS: Final = 200_000
 _TIDY_US: Final = 10_000_000
-_CONTENDED_US: Final = 2_000_000
-_TURN_US: Final = 2_000_000  # of a place, where there are fewer than gateways that need one
+_ASKS_US: Final = 500_000  # for so long who asked for a place in vain is taken to wait for it: it asks each 20 ms
+_SCARCE_US: Final = 60_000_000
+_TURN_US: Final = 4_000_000  # of a place that cannot be divided; a change of hands takes some 20 ms
 _NEVER: Final = 1 << 62
 FRESH_S: Final = 6.0
 """For so long a controller may act on what it saw last of who leads."""
@@ -52,17 +61,31 @@ Subject = tuple[SubjectKind, str]
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """Of a count."""
+    """Of a count: who has one place more than an even part has it for a while."""
 
-    unmet_us: int = -_CONTENDED_US
-    """When more was needed than there was, the latest time, ..."""
+    unmet_us: int = -_SCARCE_US
+    """When its part was needed and not there, the latest time, ..."""
     waits_us: int = _NEVER
     """...and since when."""
     since_us: int = 0
-    """When it got the first place."""
+    """When it got more than its even part."""
+
+    def waits(self, now: int) -> bool:
+        """Whether it asks again and again."""
+        return now - self.unmet_us < _ASKS_US
+
+    def is_over(self, now: int) -> bool:
+        """Of the place above its even part."""
+        return now - self.since_us > _TURN_US
+
+    def miss(self, now: int) -> None:
+        """There was not what it needs."""
+        if not self.waits(now):
+            self.waits_us = now
+        self.unmet_us = now
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Hold:
     """What a gateway has of a subject, at most."""
 
@@ -235,7 +258,8 @@ class Book:
         if limit is None or shared is None:
             return None
         self._refill(subject, shared, now)
-        hold = shared.holds.setdefault(report.holder, _Hold())
+        # what a gateway that was not heard has to give back came at some time: the bucket may have been full
+        hold = shared.holds.setdefault(report.holder, _Hold(over=row.over))
         holder.subjects.add(subject)
         room = (limit.tokens_per_minute or 0) * UNIT - hold.peak
         for i, amount in enumerate(row.have):
@@ -267,38 +291,58 @@ class Book:
                 hold.have[i] += given[i]
                 shared.sums[i] += given[i]
         hold.balance = row.balance[0] + given[0], row.balance[1] + given[1]
-        counts = [self._count(row, i, limits[i], shared, hold, name, now) for i in (2, 3)]
-        return LeaseGrant(row.kind, row.name, (given[0], given[1], counts[0], counts[1]), max(waits))
+        counts = [_count(row, i, limits[i], shared, hold, now) for i in (2, 3)]
+        numbers = given[0], given[1], counts[0].most, counts[1].most
+        soon, scarce = any(one.soon for one in counts), any(one.scarce for one in counts)
+        return LeaseGrant(row.kind, row.name, numbers, max(waits), soon, scarce)
 
-    def _count(
-        self, row: LeaseRow, i: int, limit: int | None, shared: _Shared, hold: _Hold, name: str, now: int
-    ) -> int:
-        """What a count may reach. Who has more than an even part gives way to one that needs some: it gets no more
-        requests than that until it says that those above have ended. Of fewer places than gateways that need one, each
-        has one for a while, who waits the longest first."""
-        if limit is None:
-            return 0
-        turn = hold.turns[i - 2]
-        rest = [other for one, other in shared.holds.items() if one != name]
-        others = [one.turns[i - 2] for one in rest if now - one.turns[i - 2].unmet_us < _CONTENDED_US]
-        even, odd = _even(limit, len(others) + 1, [one.have[i] for one in rest if one.turns[i - 2] not in others])
-        if others and hold.have[i] > max(even, 1):
-            return max(even, 1)
-        if not even and hold.have[i] and now - turn.since_us > _TURN_US:
-            return 0
-        room = max(limit - shared.sums[i], 0)
-        if not even and any(other.waits_us < turn.waits_us for other in others):
-            room = 0
-        more = min(room, row.need[i], max(max(even, 1) - hold.have[i], 0) if others else room)
-        if row.need[i] > more and hold.have[i] < even + (odd > 0):
-            if now - turn.unmet_us >= _CONTENDED_US:
-                turn.waits_us = now
-            turn.unmet_us = now
-        if more and not hold.have[i]:
-            turn.since_us, turn.unmet_us, turn.waits_us = now, -_CONTENDED_US, _NEVER
-        hold.have[i] += more
-        shared.sums[i] += more
-        return hold.have[i]
+
+class _Count(NamedTuple):
+    """What a gateway's count may reach, and what a LeaseGrant says next to it."""
+
+    most: int
+    soon: bool = False
+    scarce: bool = False
+
+
+def _count(row: LeaseRow, i: int, limit: int | None, shared: _Shared, hold: _Hold, now: int) -> _Count:
+    """Each gateway that needs places has an even part. What is left over when all have theirs goes around, one place
+    more for each for a while, who waits the longest first. Who has more than that gives way: it gets no more requests
+    until those above have ended."""
+    if limit is None:
+        return _Count(0)
+    turn, have = hold.turns[i - 2], hold.have[i]
+    if (excess := shared.sums[i] - limit) > 0:
+        return _Count(max(have - excess, 0), scarce=True)
+    rest = [one for one in shared.holds.values() if one is not hold]
+    waiting = [one for one in rest if one.turns[i - 2].waits(now)]
+    scarce = any(now - one.turns[i - 2].unmet_us < _SCARCE_US for one in rest)
+    even, odd = _even(limit, len(waiting) + 1, [one.have[i] for one in rest if one not in waiting])
+    if waiting and have > (most := even + (odd > 0 and not turn.is_over(now))):
+        return _Count(most, scarce=True)
+    more = min(row.need[i], _free(limit - shared.sums[i], i, even, odd, hold, waiting, now))
+    missed = row.need[i] > more and have + more < even + (odd > 0)
+    if more and have <= (even if waiting else 0) < have + more:
+        turn.since_us = now
+    if missed:
+        turn.miss(now)
+    elif more:
+        turn.unmet_us, turn.waits_us = min(turn.unmet_us, now - _ASKS_US), _NEVER
+    hold.have[i] += more
+    shared.sums[i] += more
+    return _Count(hold.have[i], missed, scarce)
+
+
+def _free(room: int, i: int, even: int, odd: int, hold: _Hold, waiting: list[_Hold], now: int) -> int:
+    """How many of the places that nobody has a gateway may take: none that another one waits for."""
+    room = max(room, 0)
+    if not waiting:
+        return room
+    first = min(room, max(even - hold.have[i], 0))
+    turn = hold.turns[i - 2]
+    since = turn.waits_us if turn.waits(now) else now
+    theirs = sum(max(even - one.have[i], 0) + (one.turns[i - 2].waits_us < since) for one in waiting)
+    return first + (odd > 0 and hold.have[i] + first == even and room - first > theirs)
 
 
 def _even(limit: int, needy: int, others: list[int]) -> tuple[int, int]:

@@ -34,7 +34,7 @@ from sluice.exchange.serve_status import (
     replica_status,
     service_status,
 )
-from sluice.exchange.serving import Abilities, Demand, Heartbeat, Load, ServiceRow, State
+from sluice.exchange.serving import Abilities, Callers, Demand, Heartbeat, Load, ServiceRow, State
 from sluice.exchange.snapshot import render_answer
 
 LAUNCH, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -87,11 +87,13 @@ def documents(jobs: list[Any], status: Status | None = None) -> dict[str, dict[s
 def test_status_has_no_secret_and_survives_the_way() -> None:
     demands = [a_demand(), a_demand(worker="h:2", oldest_s=4.0, delay_s=0.1), a_demand(service="other", waiting=99)]
     status = {"deepseek-7b": service_status(ROW, demands, wanted=2)}
-    words = render_status(status, {LAUNCH: replica_status(BEAT, heard=1500.0)})
+    callers = Callers({"user/alice": 3}, whole=False)
+    words = render_status(status, {LAUNCH: replica_status(BEAT, heard=1500.0)}, callers)
     line = render_answer(words)
     assert BEAT.secret not in line.decode() and BEAT.fingerprint not in line.decode()
     found = parse_status(json.loads(line))
     assert found.services["deepseek-7b"] == ServiceStatus(4, 4.0, 6, 200, 0.5, 2, "no GPU", 9.0)
+    assert found.callers == callers
     replica = found.replicas[LAUNCH]
     assert (replica.state, replica.running, replica.cache_used, replica.resume) == (State.READY, 3, 0.5, "tokens")
 
@@ -111,7 +113,11 @@ def replicad(path: Path) -> Iterator[None]:
     def answer(line: bytes, who: object) -> bytes:
         assert json.loads(line)["do"] == "status"
         return render_answer(
-            render_status({"deepseek-7b": service_status(ROW, [a_demand()], 1)}, {LAUNCH: replica_status(BEAT, 1500.0)})
+            render_status(
+                {"deepseek-7b": service_status(ROW, [a_demand()], 1)},
+                {LAUNCH: replica_status(BEAT, 1500.0)},
+                Callers({}),
+            )
         )
 
     thread = threading.Thread(

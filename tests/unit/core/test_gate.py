@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from sluice.core import lib
+from sluice.base.errors import SluiceError
+from sluice.core import ffi, lib
 from sluice.core.errors import CoreError
 from sluice.core.gate import ALIGNMENT, Gate, Kind, Limit, Part, Reason, Refused, Settled, Shape, Turn, Use
+from sluice.core.layout import layout_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import gate as reference
@@ -37,6 +39,35 @@ def admit(gate: Gate, worker: int, now_us: int, tokens: int = 10, **options: int
     answer = ask(gate, worker, now_us, tokens, **options)
     assert isinstance(answer, int)
     return answer
+
+
+def test_a_struct_that_python_packs_is_as_the_header_has_it() -> None:
+    members = "ticket", "replica", "tag", "slot", "prefix_blocks"
+    found = ffi.new("struct sluice_gate_turn *", {"ticket": 1, "replica": 2, "tag": [3, 4], "slot": 5})
+    assert layout_of("sluice_gate_turn", members).unpack(ffi.buffer(found)) == (1, 2, 3, 4, 5, 0)
+    for wrong in (members[:-1], (*members, "more"), (members[1], members[0], *members[2:])):
+        with pytest.raises(SluiceError, match=r"struct sluice_gate_turn has ticket, .*make build"):
+            layout_of("sluice_gate_turn", wrong)
+    with pytest.raises(SluiceError, match="reason is enum sluice_gate_reason"):
+        layout_of(
+            "sluice_gate_answer", ("ticket", "reason"), ("kind", "limit", "used", "retry_after_us", "part", "reserved")
+        )
+
+
+def test_each_word_of_a_request_arrives_in_its_place() -> None:
+    """In the gate's own structs, as a wrong place of one of them might change nothing else that is looked at."""
+    gate = new_gate()
+    worker = gate.join(77, 5)
+    gate.set_replica(0xABC, SERVICE, 1)
+    gate.admit(
+        worker, 100, key=11, user=12, tenant=13, service=SERVICE, tokens=21, prompt_tokens=7, priority=6,
+        deadline_us=1 << 40, prefix=[31, 32, 33], tag=2 << 64 | 1, may_start=True,
+    )  # fmt: skip
+    request = gate._request
+    assert [*request.subjects] == [11, 12, 13, SERVICE] and [*request.tag] == [1, 2]
+    assert (request.tokens, request.prompt_tokens, request.deadline_us) == (21, 7, 1 << 40)
+    assert (request.priority, request.needs_replica, request.prefix_count, request.reserved) == (6, 0, 3, 0)
+    assert [*request.prefix[0:4]] == [31, 32, 33, 0]
 
 
 def test_life_of_a_request() -> None:

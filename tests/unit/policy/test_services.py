@@ -327,11 +327,12 @@ def test_names_of_jobs() -> None:
 
 def test_rows_of_services_and_accounts() -> None:
     policy = made({**VLLM, "callers": "*", "paused": True, "first_token_deadline": "2m", "answer_within": "5m",
-                   "replicas": {"most": 2}})  # fmt: skip
+                   "log_prompts": True, "replicas": {"most": 2}})  # fmt: skip
     (row,) = service_rows(policy)
-    wanted = {"callers": ("*",), "paused": True, "deadline_s": 120, "answer_s": 300, "most": 2}
+    wanted = {"callers": ("*",), "paused": True, "log_prompts": True, "deadline_s": 120, "answer_s": 300, "most": 2}
     assert asdict(row) | wanted == asdict(row)
-    assert made(VLLM).services["deepseek-7b"].callers == ("nlp",)
+    (usual,) = service_rows(made(VLLM))
+    assert usual.callers == ("nlp",) and not usual.log_prompts
     accounts = {one.user: one.tenants for one in account_rows(policy)}
     assert accounts == {"nlp-serve": ("nlp",), "alice": ("nlp", "robotics"), "bob": ("robotics",)}
 

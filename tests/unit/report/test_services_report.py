@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import signal
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import date, timedelta
@@ -161,7 +165,8 @@ def test_sums_of_days_that_are_over_are_kept(tmp_path: Path) -> None:
         "[]",
         "{}",
         text[:-9],
-        text.replace('"version": 2', '"version": 1'),
+        text.replace('"version": 3', '"version": 2'),
+        text.replace('"ids": "', '"ids": "!'),
         text.replace("[[[", "[[[5,"),
     ):
         file.write_text(damaged)
@@ -184,6 +189,110 @@ def test_a_request_that_goes_on_replaces_the_bill_of_its_killed_worker(tmp_path:
         (row,) = documents(one.cells(DAY, NEXT + timedelta(days=1)))
         assert (row["requests"], row["failed"], row["answered"], row["completion_tokens"]) == (2, 0, 2, 100)
         assert row["first_token_p99_ms"] == 100
+
+
+UTC_DAY = 86_400
+
+
+def by_day(days: RequestDays, last: date) -> dict[str, tuple[int, int]]:
+    """Requests and tokens of each local day."""
+    rows = documents(days.cells(DAY - timedelta(days=2), last), ("day",))
+    return {one["day"]: (one["requests"], one["tokens"]) for one in rows if one["requests"] or one["tokens"]}
+
+
+@pytest.mark.parametrize("later_s", [7200.0, 3 * UTC_DAY, 14 * UTC_DAY])
+def test_what_is_billed_again_much_later_is_billed_once_on_the_right_day(tmp_path: Path, later_s: float) -> None:
+    """The rest of a killed worker's stream, and a batch's line that was answered twice."""
+    folder, kept = tmp_path / "requests", tmp_path / "kept"
+    folder.mkdir()
+    last = DAY + timedelta(days=17)
+    end = (NOON // UTC_DAY + 1) * UTC_DAY - 60.0
+    days = RequestDays(folder, kept, writes=True)
+    bill = a_request(1, ended=end, endpoint="", outcome="failed", completion_tokens=5)
+    line = a_request(2, ended=end, endpoint="/v1/batches")
+    written(folder, [bill, line, a_request(3, ended=NOON + 16 * UTC_DAY)])
+    first = {str(services.day_of(end)): (2, 255), str(services.day_of(NOON + 16 * UTC_DAY)): (1, 150)}
+    assert by_day(days, last) == first
+    written(folder, [replace(line, ended=end + later_s), a_request(1, ended=end + later_s)], "ctl-2")
+    wanted = {**first, str(services.day_of(end)): (1, 150), str(services.day_of(end + later_s)): (1, 150)}
+    for one in (days, RequestDays(folder, kept), RequestDays(folder)):
+        assert by_day(one, last) == wanted
+    assert sum(one[0] for one in by_day(RequestDays(folder, kept), services.day_of(end)).values()) == 1
+
+
+def test_a_day_that_is_kept_is_counted_again_when_a_gateway_that_was_cut_off_writes(tmp_path: Path) -> None:
+    folder, kept = tmp_path / "requests", tmp_path / "kept"
+    folder.mkdir()
+    last = DAY + timedelta(days=4)
+    written(folder, [a_request(number, ended=NOON + number * UTC_DAY) for number in range(4)])
+    days = RequestDays(folder, kept, writes=True)
+    assert by_day(days, last) == {str(DAY + timedelta(days=number)): (1, 150) for number in range(4)}
+    before = {path.name: path.read_text() for path in kept.iterdir()}
+    # one that nobody knew, and the first bill of one that another gateway has billed two days later
+    written(folder, [a_request(9), a_request(2, ended=NOON + 5.0)], "ctl-2")
+    wanted = {str(DAY): (3, 450), str(DAY + timedelta(days=1)): (1, 150), str(DAY + timedelta(days=3)): (1, 150)}
+    for one in (days, RequestDays(folder, kept)):
+        assert by_day(one, last) == wanted
+    after = {path.name: path.read_text() for path in kept.iterdir()}
+    assert after.keys() == before.keys() and all(after[name] != before[name] for name in before)
+
+
+def test_a_key_that_was_paid_for_days_ago_buys_nothing_today(tmp_path: Path) -> None:
+    """Gateways forget names of requests; their ids are what their callers make them."""
+    midnight = (NOON // UTC_DAY + 1) * UTC_DAY
+    written(tmp_path, [a_request(number, ended=midnight - 60.0) for number in (1, 2)])
+    soon, later = midnight + 3500.0, midnight + 2 * UTC_DAY
+    written(tmp_path, [a_request(1, begun=soon, ended=soon + 50), a_request(2, begun=later, ended=later + 50)], "ctl-2")
+    assert sum(count for count, _ in by_day(RequestDays(tmp_path), DAY + timedelta(days=4)).values()) == 3
+
+
+def test_ids_of_some_days_are_in_memory(tmp_path: Path) -> None:
+    folder, kept = tmp_path / "requests", tmp_path / "kept"
+    folder.mkdir()
+    written(
+        folder, [a_request(number, begun=end, ended=end) for number in range(40) for end in [NOON + number * UTC_DAY]]
+    )
+    days = RequestDays(folder, kept, writes=True)
+    for _ in range(2):
+        assert len(by_day(days, DAY + timedelta(days=50))) == 40
+        assert len(days._days) == 40 and len(days._ids) <= 16
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_bills_are_exact_in_whatever_order_they_come_and_who_counts_is_killed(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    folder, kept = tmp_path / "requests", tmp_path / "kept"
+    folder.mkdir()
+    last = DAY + timedelta(days=14)
+    right: dict[str, RequestRecord] = {}
+    days = RequestDays(folder, kept, writes=True)
+    for _ in range(12):
+        for _ in range(draw.randint(1, 8)):
+            name, ended = draw.randint(1, 20), NOON + draw.randint(0, 12 * UTC_DAY)
+            whole = draw.random() < 0.5
+            one = a_request(
+                name, ended=ended, endpoint="/v1/completions" if whole else "", outcome="ok" if whole else "failed",
+                prompt_tokens=100 * name + whole,
+            )  # fmt: skip
+            written(folder, [one], f"ctl-{draw.randint(1, 3)}")
+            known = right.get(one.id)
+            if known is None or (not one.endpoint, one.ended) < (not known.endpoint, known.ended):
+                right[one.id] = one
+        if draw.random() < 0.7:
+            child = os.fork()
+            if not child:
+                days.cells(DAY, last)
+                os._exit(0)
+            time.sleep(draw.uniform(0, 0.02))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        days = days if draw.random() < 0.5 else RequestDays(folder, kept, writes=True)
+        wanted: dict[str, tuple[int, int]] = {}
+        for one in right.values():
+            day = str(services.day_of(one.ended))
+            count, tokens = wanted.get(day, (0, 0))
+            wanted[day] = count + 1, tokens + one.prompt_tokens + one.completion_tokens
+        assert by_day(days, last) == wanted
 
 
 # ---- GPU time ----

@@ -55,10 +55,10 @@ SECRET = "5" * 64
 T = TypeVar("T")
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], seconds: float = 120) -> T:
     """On the loop that the gateway uses."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(asyncio.wait_for(work, 120))
+        return runner.run(asyncio.wait_for(work, seconds))
 
 
 @cache
@@ -376,7 +376,7 @@ async def bed(
         if "need" in message:
             for kind, name, *_ in message["needs"]:
                 one.give_all(kind, name)
-            loop.call_soon(worker.told, {"parts": message["need"], "known": True, "retry": []})
+            loop.call_soon(worker.told, {"parts": message["need"], "known": True, "retry": [], "soon": []})
         if "claim" in message:
             loop.call_soon(worker.told, {"claim": message["claim"], "verdict": "free"})
 

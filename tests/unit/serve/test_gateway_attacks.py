@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sluice.exchange.serving import AccountRow
 from sluice.serve.gateway import body, bounds, continuation
-from tests.unit.serve.gateway_bed import STREAM_HEAD, Bed, Heard, bed, chunk, in_chunk, plain, run, until
+from tests.unit.serve.gateway_bed import STREAM_HEAD, Bed, Heard, bed, chunk, in_chunk, plain, run, stream_of, until
 
 PIECE = b"a" * 65_536
 MUCH = 64 * len(PIECE)
@@ -124,6 +127,47 @@ def test_a_call_that_cannot_be_sent_costs_nobody_else(tmp_path: Path, monkeypatc
                 assert answer.status == 500
             assert one.worker.calls == {}
             assert (await one.ask(asked)).whole
+
+    run(work())
+
+
+async def key_of_bob(one: Bed) -> str:
+    """Of another user and tenant."""
+    _, key = one.store.create("bob", ["serve"], now=time.time(), seconds=3600)
+    one.worker.keys.refresh()
+    one.accounts.append(AccountRow("bob", ("chemistry",)))
+    one.publish()
+    return f"Bearer {key}"
+
+
+def test_the_name_of_a_request_gives_nobody_else_its_answer(tmp_path: Path) -> None:
+    """Neither the answer, nor whether there is one."""
+    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "a"}]}
+    rest: dict[str, Any] = {"id": "chatcmpl-alice", "created": 100, "model": "m", "text": "mine", "tokens": 1}
+
+    words = iter(["zanzibar", "other", "other"])
+
+    async def speaks(heard: Heard) -> None:
+        heard.writer.write(stream_of([next(words)], name=rest["id"]))
+
+    async def work() -> None:
+        async with bed(tmp_path, speaks) as one:
+            bob = await key_of_bob(one)
+            assert (await one.ask(asked, idempotency_key="k")).text == "zanzibar"
+            theirs = [
+                await one.ask(asked, idempotency_key="k", authorization=bob),
+                await one.ask(asked | {"sluice_resume": rest}, idempotency_key="k", authorization=bob),
+            ]
+            assert [(answer.status, answer.text) for answer in theirs] == [(200, "other")] * 2
+            sent = [heard.body for heard in one.replicas[0].heard[1:]]
+            assert len(sent) == 2 and not any(b"zanzibar" in said for said in sent)
+            first, second, third = one.records()
+            assert [(record.user, record.tenant) for record in (second, third)] == [("bob", "chemistry")] * 2
+            assert len({first.id, second.id, third.id}) == 3
+            # the prompt is billed to the one who sends it, as if nobody had sent it before
+            assert second.prompt_tokens == first.prompt_tokens > 0
+            names = [message["name"] for message in one.told if "claim" in message]
+            assert len(names) == len(set(names)) == 2  # bob's second repeats his first, which has a bill
 
     run(work())
 

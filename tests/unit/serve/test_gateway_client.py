@@ -10,8 +10,24 @@ from typing import Any
 import httpx
 import pytest
 
+from sluice.core.gate import MAX_AMOUNT
 from sluice.serve.client import AsyncResumingStream, ResumingStream, StreamError
-from tests.unit.serve.gateway_bed import CHAT, Bed, Heard, answer_of, bed, plain, run, stream_of, until
+from tests.unit.serve.gateway_bed import (
+    CHAT,
+    DONE,
+    STREAM_HEAD,
+    Bed,
+    Heard,
+    answer_of,
+    bed,
+    chunk,
+    in_chunk,
+    plain,
+    run,
+    stream_of,
+    until,
+    usage_chunk,
+)
 from tests.unit.serve.test_gateway_replicas import ASK, WORDS, goes_on
 
 TEXT = "".join(WORDS)
@@ -126,6 +142,27 @@ def test_a_stream_is_resumed_once_without_its_prompt(tmp_path: Path) -> None:
             rest = len(WORDS) - 1
             assert found == [(5, rest + 1), (0, rest), (6, rest), (6, rest), (0, 0)]
             assert len({record.id for record in one.records()}) == 5
+
+    run(work())
+
+
+def test_a_rest_of_which_an_engine_counts_more_than_there_can_be_is_billed(tmp_path: Path) -> None:
+    """Its second bill has the prompt and what the client has of the answer: together no more than the gate takes."""
+    resume = {"id": "x", "created": 1, "model": "m", "text": "It", "tokens": 1}
+
+    async def boasts(heard: Heard) -> None:
+        heard.writer.write(STREAM_HEAD + b"".join(map(in_chunk, [chunk("a"), usage_chunk(1 << 50, -(1 << 50)), DONE])))
+        heard.writer.write(b"0\r\n\r\n")
+
+    async def work() -> None:
+        async with bed(tmp_path, boasts) as one:
+            asked = ASK | {"stream_options": {"include_usage": True}}
+            await one.ask(asked, idempotency_key="k")
+            for _ in range(2):
+                answer = await asyncio.wait_for(one.ask(asked | {"sluice_resume": resume}, idempotency_key="k"), 20)
+                assert answer.whole and answer.events[-2]["usage"]["completion_tokens"] == 1, "not below what was said"
+            found = [(record.prompt_tokens, record.completion_tokens) for record in one.records()]
+            assert found == [(MAX_AMOUNT, 0), (0, 0), (MAX_AMOUNT, 0)] and one.worker.calls == {}
 
     run(work())
 

@@ -22,7 +22,7 @@ from sluice.core.gate import Kind as SubjectKind
 from sluice.core.gate import Limit as CoreLimit
 from sluice.exchange.requests import RequestRecord
 from sluice.exchange.serving import AccountRow, Limit, LimitRow
-from sluice.serve.gateway import bounds
+from sluice.serve.gateway import body, bounds
 from sluice.serve.gateway import worker as worker_module
 from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.keys import Keys, ask_controllerd
@@ -460,6 +460,17 @@ def test_limits_and_budgets(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_limit_that_is_new_holds_for_a_caller_that_is_known(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            assert [(await one.ask(ASK)).status for _ in range(3)] == [200, 200, 200]
+            one.limits.append(LimitRow("tenant", "physics", Limit(requests_per_minute=1)))
+            one.publish()
+            assert [(await one.ask(ASK)).status for _ in range(3)] == [200, 429, 429]
+
+    run(work())
+
+
 def test_what_is_larger_than_a_share_and_not_than_the_limit_may_be_asked_again(tmp_path: Path) -> None:
     """While no controller answers, a gateway has a share of each limit."""
 
@@ -546,6 +557,76 @@ def test_logs_have_neither_keys_nor_prompts(
             assert "zanzibar" not in written
 
     run(work())
+
+
+def test_prompts_are_in_the_log_only_while_the_service_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = "zanzibar\n\x1b[2J\x7f\u009b\u2028 request=forged"
+    asked = ASK | {"messages": [{"role": "user", "content": said}]}
+
+    async def work() -> None:
+        services = {"m": service_row(), "other": service_row("other", log_prompts=True)}
+        refused = LimitRow("tenant", "biology", Limit(tokens_per_minute=10))
+        async with bed(tmp_path, plain, services=services, limits=[refused], access_log=True) as one:
+
+            async def log_of(row: bool) -> tuple[str, list[str]]:
+                one.services["m"] = service_row(log_prompts=row)
+                one.publish()
+                answer = await one.ask(asked)
+                assert answer.status == 200
+                assert (await one.ask(asked, sluice_tenant="biology")).status == 400  # over its limit
+                assert (await one.ask(asked, authorization="Bearer other")).status == 401
+                one.worker.flush()
+                return answer.headers["x-request-id"], capfd.readouterr().err.split("\n")
+
+            for row in (False, True, False):
+                name, lines = await log_of(row)
+                prompts = [line for line in lines if "zanzibar" in line]
+                wanted = (
+                    f"sluice: request={name} user=alice tenant=physics service=m prompt="
+                    r'"user" "zanzibar\n\u001b[2J\u007f\u009b\u2028 request=forged"'
+                )
+                assert prompts == [wanted] * row
+                assert len(lines) == 4 + row and one.key not in "".join(lines)  # with the empty end
+
+    run(work())
+
+
+def test_without_an_access_log_there_are_no_prompts_either(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def work() -> None:
+        async with bed(tmp_path, plain, services={"m": service_row(log_prompts=True)}) as one:
+            assert (await one.ask(ASK | {"messages": [{"role": "user", "content": "zanzibar"}]})).status == 200
+            one.worker.flush()
+            assert "zanzibar" not in capfd.readouterr().err
+
+    run(work())
+
+
+LOGGED = {
+    "a chat of parts": (
+        "chat",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "user": "not this"},
+        '"user" "text" "hi"',
+    ),
+    "token ids": ("completions", {"prompt": [[1, 2], [3]], "suffix": "end"}, '1 2 3 "end"'),
+    "an answer's input": ("responses", {"input": "b", "instructions": "a"}, '"a" "b"'),
+    "half of a surrogate": ("embeddings", {"input": ["\ud800"]}, r'"\ud800"'),
+    "none": ("chat", {}, ""),
+    "one that fits": ("completions", {"prompt": "x" * 98}, f'"{"x" * 98}"'),
+    "one too long": ("completions", {"prompt": "x" * 99}, f'"{"x" * 99}...'),
+    "one that grows by its escapes": ("completions", {"prompt": "\0" * (1 << 20)}, '"' + r"\u0000" * 16 + r"\u0..."),
+    "more after the bound": ("completions", {"prompt": ["x" * 98, "y"]}, f'"{"x" * 98}"...'),
+    "nothing but lists": ("completions", {"prompt": [[]] * 1000}, "..."),
+    "a deep one": ("completions", {"prompt": json.loads("[" * 500 + "]" * 500)}, "..."),
+}
+
+
+@pytest.mark.parametrize("what", LOGGED)
+def test_a_prompt_in_the_log_is_ascii_and_bounded(what: str) -> None:
+    ability, document, wanted = LOGGED[what]
+    found = body.read(ability, json.dumps({"model": "m", **document}).encode()).prompt(100)  # type: ignore[arg-type]
+    assert found == wanted and found.isascii() and (found.isprintable() or not found)
 
 
 def test_where_the_gate_has_no_room_for_a_limit_the_request_is_refused(tmp_path: Path) -> None:

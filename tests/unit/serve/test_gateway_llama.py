@@ -32,24 +32,26 @@ _ENGINE = (sys.executable, "-P", "-m", "sluice.serve.engines.xllamacpp_server")
 class LlamaReplica(Replica):
     """The relay of a replica, before an engine that can be killed."""
 
-    socket: Path = Path()
+    address: Path | int = Path()
     process: subprocess.Popen[bytes] | None = None
-    served: list[int] = field(default_factory=list)
+    lets_through: int | None = None
+    """Bytes of each answer, as of an engine that is killed before it has more. None: all."""
 
     def engine(self, model: Path, slots: int = 8) -> None:
-        self.socket.unlink(missing_ok=True)
-        arguments = ["--model", str(model), "--host", str(self.socket), "--parallel", str(slots), "--alias", "m"]
+        assert isinstance(self.address, Path)
+        self.address.unlink(missing_ok=True)
+        arguments = ["--model", str(model), "--host", str(self.address), "--parallel", str(slots), "--alias", "m"]
         arguments += ["--ctx-size", str(2048 * slots), "--threads", "1"]
         root = Path(__file__).resolve().parents[3]
         self.process = subprocess.Popen(
             [*_ENGINE, *arguments], cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, stderr=subprocess.DEVNULL
         )
 
-    async def ready(self) -> None:
-        async with asyncio.timeout(60):
+    async def ready(self, seconds: float = 60) -> None:
+        async with asyncio.timeout(seconds):
             while True:
                 with contextlib.suppress(OSError):
-                    reader, writer = await asyncio.open_unix_connection(self.socket)
+                    reader, writer = await self._connect()
                     writer.write(b"GET /health HTTP/1.0\r\n\r\n")
                     answer = await reader.read(64)
                     writer.close()
@@ -57,16 +59,21 @@ class LlamaReplica(Replica):
                         return
                 await asyncio.sleep(0.05)
 
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self.address, Path):
+            return await asyncio.open_unix_connection(self.address)
+        return await asyncio.open_connection("127.0.0.1", self.address)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
             assert await reader.readline() == SECRET.encode() + b"\n"
-            ours, engine = await asyncio.open_unix_connection(self.socket)
+            ours, engine = await self._connect()
         except (OSError, asyncio.IncompleteReadError):
             writer.transport.abort()
             return
         self.writers |= {writer, engine}
-        await asyncio.gather(_pipe(reader, engine), _pipe(ours, writer))
+        await asyncio.gather(_pipe(reader, engine), _pipe(ours, writer, self.lets_through))
         self.writers -= {writer, engine}
 
     def kill_engine(self) -> None:
@@ -80,10 +87,12 @@ class LlamaReplica(Replica):
         super().kill()
 
 
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int | None = None) -> None:
+    left = sys.maxsize if most is None else most
     with contextlib.suppress(OSError):
         while data := await reader.read(1 << 16):
-            writer.write(data)
+            writer.write(data[:left])
+            left -= len(data[:left])
             await writer.drain()
     writer.transport.abort()
 
@@ -103,8 +112,8 @@ async def llama(folder: Path, model: Path, count: int = 2) -> AsyncIterator[tupl
     async with bed(folder, services={"m": service_row(engine="llama.cpp", deadline_s=60.0)}) as one:
         made = []
         for number in range(count):
-            replica = LlamaReplica(_unused, context, fingerprint, f"{0xB1 + number:016x}", slots=8, abilities=TOKENS)
-            replica.socket = folder / f"{number}.sock"
+            replica = LlamaReplica(unused, context, fingerprint, f"{0xB1 + number:016x}", slots=8, abilities=TOKENS)
+            replica.address = folder / f"{number}.sock"
             replica.engine(model)
             made.append(replica)
             one.replicas.append(await replica.start())
@@ -114,7 +123,8 @@ async def llama(folder: Path, model: Path, count: int = 2) -> AsyncIterator[tupl
         yield one, made
 
 
-async def _unused(heard: Any) -> None:
+async def unused(heard: Any) -> None:
+    """The script of a replica with an engine."""
     raise AssertionError
 
 
@@ -222,14 +232,14 @@ def test_the_openai_client_sees_one_stream(tmp_path: Path, models: Path) -> None
                         said += (part.choices[0].delta.content or "") if part.choices else ""
                 return said, usage
 
+            for replica in replicas:
+                replica.lets_through = 16_384  # of some 40,000 bytes, however fast the engine is
             task = asyncio.create_task(asyncio.to_thread(by_openai))
             await until(lambda: any(call._count > 20 for call in one.worker.calls.values()))
             for replica in replicas:
-                if replica.writers and any(
-                    call.replica and call.replica.launch == replica.launch for call in one.worker.calls.values()
-                ):
-                    replica.kill_engine()
-                    break
+                replica.lets_through = None
+            (serving,) = [replica for replica in replicas if replica.writers]
+            serving.kill_engine()
             said, usage = await task
             assert said == counted(1, 150) and usage.completion_tokens == 150
             (record,) = one.records()

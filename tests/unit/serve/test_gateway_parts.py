@@ -185,6 +185,61 @@ def test_token_ids_of_vllm_are_asked_for_kept_and_hidden() -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (3, 6, 9)
 
 
+def test_sglang_says_token_ids_in_completions_alone() -> None:
+    """As SGLang 0.5.23 writes them; it refuses a chat that streams and asks for them."""
+    one = asked({"model": "m", "stream": True, "prompt": "six"}, "completions")
+    assert continuation.has_ids(one, "sglang") and not continuation.has_ids(asked(CHAT), "sglang")
+    first = (
+        b'data: {"id":"c","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" a",'
+        b'"logprobs":null,"finish_reason":null,"matched_stop":null,"token_ids":[9],"prompt_token_ids":[6,7]}],"usage":null}\n\n'
+    )
+    hidden = first.replace(b',"token_ids":[9],"prompt_token_ids":[6,7]', b"")
+    assert continuation.without_ids(first) == hidden
+    plan = continuation.plan(one, story(first), "sglang", "tokens")
+    assert plan is not None and json.loads(plan.body)["prompt"] == [6, 7, 9]
+
+
+def test_numbers_of_an_engine_are_no_more_than_the_gate_takes() -> None:
+    usage = {"prompt_tokens": 1 << 80, "completion_tokens": 1 << 80}
+    kept = story(chunk("a", usage=usage))
+    kept.goes_on()
+    kept.keep(chunk("b", usage=usage))
+    kept.absorb()
+    assert (kept.prompt_tokens, kept.tokens) == (MAX_AMOUNT, MAX_AMOUNT)
+    for wrong in (-1, "9", True, None, []):
+        kept = story(chunk("a", usage={"prompt_tokens": wrong, "completion_tokens": wrong}))
+        assert (kept.prompt_tokens, kept.tokens) == (None, 0)
+    verbose = {"tokens": [1], "tokens_evaluated": 1 << 80}
+    assert story(chunk("a", __verbose=verbose)).prompt_tokens == MAX_AMOUNT
+
+
+def test_each_token_counts_once_however_its_part_says_so() -> None:
+    """Parts with ids, with a usage so far and with neither, in one stream."""
+
+    def so_far(text: str, completion: int) -> bytes:
+        return chunk(text, usage={"prompt_tokens": 1, "completion_tokens": completion})
+
+    def by_ids(text: str, *ids: int) -> bytes:
+        choice = {"index": 0, "delta": {"content": text}, "token_ids": ids, "finish_reason": None}
+        return event_of({"id": "1", "created": 1, "model": "m", "choices": [choice]})
+
+    assert story(*[chunk("a")] * 4, so_far("b", 5)).tokens == 5
+    assert story(by_ids("ab", 1, 2), so_far("c", 3)).tokens == 3
+    assert story(so_far("ab", 2), chunk("c"), so_far("d", 4)).tokens == 4
+    assert story(*(so_far("a", number) for number in (9, 0, 9, 3, 10))).tokens == 10, "it counts back"
+    assert story(chunk("ab", usage={"completion_tokens": 2})).tokens == 2
+    assert story(so_far("a", 1 << 80), chunk("b")).tokens == MAX_AMOUNT
+
+
+def test_token_ids_without_text_do_not_fill_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuation, "MOST_STORY_TOKENS", 100)
+    choice = {"index": 0, "delta": {"content": ""}, "token_ids": [1] * 60, "finish_reason": None}
+    event = event_of({"id": "1", "created": 1, "model": "m", "choices": [choice]})
+    assert story(event).ids == [1] * 60
+    more = story(event, event, event)
+    assert more.ids is None and "longer than 100 tokens" in more.blocked
+
+
 def test_what_llama_cpp_says_next_to_its_text_is_hidden() -> None:
     shown = b'data: {"choices":[{"text":" a","index":0,"logprobs":null,"finish_reason":null}],"id":"c"'
     more = (

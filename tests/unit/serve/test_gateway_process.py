@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import json
 import os
+import re
+import secrets
 import signal
 import ssl
 import subprocess
@@ -77,11 +79,13 @@ class Replicad:
 
     snapshot: Snapshot = field(default_factory=Snapshot)
     demand: list[dict[str, Any]] = field(default_factory=list)
+    callers: dict[str, Any] = field(default_factory=dict)
     book: Book = field(default_factory=lambda: Book("e", 0, {}))
 
     def answer(self, line: bytes, who: Any) -> bytes:
         asked = json.loads(line)
         self.demand += asked.get("demand", ())
+        self.callers = asked.get("callers", self.callers)
         if asked["do"] == "lease":
             limit = self.snapshot.get("limits", "tenant/physics")
             with _BOOK:
@@ -160,7 +164,7 @@ class Gateway:
 async def gateway(
     folder: Path, workers: int = 2, pem: str = "", *, killed: bool = False
 ) -> AsyncIterator[tuple[Gateway, Replicad]]:
-    (folder / "records").mkdir(exist_ok=True)
+    (folder / "records").mkdir(parents=True, exist_ok=True)
     _, key = TokenStore(folder / "tokens.json").create("alice", ["serve"], now=time.time(), seconds=3600)
     with replicad(folder) as keeper, (folder / "log").open("wb") as log:
         keeper.snapshot.put("services", {"m": as_row(service_row())})
@@ -175,6 +179,23 @@ async def gateway(
             process.send_signal(signal.SIGTERM)
             code = await asyncio.to_thread(process.wait, 30)
             assert code == (-signal.SIGKILL if killed else 0), one.log
+
+
+@asynccontextmanager
+async def two_gateways(
+    folder: Path, replica: Replica, *limits: LimitRow, killed: bool = False
+) -> AsyncIterator[tuple[Gateway, Gateway]]:
+    """Of one authority, with the same key. `killed`: how the first one ends."""
+    async with (
+        gateway(folder / "second") as (other, keeper),
+        gateway(folder / "first", killed=killed) as (one, keeper_),
+    ):
+        keeper_.book = keeper.book
+        for each in (keeper, keeper_):
+            each.snapshot.put("limits", {f"{row.kind}/{row.name}": as_row(row) for row in limits})
+            put(each, replica)
+        await share_key(other, one)
+        yield one, other
 
 
 async def a_replica(folder: Path, script: Any, launch: str = "00000000000000a1") -> Replica:
@@ -207,6 +228,26 @@ def test_requests_through_two_workers_with_figures_of_both(tmp_path: Path) -> No
             assert 'sluice_gateway_replicas_usable{service="m"} 1' in figures
             assert (await one.get("/health")).status == 200
             assert one.key not in one.log and "begin" not in one.log
+
+    run(work())
+
+
+def test_who_has_how_many_requests_now_is_counted_over_all_workers(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with gateway(tmp_path) as (one, keeper):
+            writers = []
+            for _ in range(5):
+                _, writer = await asyncio.open_connection("127.0.0.1", one.port)
+                writer.write(one.head(ASK))
+                writers.append(writer)
+            key = one.key.split("_")[1]
+            who = {f"key/{key}", "user/alice", "tenant/physics"}
+            await until(lambda: keeper.callers == {"open": dict.fromkeys(who, 5), "whole": True}, 20)
+            for writer in writers[1:]:
+                writer.close()
+            await until(lambda: keeper.callers["open"] == dict.fromkeys(who, 1), 20)
+            writers[0].close()
+            await until(lambda: keeper.callers["open"] == {}, 20)
 
     run(work())
 
@@ -387,6 +428,35 @@ def test_rows_stay_while_replicad_is_away(tmp_path: Path) -> None:
     run(work())
 
 
+def test_prompts_are_logged_as_the_policy_now_says(tmp_path: Path) -> None:
+    async def work() -> None:
+        replica = await a_replica(tmp_path, plain)
+        async with gateway(tmp_path, workers=1) as (one, keeper):
+            put(keeper, replica)
+            await sure(one)
+
+            async def logged(said: str) -> bool:
+                answer = await one.ask(ASK | {"messages": [{"role": "user", "content": said}]})
+                bill = re.compile(f"request={answer.headers['x-request-id']} .* outcome=ok")
+                await until(lambda: bill.search(one.log) is not None)
+                return said in one.log
+
+            async def becomes(service: dict[str, Any], wanted: bool) -> None:
+                keeper.snapshot.put("services", {"m": service})
+                async with asyncio.timeout(20):
+                    while await logged(secrets.token_hex(8)) != wanted:
+                        pass
+
+            assert not await logged("usual")
+            plain_row = as_row(service_row())
+            await becomes(plain_row | {"log_prompts": True}, True)
+            del plain_row["log_prompts"]  # as a replicad that does not know it
+            await becomes(plain_row, False)
+            assert not await logged("no longer")
+
+    run(work())
+
+
 def test_clients_speak_tls(tmp_path: Path) -> None:
     async def work() -> None:
         replica = await a_replica(tmp_path, plain)
@@ -464,14 +534,7 @@ def test_a_gateway_that_is_killed_breaks_no_resuming_stream_and_bills_it_once(tm
 
     async def work() -> None:
         replica = await a_replica(tmp_path, counts)
-        first, second = tmp_path / "first", tmp_path / "second"
-        first.mkdir()
-        second.mkdir()
-        async with gateway(second) as (other, keeper), gateway(first, killed=True) as (one, keeper_):
-            keeper_.book = keeper.book
-            put(keeper, replica)
-            put(keeper_, replica)
-            await share_key(other, one)
+        async with two_gateways(tmp_path, replica, killed=True) as (one, other):
             urls = [f"http://127.0.0.1:{one.port}", f"http://127.0.0.1:{other.port}"]
 
             async def stream() -> str:
@@ -502,14 +565,7 @@ def test_one_request_to_several_gateways_at_once_is_answered_and_billed_once(tmp
 
     async def work() -> None:
         replica = await a_replica(tmp_path, waits)
-        first, second = tmp_path / "first", tmp_path / "second"
-        first.mkdir()
-        second.mkdir()
-        async with gateway(second) as (other, keeper), gateway(first) as (one, keeper_):
-            keeper_.book = keeper.book
-            put(keeper, replica)
-            put(keeper_, replica)
-            await share_key(other, one)
+        async with two_gateways(tmp_path, replica) as (one, other):
             named = "idempotency-key: k"
             asked = [asyncio.create_task(at.ask(ASK, named)) for at in (one, other, one, other)]
             await until(lambda: sum(task.done() for task in asked) == 3, 30)
@@ -523,6 +579,87 @@ def test_one_request_to_several_gateways_at_once_is_answered_and_billed_once(tmp
             assert [(await at.ask(ASK, named)).status for at in (one, other)] == [200, 200]
             records = [*one.records(), *other.records()]
             assert len(replica.heard) == len(records) == len({record.id for record in records}) == 3
+
+    run(work())
+
+
+def test_the_only_place_of_two_gateways_is_where_a_request_is(tmp_path: Path) -> None:
+    """A client that asks one after the other is never refused; of two that ask all the time, each has its turns, the
+    place is never idle for long, and nobody has two."""
+    running, most, busy = 0, 0, 0.0
+
+    async def slow(heard: Heard) -> None:
+        nonlocal running, most, busy
+        running, begun = running + 1, time.monotonic()
+        most = max(most, running)
+        await asyncio.sleep(0.4)
+        running, busy = running - 1, busy + time.monotonic() - begun
+        await plain(heard)
+
+    async def insist(one: Gateway, until_: float, got: list[int]) -> None:
+        while time.monotonic() < until_:
+            answer = await one.ask(ASK)
+            got.append(answer.status)
+            if answer.status != 200:
+                await asyncio.sleep(0.02)
+
+    async def work() -> None:
+        replica = await a_replica(tmp_path, slow)
+        limit = LimitRow("tenant", "physics", Limit(concurrent=1))
+        async with two_gateways(tmp_path, replica, limit) as (one, other):
+            await asyncio.sleep(0.5)
+            for number in range(10):
+                assert (await (one, other)[number % 2].ask(ASK)).status == 200, number
+            nonlocal busy
+            busy, begun = 0.0, time.monotonic()
+            got: tuple[list[int], list[int]] = [], []
+            await asyncio.gather(*(insist(at, begun + 14, to) for at, to in zip((one, other), got, strict=True)))
+            spent = time.monotonic() - begun
+            assert most == 1
+            assert min(one.count(200) for one in got) >= 4, got
+            assert busy > 0.8 * spent, f"{busy:.1f} of {spent:.1f} s"
+
+    run(work())
+
+
+def test_few_requests_wait_for_a_place_that_another_gateway_does_not_give_back(tmp_path: Path) -> None:
+    """The others are refused at once, as all are where there is one gateway."""
+    free = asyncio.Event()
+
+    async def held(heard: Heard) -> None:
+        await free.wait()
+        await plain(heard)
+
+    async def ask(one: Gateway) -> tuple[int, float]:
+        begun = time.monotonic()
+        return (await one.ask(ASK)).status, time.monotonic() - begun
+
+    async def work() -> None:
+        replica = await a_replica(tmp_path, held)
+        async with gateway(tmp_path / "first", 1) as (one, keeper):
+            limit = as_row(LimitRow("tenant", "physics", Limit(concurrent=1)))
+            keeper.snapshot.put("limits", {"tenant/physics": limit})
+            put(keeper, replica)
+            await asyncio.sleep(0.5)
+            holder = asyncio.create_task(one.ask(ASK))
+            await asyncio.sleep(0.5)
+            alone = await asyncio.gather(*(ask(one) for _ in range(10)))
+            assert all(status == 429 and seconds < 3 for status, seconds in alone), alone
+            async with gateway(tmp_path / "second", 1) as (other, keeper_):
+                keeper_.book = keeper.book
+                keeper_.snapshot.put("limits", {"tenant/physics": limit})
+                put(keeper_, replica)
+                await share_key(other, one)
+                await asyncio.sleep(0.5)
+                many = await asyncio.gather(*(ask(other) for _ in range(30)))
+                assert {status for status, _ in many} == {429}
+                assert sum(seconds > 4.5 for _, seconds in many) == 8, many
+                again = [asyncio.create_task(ask(other)) for _ in range(10)]
+                done, left = await asyncio.wait(again, timeout=3)
+                assert len(left) == 1 and {one.result()[0] for one in done} == {429}
+                free.set()
+                assert (await holder).status == 200
+                assert (await left.pop())[0] == 200
 
     run(work())
 

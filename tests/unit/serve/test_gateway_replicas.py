@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from sluice.core.gate import MAX_AMOUNT
-from sluice.exchange.serving import State
+from sluice.exchange.serving import Abilities, State
 from sluice.serve.gateway import bounds
+from sluice.serve.gateway.sse import event_of
 from tests.unit.serve.gateway_bed import (
     CHAT,
     DONE,
     STREAM_HEAD,
+    Answer,
     Heard,
     Script,
     answer_of,
@@ -50,7 +52,10 @@ ASK: dict[str, Any] = {"model": "m", "stream": True, "messages": [{"role": "user
 
 
 async def goes_on(heard: Heard) -> None:
-    """A replica that says the rest of WORDS after what was said."""
+    """A replica that says the rest of WORDS after what was said, or how long the prompt is."""
+    if not heard.document.get("stream"):
+        await counts(heard)
+        return
     last = heard.document["messages"][-1]
     said = last["content"] if last["role"] == "assistant" else ""
     at = 0
@@ -58,6 +63,11 @@ async def goes_on(heard: Heard) -> None:
         at += 1
         assert at <= len(WORDS), said
     heard.writer.write(stream_of(WORDS[at:], name="chatcmpl-2", before=at))
+
+
+async def counts(heard: Heard) -> None:
+    assert heard.document["max_tokens"] == 1 and heard.document["messages"] == ASK["messages"]
+    heard.writer.write(answer_of({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1}}))
 
 
 def dies_after(data: bytes, at: int, *, abort: bool = True) -> Script:
@@ -70,6 +80,28 @@ def dies_after(data: bytes, at: int, *, abort: bool = True) -> Script:
         raise ConnectionResetError
 
     return script
+
+
+def test_the_head_of_a_stream_does_not_wait_for_its_first_token(tmp_path: Path) -> None:
+    async def work() -> None:
+        thought = asyncio.Event()
+
+        async def thinks(heard: Heard) -> None:
+            heard.writer.write(STREAM_HEAD)
+            await heard.writer.drain()
+            await thought.wait()
+            heard.writer.write(stream_of(WORDS).removeprefix(STREAM_HEAD))
+
+        async with bed(tmp_path, thinks) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(one.request(ASK))
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+            thought.set()
+            answer = Answer.of(head + await asyncio.wait_for(reader.read(), 30))
+            writer.close()
+            assert answer.whole and answer.text == "".join(WORDS)
+
+    run(work())
 
 
 @pytest.mark.parametrize("shows_usage", [False, True])
@@ -95,15 +127,214 @@ def test_a_replica_that_dies_at_any_byte_breaks_no_stream(tmp_path: Path, shows_
                 assert [c["finish_reason"] for d in documents for c in d["choices"] if c["finish_reason"]] == [
                     "stop"
                 ], at
-                usages = [document["usage"] for document in documents if document.get("usage")]
-                assert len(usages) == int(shows_usage), at
+                assert usages_of(answer) == [(5, len(WORDS), 5 + len(WORDS))] * int(shows_usage), at
                 one.worker.pools[0xA1].worked()
             records = one.records()
             assert len(records) == len(places) == len({record.id for record in records})
             assert {record.outcome for record in records} == {"ok"}
             # The engine counted all of its tokens, and those before its death are a part of its prompt.
-            assert {record.completion_tokens for record in records} == {len(WORDS)}
+            assert {(record.prompt_tokens, record.completion_tokens) for record in records} == {(5, len(WORDS))}
             assert one.worker.calls == {} and one.worker.waiting == {}
+
+    run(work())
+
+
+def usages_of(answer: Answer) -> list[tuple[int, int, int]]:
+    names = "prompt_tokens", "completion_tokens", "total_tokens"
+    found = [one["usage"] for one in answer.events if isinstance(one, dict) and one.get("usage")]
+    return [(usage[names[0]], usage[names[1]], usage[names[2]]) for usage in found]
+
+
+def without_usage(words: list[str], finish: str | None) -> bytes:
+    """A stream up to the end of its text."""
+    return STREAM_HEAD + b"".join(map(in_chunk, [role_chunk(), *map(chunk, words), chunk(finish=finish)]))
+
+
+@pytest.mark.parametrize("finish", ["stop", None])
+def test_the_prompt_of_a_stream_without_its_end_is_counted_by_another_replica(
+    tmp_path: Path, finish: str | None
+) -> None:
+    """Its replica ends after the last word, before the usage; without a reason, where all tokens have come."""
+    asked = ASK | {"stream_options": {"include_usage": True}, "max_tokens": len(WORDS), "n_predict": len(WORDS)}
+
+    async def work() -> None:
+        async with bed(tmp_path, dies_after(without_usage(WORDS, finish), 1 << 20), counts) as one:
+            one.replicas[1].suspect = True  # chosen last
+            one.publish()
+            answer = await one.ask(asked)
+            assert answer.whole and answer.text == "".join(WORDS) and answer.events[-1] == "[DONE]"
+            reasons = [choice["finish_reason"] for event in answer.events[:-1] for choice in event["choices"]]
+            assert [reason for reason in reasons if reason] == [finish or "length"]
+            assert usages_of(answer) == [(5, len(WORDS), 5 + len(WORDS))]
+            (record,) = one.records()
+            assert (record.outcome, record.prompt_tokens, record.completion_tokens) == ("ok", 5, len(WORDS))
+            (heard,) = one.replicas[1].heard
+            assert not {"stream", "stream_options", "n_predict"} & heard.document.keys()
+
+    run(work())
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_nobody_is_asked_for_a_prompt_of_which_the_token_ids_came(tmp_path: Path, path: str) -> None:
+    """As of vLLM, whose replica is killed between the reason for its end and its usage: the bill is known."""
+    asked = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
+    asked |= {"messages": ASK["messages"]} if "chat" in path else {"prompt": "begin"}
+
+    async def killed_before_its_usage(heard: Heard) -> None:
+        assert heard.document["return_token_ids"] is True
+        choices: list[dict[str, Any]] = [
+            {"index": 0, "token_ids": [number], "finish_reason": None}
+            | ({"delta": {"content": word}} if "chat" in path else {"text": word})
+            for number, word in enumerate(WORDS)
+        ]
+        events = [{"id": "1", "object": "o", "created": 1, "model": "e", "choices": [one]} for one in choices]
+        (events[0] if "chat" in path else choices[0])["prompt_token_ids"] = [7, 8, 9]
+        choices[-1]["finish_reason"] = "stop"
+        data = b"".join(map(in_chunk, map(event_of, events)))
+        await dies_after(STREAM_HEAD + data, 1 << 20)(heard)
+
+    async def work() -> None:
+        services = {"m": service_row(engine="vllm")}
+        async with bed(tmp_path, killed_before_its_usage, plain, services=services) as one:
+            for replica in one.replicas:
+                replica.abilities = Abilities(chat=True, completions=True, resume="tokens")
+            one.replicas[1].suspect = True  # chosen last
+            one.publish()
+            answer = await one.ask(asked, path)
+            assert answer.whole and answer.text == "".join(WORDS) and answer.events[-1] == "[DONE]"
+            assert usages_of(answer) == [(3, len(WORDS), 3 + len(WORDS))] and b"token_ids" not in answer.body
+            (record,) = one.records()
+            assert (record.outcome, record.prompt_tokens, record.completion_tokens) == ("ok", 3, len(WORDS))
+            assert record.resumed == 0 and one.replicas[1].heard == []
+
+    run(work())
+
+
+@pytest.mark.parametrize("shows_usage", [False, True])
+def test_a_part_of_several_words_counts_as_several_in_sglangs_chats(tmp_path: Path, shows_usage: bool) -> None:
+    """It has no token ids there, and says with each part how many there were: whoever goes on gets so many fewer."""
+
+    def counted(text: str, prompt: int, completion: int) -> bytes:
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "details": {"reasoning_tokens": 0}}
+        return in_chunk(chunk(text, usage=usage))
+
+    async def two_then_one(heard: Heard) -> None:
+        assert heard.document["stream_options"]["continuous_usage_stats"] is True
+        data = STREAM_HEAD + in_chunk(role_chunk()) + counted("one two", 5, 2) + counted(" three", 5, 3)
+        await dies_after(data, 1 << 20)(heard)
+
+    async def two_more(heard: Heard) -> None:
+        assert heard.document["max_tokens"] == 2 and heard.document["stream_options"]["continuous_usage_stats"] is True
+        heard.writer.write(STREAM_HEAD + counted(" four five", 8, 2) + in_chunk(chunk(finish="length")))
+        heard.writer.write(b"".join(map(in_chunk, (usage_chunk(8, 2), DONE))) + b"0\r\n\r\n")
+
+    async def work() -> None:
+        asked = ASK | {"max_tokens": 5} | ({"stream_options": {"include_usage": True}} if shows_usage else {})
+        async with bed(tmp_path, two_then_one, two_more, services={"m": service_row(engine="sglang")}) as one:
+            for replica in one.replicas:
+                replica.abilities = Abilities(chat=True, resume="tokens")
+            one.replicas[1].suspect = True  # chosen last
+            one.publish()
+            answer = await one.ask(asked)
+            assert answer.whole and answer.text == "one two three four five" and answer.events[-1] == "[DONE]"
+            assert not any("usage" in event for event in answer.events[:-1] if event["choices"])
+            assert usages_of(answer) == [(5, 5, 10)] * int(shows_usage)
+            (record,) = one.records()
+            assert (record.prompt_tokens, record.completion_tokens, record.resumed) == (5, 5, 1)
+
+    run(work())
+
+
+def test_a_usage_that_came_with_the_last_word_is_the_clients(tmp_path: Path) -> None:
+    """Of a replica that goes on and ends before the stream does."""
+    begun = STREAM_HEAD + b"".join(map(in_chunk, [role_chunk(), chunk("one")]))
+    usage = {"prompt_tokens": 6, "completion_tokens": 1, "total_tokens": 7}
+    rest = STREAM_HEAD + in_chunk(chunk(" two", usage=None)) + in_chunk(chunk(finish="stop", usage=usage))
+
+    async def work() -> None:
+        async with bed(tmp_path, dies_after(begun, 1 << 20), dies_after(rest, 1 << 20)) as one:
+            one.replicas[1].suspect = True  # chosen last
+            one.publish()
+            answer = await one.ask(ASK | {"stream_options": {"include_usage": True}})
+            assert answer.whole and answer.text == "one two" and answer.events[-1] == "[DONE]"
+            assert usages_of(answer) == [(5, 2, 7)]
+            (record,) = one.records()
+            assert (record.prompt_tokens, record.completion_tokens, record.resumed) == (5, 2, 1)
+
+    run(work())
+
+
+def test_a_client_that_sees_token_ids_gets_each_once_from_three_replicas(tmp_path: Path) -> None:
+    """Each replica says what its prompt is: of those that go on, what was said before is a part of it."""
+    prompts = []
+
+    async def two_more(heard: Heard) -> None:
+        prompt = heard.document["prompt"]
+        ids = [1, 2] if prompt == "begin" else prompt
+        prompts.append(ids)
+        events = []
+        for number in (len(ids), len(ids) + 1):
+            choice = {"index": 0, "text": f" {number}", "token_ids": [number], "finish_reason": None}
+            events.append({"id": "cmpl-1", "created": 1, "model": "e", "choices": [choice]})
+        events[0]["choices"][0]["prompt_token_ids"] = ids
+        if len(prompts) == 3:
+            events[1]["choices"][0]["finish_reason"] = "stop"
+        data = b"".join(in_chunk(b"data: " + json.dumps(one).encode() + b"\n\n") for one in events)
+        await dies_after(STREAM_HEAD + data, 1 << 20)(heard)
+
+    async def work() -> None:
+        services = {"m": service_row(engine="vllm")}
+        async with bed(tmp_path, two_more, two_more, two_more, services=services) as one:
+            for replica in one.replicas:
+                replica.abilities = Abilities(completions=True, resume="tokens")
+            one.publish()
+            asked = {"model": "m", "stream": True, "prompt": "begin", "return_token_ids": True}
+            answer = await one.ask(asked, "/v1/completions")
+            assert answer.whole and answer.text == " 2 3 4 5 6 7"
+            assert prompts == [[1, 2], [1, 2, 2, 3], [1, 2, 2, 3, 4, 5]]
+            (record,) = one.records()
+            assert (record.prompt_tokens, record.completion_tokens, record.resumed) == (2, 6, 2)
+
+    run(work())
+
+
+async def _refuses(heard: Heard) -> None:
+    heard.writer.write(answer_of({"error": {"message": "no"}}, 400))
+
+
+async def _is_silent(heard: Heard) -> None:
+    await heard.reader.read()
+
+
+async def _babbles(heard: Heard) -> None:
+    heard.writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999\r\n\r\n")
+    for _ in range(64):
+        heard.writer.write(b" " * (1 << 16))
+        await heard.writer.drain()
+        await asyncio.sleep(0.001)
+    await heard.reader.read()
+
+
+@pytest.mark.parametrize("other", [_refuses, _is_silent, _babbles, dies_after(b"", 0), None])
+def test_a_stream_ends_where_nobody_counts_its_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Script | None
+) -> None:
+    monkeypatch.setattr(bounds, "COUNT_S", 1.0)
+    asked = ASK | {"stream_options": {"include_usage": True}}
+    dies = dies_after(without_usage(WORDS, "stop"), 1 << 20)
+
+    async def work() -> None:
+        async with bed(tmp_path, dies, *[other] * (other is not None)) as one:
+            for replica in one.replicas[1:]:
+                replica.suspect = True  # chosen last
+            one.publish()
+            answer = await asyncio.wait_for(one.ask(asked), 20)
+            assert answer.whole and answer.text == "".join(WORDS) and answer.events[-1] == "[DONE]"
+            ((prompt, completion, _),) = usages_of(answer)
+            (record,) = one.records()
+            assert (record.outcome, record.prompt_tokens, record.completion_tokens) == ("ok", prompt, completion)
+            assert prompt > 0 and completion == len(WORDS) and one.worker.calls == {}
+            assert all(len(replica.heard) == 1 for replica in one.replicas[1:])
 
     run(work())
 

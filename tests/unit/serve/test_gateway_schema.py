@@ -159,8 +159,6 @@ def test_requests_are_answered_as_openai_describes(gateway: Bed, schema: Any, pa
         )  # fmt: skip
 
     run = given(case=operation.as_strategy(generation_mode=mode))(check)
-    settings(
-        max_examples=CASES, deadline=None, database=None, derandomize=not FULL, suppress_health_check=list(HealthCheck)
-    )(run)()
+    settings(max_examples=CASES, database=None, derandomize=not FULL, suppress_health_check=list(HealthCheck))(run)()
     assert seen.keys() <= {200, *REFUSALS} and (200 in seen if good else seen.keys() - {200}), seen
     assert gateway.worker.held == 0

@@ -12,7 +12,7 @@ import pytest
 
 from policy.service_jobs import ServicesPolicy
 from sluice.base.errors import SluiceError
-from sluice.exchange.serving import State, Weights
+from sluice.exchange.serving import MOST_CALLERS, Callers, State, Weights
 from sluice.serve.replicad.journal import Intent, Journal
 from sluice.serve.replicad.pattern import Patterns
 from tests.unit.serve.replicad_world import STEP, Job, World, make_world, policy_of
@@ -545,6 +545,31 @@ def test_two_keepers_tell_each_other(make_world: Make, tmp_path: Path) -> None:
     other.keeper.take_note(said, other.now)
     other.run(0.25)
     assert other.why() == said.outlooks[0].why
+
+
+def test_how_many_requests_callers_have_is_that_of_all_gateways(make_world: Make, tmp_path: Path) -> None:
+    world = make_world()
+    (tmp_path / "other").mkdir()
+    other = World(tmp_path / "other", world.policy, leads=False)
+    other.keeper.host = "ctl2"
+    for gateway, count in (("h1:1", 5), ("h1:2", 2), ("h1:1", 3)):
+        world.keeper.count(gateway, Callers({"user/alice": count, f"key/{count}": 1}), world.now)
+    other.keeper.count("h2:1", Callers({"user/alice": 1, "user/bob": 4}), other.now)
+    world.keeper.take_note(other.keeper.note(other.now), world.now)
+    other.keeper.take_note(world.keeper.note(world.now), other.now)
+    whole = {"user/bob": 4, "user/alice": 6, "key/2": 1, "key/3": 1}
+    for one in (world, other):
+        assert one.keeper.status()["callers"] == {"open": whole, "whole": True}
+    world.run(4)
+    assert world.keeper.status()["callers"] == {"open": {}, "whole": True}, "a gateway that died says nothing"
+
+
+def test_of_many_callers_the_busiest_are_known_and_that_they_are_not_all(make_world: Make) -> None:
+    world = make_world()
+    many = {f"user/{number}": number for number in range(1, MOST_CALLERS + 2)}
+    world.keeper.count("h1:1", Callers(many), world.now)
+    found = world.keeper.status()["callers"]
+    assert not found["whole"] and many.keys() - found["open"].keys() == {"user/1"}
 
 
 # ---- the policy ----

@@ -43,6 +43,21 @@ def test_what_a_killed_process_had_kept_is_read_up_to_its_end(tmp_path: Path) ->
     assert recovered(tmp_path) == hostile and not list(tmp_path.glob(".*"))
 
 
+def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
+    """Whoever recovers is killed between a record and the end of the file that has it."""
+    one = Spare(tmp_path)
+    for number in range(5):
+        one.keep(a_record(number))
+    os.close(one._descriptor)
+    log = RequestLog(tmp_path, "h")
+    for number in (0, 2, 4):
+        log.write(a_record(number))
+    assert recover(tmp_path, log) == 2
+    log.close()
+    (path,) = tmp_path.glob("*.jsonl")
+    assert [parse(line) for line in path.read_bytes().splitlines()] == [a_record(n) for n in (0, 2, 4, 1, 3)]
+
+
 def test_a_file_that_recover_removed_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
