@@ -34,6 +34,7 @@ def mistakes(policy: Policy) -> list[Mistake]:
         *_pools(policy),
         *_power(policy),
         *_checkpoint(policy),
+        *_compaction(policy),
     ]
 
 
@@ -336,6 +337,24 @@ def _checkpoint(policy: Policy) -> Iterator[Mistake]:
     for name in policy.checkpoint.tenants if policy.checkpoint is not None else ():
         if name not in policy.tenants:
             yield _no_tenant(policy, ("checkpoint", "tenants", name), name)
+
+
+def _compaction(policy: Policy) -> Iterator[Mistake]:
+    if policy.compaction is None:
+        return
+    if not policy.failover.journal:
+        yield Mistake(
+            ("compaction",),
+            "running jobs are moved only with the failover journal: without it, one that was just requeued is lost if "
+            "slurmctld is killed before it saves its state",
+            "add failover: {journal: true}, or take compaction out",
+        )
+    for name in policy.compaction.tenants:
+        if name not in policy.tenants:
+            yield _no_tenant(policy, ("compaction", "tenants", name), name)
+    for name in policy.compaction.classes:
+        if name not in policy.classes:
+            yield _no_class(policy, ("compaction", "classes", name), name)
 
 
 def _power(policy: Policy) -> Iterator[Mistake]:

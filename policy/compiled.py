@@ -110,6 +110,19 @@ class Global(_Section):
     """Nodes hold jobs to shares of a GPU's compute time."""
     checkpoint_signal: Annotated[int, Field(ge=1, le=31)] = SIGUSR1
     """What jobs with --checkpoint=app get when they are preempted."""
+    compaction_wait_s: Seconds = 0
+    """A job that has waited so long may have others moved to make room; 0: none is moved."""
+    compaction_factor_permille: Annotated[int, Field(ge=1, le=1_000_000)] = 2000
+    """Gain over cost, at the least."""
+    compaction_move_cost_s: Annotated[int, Field(ge=1, le=86400)] = 120
+    compaction_save_s: Annotated[int, Field(ge=1, le=3600)] = 60
+    """The longest that a job has to save."""
+    compaction_moves_per_job: Annotated[int, Field(ge=1, le=1000)] = 2
+    compaction_moves_per_hour: Annotated[int, Field(ge=1, le=64)] = 8
+    compaction_moves_unlisted: bool = True
+    """Jobs of accounts that are no tenants may be moved."""
+    compaction_empty_within_s: Seconds = 0
+    """Nodes that drain, or have maintenance within so long, are emptied; 0: none is."""
     journal: bool = False
     """What happens to jobs is journalled for failover."""
     journal_wait_ms: Annotated[int, Field(ge=1, le=10000)] = 500
@@ -147,6 +160,8 @@ class GpuClass(_Section):
     """Of one GPU that does nothing."""
     power_start_least_w: Watts = 0
     """A job that budgets are short for may start with a cap down to this; 0: it waits."""
+    compaction_wait_s: Seconds = 0
+    """As the global one, for jobs that would start here; 0: that one."""
 
     @model_validator(mode="after")
     def _once(self) -> Self:
@@ -191,6 +206,8 @@ class Tenant(_Section):
     gang: bool = True
     deadline: bool = True
     borrow: bool = True
+    movable: bool = True
+    """Its running jobs may be moved to make room."""
     classes: Names | None = None
     """Allowed classes; None: all."""
     class_rules: dict[Name, ClassRule] = {}

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from policy.alerts import Alerts
 from policy.checkpoint import Checkpoint
+from policy.compaction import Compaction
 from policy.compiled import MOST_PLANNED
 from policy.grouping import Grouping
 from policy.health import Health
@@ -556,6 +557,8 @@ class Policy(Section):
     """When alerts are sent, and how; docs/alerts.md."""
     checkpoint: Checkpoint | None = None
     """Checkpoint and requeue; docs/health.md."""
+    compaction: Compaction | None = None
+    """Running jobs that are moved to make room; docs/scheduling-in-slurm.md."""
     services: Annotated[dict[ServiceName, Service], Field(max_length=MOST_SERVICES)] = {}
     """Models that run as jobs of tenants, by the names by which clients call them; docs/serve.md."""
     serving: Serving = Serving()

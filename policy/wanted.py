@@ -455,6 +455,7 @@ class _Maker:
             deadlines=scheduling.deadlines,
             gpu_shares=policy.gpu_shares(),
             checkpoint_signal=(policy.checkpoint or Checkpoint()).signal_number,
+            **(policy.compaction.settings() if policy.compaction is not None else {}),
             journal=policy.failover.journal,
             journal_wait_ms=policy.failover.journal_wait_ms,
             journal_warn=policy.failover.on_failure == "warn",
@@ -470,6 +471,7 @@ class _Maker:
                 cpus_per_gpu_milli=round(one.cpus_per_gpu * 1000),
                 memory_mib_per_gpu=one.memory_per_gpu,
                 **class_watts(policy, name),
+                compaction_wait_s=policy.compaction.classes.get(name, 0) if policy.compaction is not None else 0,
             )
             for name, one in policy.classes.items()
         ]
@@ -521,6 +523,7 @@ class _Maker:
             gang=tenant.gang,
             deadline=tenant.deadlines,
             borrow=tenant.borrow,
+            movable=policy.compaction is None or policy.compaction.may_move([name, *policy.ancestors(name)]),
             classes=list(tenant.classes) if tenant.classes is not None else None,
             class_rules={key: compiled.ClassRule(**rule) for key, rule in rules.items()},
         )

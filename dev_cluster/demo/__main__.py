@@ -17,6 +17,7 @@ from dev_cluster.demo.failover import failover
 from dev_cluster.demo.health import POLICY as HEALTH_POLICY
 from dev_cluster.demo.health import health
 from dev_cluster.demo.models import models
+from dev_cluster.demo.moves import moves
 from dev_cluster.demo.page import page
 from dev_cluster.demo.profile import profile
 from dev_cluster.demo.schedule import schedule
@@ -33,7 +34,12 @@ from sluice.base.files import write_atomic
 from sluice.plugin.sources import SourcesUnavailableError
 
 POLICY = CompiledPolicy(
-    settings=Global(weight=Weights(fair_share=1000)),
+    settings=Global(
+        weight=Weights(fair_share=1000),
+        compaction_wait_s=1,
+        compaction_move_cost_s=5,
+        compaction_save_s=30,
+    ),
     classes=[GpuClass(name="hopper", gpu_types=["h100"], gpu_memory_mib=81008)],
     tenants=[Tenant(account="physics", class_rules={"hopper": ClassRule(gpus_per_job=4)}), Tenant(account="biology")],
 )
@@ -84,6 +90,7 @@ def _show(stage: Stage, *, keep: bool) -> None:
             enforce(stage)
             profile(stage)
             schedule(stage)
+            moves(stage)
             health(stage)
             failover(stage)
         usage(stage)

@@ -10,7 +10,9 @@ from gpu_sim.fields import set_values
 
 NODE = "h100-1"
 SICK = 3
-POLICY = "health: {interval: 1s, passes: 2, breaker: {share: 50}, checks: {xid: {window: 20s}}}\n"
+POLICY = (
+    "health: {interval: 1s, passes: 2, breaker: {share: 50}, checks: {xid: {window: 20s}}}\nmonitoring: {running: 5s}\n"
+)
 
 
 def health(stage: Stage) -> None:

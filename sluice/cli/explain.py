@@ -80,7 +80,8 @@ def render(document: dict[str, Any]) -> list[str]:
     try:
         lines = _title(clean) + _priority(clean)
         lines += _started(clean) if "start" in clean else _waiting(clean)
-        return lines + _checkpoint(clean) + _pools(clean) + _withheld(clean)
+        lines += _checkpoint(clean)
+        return lines + [line for part in _SENTENCES for line in _sentences(clean, part)] + _withheld(clean)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"the explanation is not as this sluice knows it: {error!r}", remedy="see it with --json"
@@ -283,9 +284,13 @@ def _how_often(found: dict[str, Any]) -> str:
     return f"{every} by Daly's formula: a save takes {found['save_s']:g} s, and one of its nodes fails every {failing}"
 
 
-def _pools(document: dict[str, Any]) -> list[str]:
+_SENTENCES = ("moves", "pools")
+
+
+def _sentences(document: dict[str, Any], part: str) -> list[str]:
     words = [
-        f"It {one}" if one.startswith("waits") else f"{one[:1].upper()}{one[1:]}" for one in document.get("pools", [])
+        f"It {one}" if one.startswith(("waits", "is ", "was ")) else f"{one[:1].upper()}{one[1:]}"
+        for one in document.get(part, [])
     ]
     return ["", *words] if words else []
 

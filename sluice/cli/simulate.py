@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from policy.pools import Pool
     from sluice.fleet.simulate import Figures, StockOut
     from sluice.simulate.metrics import Metrics
-    from sluice.simulate.simulation import Assumptions, Simulation
+    from sluice.simulate.simulation import Assumptions, Moves, Simulation
     from sluice.simulate.traces import Trace
 
 Rows = Sequence[tuple[str, str, int]]
 
 SCHEMA_VERSION = 1
 DEFAULT_POLICIES = ("easy", "slurm", "sluice")
+_DEFAULTS = "-"
 # Row of the table: metric, words, and what one unit of the table is.
 ROWS = (
     ("jobs", "jobs that ended", 1),
@@ -45,6 +46,7 @@ ROWS = (
     ("deadlines", "deadlines", 1),
     ("deadlines_missed", "deadlines missed", 1),
     ("preemptions", "preemptions", 1),
+    ("moves", "moves", 1),
 )
 
 POOL_ROWS = (
@@ -171,6 +173,22 @@ class FiniteRange(click.FloatRange):
     help="With --pools: the provider launches nothing for the pool in these hours of the history, of this shape and in "
     "this zone where they are named; may be repeated.",
 )
+@click.option(
+    "--migrate",
+    is_flag=False,
+    flag_value=_DEFAULTS,
+    metavar="[FILE]",
+    help="Each policy once more, with running jobs that are moved to make room, as the section compaction of a policy "
+    "FILE says, or by its defaults.",
+)
+@click.option(
+    "--savable",
+    type=click.IntRange(0, 100),
+    default=100,
+    show_default=True,
+    metavar="PERCENT",
+    help="With --migrate: of all jobs, those that can be saved and moved; drawn at random.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with the cluster's state over time.")
 @click.option("-P", "--parsable2", is_flag=True, help="A line for each policy, fields separated by '|'.")
 @click.option("-n", "--noheader", is_flag=True, help="No header line.")
@@ -192,6 +210,8 @@ def command(
     pools: Path | None,
     boot: float,
     no_capacity: tuple[str, ...],
+    migrate: str | None,
+    savable: int,
     as_json: bool,
     parsable2: bool,
     noheader: bool,
@@ -200,7 +220,7 @@ def command(
 ) -> None:
     """Replay a job history under other policies, and compare them: your last month under another policy."""
     from sluice.simulate.metrics import Metrics, measure
-    from sluice.simulate.simulation import PRESETS, Assumptions, parse_policy, simulate
+    from sluice.simulate.simulation import PRESETS, Assumptions, parse_policy, simulate, with_moves
 
     if list_policies:
         for name, (_, words) in PRESETS.items():
@@ -209,8 +229,8 @@ def command(
     if trace_path is None:
         raise click.UsageError("--trace is needed")
     if pools is not None:
-        if policies or plot is not None:
-            raise click.UsageError("--policy and --plot do not go with --pools")
+        if policies or plot is not None or migrate is not None:
+            raise click.UsageError("--policy, --plot and --migrate do not go with --pools")
         found = _simulate_pools(
             trace_path, format_name, nodes, pools, boot, no_capacity, Assumptions(estimates, noise, seed),
             as_json=as_json,
@@ -257,9 +277,13 @@ def command(
                 "give the output of scontrol show node, with shards",
                 err=True,
             )
+    runs = [(policy, assumptions) for policy in chosen]
+    if migrate is not None:
+        moving = replace(assumptions, moves=_moves(migrate, savable, MICROSECOND))
+        runs = [run for policy in chosen for run in ((policy, assumptions), (with_moves(policy), moving))]
     simulations = [
-        simulate(trace, cluster, policy, assumptions, progress=_progress(policy.name, len(trace.jobs)))
-        for policy in chosen
+        simulate(trace, cluster, policy, assumed, progress=_progress(policy.name, len(trace.jobs)))
+        for policy, assumed in runs
     ]
     if sys.stderr.isatty():
         click.echo("\r\033[K", nl=False, err=True)
@@ -276,6 +300,25 @@ def command(
         _print_lines("policy", policy_names, measured, wanted or [name for name, _, _ in ROWS], noheader)
     else:
         _print_table(policy_names, measured, _rows(ROWS, wanted), noheader)
+
+
+def _moves(named: str, savable: int, second: int) -> Moves:
+    """By the section of a policy file. Raises UsageError where it has none."""
+    from policy.compaction import Compaction
+    from policy.document import load
+    from sluice.simulate.simulation import Moves
+
+    section = Compaction() if named == _DEFAULTS else load(Path(named)).policy.compaction
+    if section is None:
+        raise UsageError(f"{named}: has no section compaction", remedy="add one, or give --migrate without a file")
+    return Moves(
+        wait=section.wait * second,
+        cost=section.move_cost * second,
+        factor=section.factor,
+        per_job=section.moves_per_job,
+        per_hour=section.moves_per_hour,
+        savable_percent=savable,
+    )
 
 
 def _simulate_pools(

@@ -26,6 +26,7 @@ from sluice.exchange.fleet import words_for_job
 from sluice.explain.checkpoints import SiteCheckpoints
 from sluice.explain.decisions import FOLDER
 from sluice.explain.explanation import JobName, explain_job, parse_job
+from sluice.explain.moves import sentences, site_moves
 from sluice.slurm import Commands, SlurmClient, connect
 from sluice.slurm.answers import Job
 from sluice.slurm.munge import MAX_PAYLOAD, Message, MungeError, decode, encode
@@ -86,6 +87,9 @@ class Site(Protocol):
     def checkpoint(self, job: Job) -> dict[str, Any]:
         """Whether the job saves its state, and what came of it."""
 
+    def moves(self, job: Job, *, others: bool) -> list[str]:
+        """What is said of moves of the job, and of those for it; `others`: with the numbers of other jobs."""
+
     def is_operator(self, user: str) -> bool:
         """Whether Slurm lets the user look after others' jobs."""
 
@@ -120,6 +124,14 @@ class SlurmSite:
         if self._checkpoints is None:
             self._checkpoints = SiteCheckpoints(self.config())
         return self._checkpoints.of(job.id, job.account, job.comment)
+
+    def moves(self, job: Job, *, others: bool) -> list[str]:
+        """By slurmctld's file; nothing where it cannot be read."""
+        try:
+            return sentences(site_moves(self.config()), job.id, others=others)
+        except (OSError, SluiceError) as error:
+            log.warning("%s", one_line(str(error)))
+            return []
 
     def is_operator(self, user: str) -> bool:
         """By the accounting database; where there is none, nobody is."""
@@ -235,6 +247,8 @@ def answer(site: Site, decisions: Path, uid: int, name: JobName) -> dict[str, An
     if job is not None:
         document["slurm"] = _slurm_facts(job)
         document["checkpoint"] = site.checkpoint(job)
+        if moves := site.moves(job, others="jobs" not in _private(site) or _looks_after(site, uid)):
+            document["moves"] = moves
         if words := words_for_job(job.id, job.state, job.nodes, job.partition):
             document["pools"] = words
     withhold(site, uid, document)

@@ -36,6 +36,7 @@ class Metrics:
     deadlines: int
     deadlines_missed: int
     preemptions: int
+    moves: int  # of running jobs, to make room
     decisions: int
     fairness: dict[str, float] = field(default_factory=dict)  # by tenant
 
@@ -71,6 +72,7 @@ def measure(simulation: Simulation) -> Metrics:
         deadlines=len(due),
         deadlines_missed=sum(outcome.end > job.deadline for job, outcome in due),
         preemptions=sum(outcome.preemptions for outcome in outcomes),
+        moves=sum(outcome.moves for outcome in outcomes),
         decisions=simulation.replayed.decisions,
         fairness=ratios,
     )

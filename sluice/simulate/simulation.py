@@ -118,6 +118,16 @@ def parse_policy(text: str) -> SimulatedPolicy:
     return policy
 
 
+def with_moves(policy: SimulatedPolicy) -> SimulatedPolicy:
+    """The policy by another name, for its replay with moves. Raises UsageError for one that plans by itself."""
+    if policy.preemption == Preemption.ORDER or policy.backfill == Backfill.CONSERVATIVE:
+        raise UsageError(
+            f"policy {policy.name}: places all jobs again at every decision: moves do not go with it",
+            remedy="use backfill=strict, greedy or easy, and preemption=never or tiers",
+        )
+    return replace(policy, name=f"{policy.name}+moves")
+
+
 def _changed(policy: SimulatedPolicy, text: str, key: str, value: str) -> dict[str, Any]:
     try:
         if key in FACTOR_WORDS:
@@ -149,6 +159,19 @@ def _changed(policy: SimulatedPolicy, text: str, key: str, value: str) -> dict[s
 
 
 @dataclass(frozen=True)
+class Moves:
+    """Which running jobs are moved to make room for the first one that cannot start; as the policy's section
+    compaction. Times in microseconds."""
+
+    wait: int
+    cost: int
+    factor: float
+    per_job: int
+    per_hour: int
+    savable_percent: int = 100  # of all jobs, drawn at random: those that can be moved
+
+
+@dataclass(frozen=True)
 class Assumptions:
     """What is assumed about the jobs, the same for every policy."""
 
@@ -160,6 +183,7 @@ class Assumptions:
     checkpoint: int = 0  # microseconds between checkpoints: what a preempted job keeps; 0: all, < 0: nothing
     depth: int = 0
     interval: int = 0
+    moves: Moves | None = None
 
 
 @dataclass
@@ -189,6 +213,8 @@ def simulate(
     accounts, fairshare = _accounts(trace, policy)
     chance = random.Random(assumed.seed)  # noqa: S311 - noise, not a secret
     share_whole = _share_whole(trace, nodes)
+    savable = random.Random(assumed.seed + 1)  # noqa: S311 - its own: estimates stay as they are without moves
+    percent = assumed.moves.savable_percent if assumed.moves else 0
     jobs = [
         ReplayJob(
             submit=job.submit,
@@ -201,6 +227,7 @@ def simulate(
             priority=0 if job.best_effort else FACTOR_ONE,
             account=accounts[job.tenant],
             tier=0 if job.best_effort else 1,
+            movable=int(savable.randrange(100) < percent),
         )
         for job, number in zip(trace.jobs, numbers, strict=True)
     ]
@@ -226,9 +253,23 @@ def simulate(
         checkpoint=assumed.checkpoint,
         sample_interval=max(1, span // MAX_SAMPLES),
         second=MICROSECOND,
+        **_moving(assumed.moves),
     )
     replayed = replay(cluster, config, requests, jobs, fairshare=fairshare, progress=progress)
     return Simulation(policy, trace, replayed, cluster.totals().gpus, share_whole)
+
+
+def _moving(moves: Moves | None) -> dict[str, int]:
+    """Of a ReplayConfig."""
+    if moves is None:
+        return {}
+    return {
+        "move_wait": max(1, moves.wait),
+        "move_cost": max(1, moves.cost),
+        "move_factor_permille": max(1, round(moves.factor * MILLI)),
+        "moves_per_job": moves.per_job,
+        "moves_per_hour": moves.per_hour,
+    }
 
 
 def build_cluster(nodes: Sequence[ClusterNode], jobs: int, *, milli: bool) -> Cluster:

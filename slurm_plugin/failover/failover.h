@@ -43,6 +43,12 @@ void sluice_failover_request(struct job_descriptor *wanted);
 int sluice_failover_submitted(struct job_record *job, char **text);
 /* A job, or what ran of it, has ended; its state says how. */
 void sluice_failover_ended(struct job_record *job);
+/* Whether the requeue of a job would be durable before its nodes hear of it: the journal is written, without error
+ * and in time, and this controller leads. */
+bool sluice_failover_keeps_requeues(void);
+/* What this thread ends is waited for, up to the policy's `journal-wait-ms` each, whatever others have waited. The
+ * caller bounds their number. */
+void sluice_failover_wait_for_all(bool all);
 /* It has nodes. True: the prolog continues in the background once that is durable. */
 bool sluice_failover_started(struct job_record *job, const struct sluice_failover_prolog *prolog);
 /* A user asked to change it. */

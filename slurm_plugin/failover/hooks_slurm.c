@@ -68,6 +68,7 @@ static char *request_tasks;
 /* Of the request that this thread handles. */
 static _Thread_local uint32_t components_here;
 static _Thread_local struct budget ends_here;
+static _Thread_local bool waits_for_all;
 
 static void count(const char *name)
 {
@@ -270,7 +271,7 @@ static bool wait_for_end(struct sluice_journal *journal, const job_record_t *job
     if (budget->left_us > END_BURST_US)
         budget->left_us = END_BURST_US;
     budget->seen_us = began;
-    if (budget->left_us <= 0 && (hooks.is_slow || !is_report(job)))
+    if (!waits_for_all && budget->left_us <= 0 && (hooks.is_slow || !is_report(job)))
         return false;
     *result = sluice_journal_wait(journal, ticket, wait_ms);
     budget->seen_us = sluice_clock_us(CLOCK_MONOTONIC);
@@ -325,6 +326,23 @@ void sluice_failover_ended(struct job_record *job)
         count(result == SLUICE_JOURNAL_LATE ? "journal.late" : "journal.warned");
         log_not_journalled(journal, "ended", job->job_id);
     }
+}
+
+bool sluice_failover_keeps_requeues(void)
+{
+    struct journal_config config;
+    struct sluice_journal_stats stats;
+    struct sluice_journal *journal = journal_for(&config);
+    if (!journal || !atomic_load(&hooks.adapter))
+        return false;
+    sluice_journal_describe(journal, &stats);
+    bool behind = stats.oldest_us && sluice_wall_us() - stats.oldest_us >= INT64_C(1000) * config.wait_ms;
+    return !stats.error && !behind && sluice_fence_holds();
+}
+
+void sluice_failover_wait_for_all(bool all)
+{
+    waits_for_all = all;
 }
 
 void sluice_failover_modified(uint32_t job_id, uint32_t uid, const char *what)

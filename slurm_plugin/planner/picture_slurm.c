@@ -88,6 +88,42 @@ static void see_owned(struct sluice_picture *picture)
     }
 }
 
+static void add_leaving(struct sluice_picture *picture, uint32_t node, int64_t needed_s)
+{
+    if (grow(picture, &picture->leaving, &picture->leaving_room, picture->leaving_count + 1, sizeof *picture->leaving))
+        picture->leaving[picture->leaving_count++] = (struct sluice_leaving_node){.node = node, .needed_s = needed_s};
+}
+
+static int add_maintained(void *item, void *argument)
+{
+    slurmctld_resv_t *resv = item;
+    struct sluice_picture *picture = argument;
+    if (!resv->node_bitmap || !(resv->flags & RESERVE_FLAG_MAINT) || resv->end_time <= picture->now_s ||
+        resv->start_time > picture->now_s + picture->rules->compaction_empty_within_s)
+        return 0;
+    for (uint32_t node = 0; node < (uint32_t)node_record_count; node++) {
+        const node_record_t *record = node_record_table_ptr[node];
+        if (record && bit_test(resv->node_bitmap, node) && !IS_NODE_DRAIN(record))
+            add_leaving(picture, node, resv->start_time > picture->now_s ? resv->start_time : picture->now_s);
+    }
+    return 0;
+}
+
+/* Nodes that drain, and those that have maintenance soon. */
+static void see_leaving(struct sluice_picture *picture)
+{
+    picture->leaving_count = 0;
+    if (!picture->rules->compaction_wait_s || !picture->rules->compaction_empty_within_s)
+        return;
+    for (uint32_t node = 0; node < (uint32_t)node_record_count; node++) {
+        const node_record_t *record = node_record_table_ptr[node];
+        if (record && IS_NODE_DRAIN(record)) /* whether jobs are there is not known to slurmctld when it has started */
+            add_leaving(picture, node, picture->now_s);
+    }
+    if (resv_list)
+        list_for_each(resv_list, add_maintained, picture);
+}
+
 static void free_hold(struct sluice_hold *hold)
 {
     free(hold->names);
@@ -123,6 +159,7 @@ static bool see_nodes(struct sluice_picture *picture)
     picture->asleep = picture->busy + words;
     picture->features = picture->asleep + words;
     see_owned(picture);
+    see_leaving(picture);
     picture->window_count = 0;
     copy_words(picture, picture->usable, avail_node_bitmap);
     copy_words(picture, picture->busy, cg_node_bitmap);
@@ -305,6 +342,70 @@ static void see_request(struct sluice_picture *picture, struct sluice_picture_jo
         sought->power = sluice_watts_of_pending(&picture->watts, job, &sought->request);
 }
 
+/* ---- jobs that could be moved ---- */
+
+static bool may_move(const struct sluice_picture *picture, const struct sluice_queue_job *entry,
+                     const job_record_t *job)
+{
+    const struct sluice_tenant *tenant = sluice_rules_tenant(picture->rules, job->account);
+    uint32_t never = SLUICE_QUEUE_HETEROGENEOUS | SLUICE_QUEUE_RESERVATION | SLUICE_QUEUE_CONFIGURING |
+                     SLUICE_QUEUE_COMPLETING | SLUICE_QUEUE_SUSPENDED | SLUICE_QUEUE_CUT;
+    return (tenant ? tenant->movable : picture->rules->compaction_moves_unlisted) && IS_JOB_RUNNING(job) &&
+           job->batch_flag && job->details && job->details->requeue && !job->fed_details && job->gres_list_alloc &&
+           entry->nodes == 1 && entry->choices && !(entry->flags & never);
+}
+
+static void see_movable(struct sluice_picture *picture, const struct sluice_queue *queue,
+                        const struct sluice_queue_job *entry, job_record_t *job)
+{
+    uint64_t allocations[2];
+    if (picture->movable_count >= SLUICE_MOST_MOVABLES && !sluice_moving_has(job->job_id))
+        return; /* tenants say what has saved, and this is under the locks */
+    int64_t saved_s = sluice_job_times_of(picture->saves, job->job_id);
+    if (saved_s < job->start_time || !saved_s || !may_move(picture, entry, job) ||
+        sluice_mirror_allocations(picture->mirror, job->job_id, allocations, 2) != 1 ||
+        !grow(picture, &picture->movables, &picture->movable_room, picture->movable_count + 1,
+              sizeof *picture->movables))
+        return;
+    struct sluice_movable_job *seen = &picture->movables[picture->movable_count];
+    *seen = (struct sluice_movable_job){
+        .index = queue->running_count - 1, .allocation = allocations[0], .saved_s = saved_s};
+    see_request(picture, &seen->sought, queue, entry, job);
+    if (seen->sought.usable && !seen->sought.estimated && seen->sought.request.gpus > 0 &&
+        seen->sought.request.nodes_max <= 1)
+        picture->movable_count++;
+}
+
+void sluice_picture_keep(struct sluice_picture *picture, char *names)
+{
+    uint32_t made = picture->words_used;
+    if (picture->kept_count == sizeof picture->kept / sizeof *picture->kept ||
+        !grow(picture, &picture->words, &picture->words_room, made + picture->node_words, sizeof *picture->words) ||
+        !copy_named(picture, picture->words + made, names))
+        return;
+    picture->kept[picture->kept_count++] = (struct sluice_kept_nodes){.names = names, .words = made};
+    picture->words_used += picture->node_words;
+}
+
+uint32_t sluice_picture_common(struct sluice_picture *picture, uint32_t words, uint32_t others)
+{
+    uint32_t made = picture->words_used;
+    if (!grow(picture, &picture->words, &picture->words_room, made + picture->node_words, sizeof *picture->words))
+        return words;
+    for (uint32_t i = 0; i < picture->node_words; i++)
+        picture->words[made + i] = picture->words[words + i] & picture->words[others + i];
+    picture->words_used += picture->node_words;
+    return made;
+}
+
+uint32_t sluice_picture_count(const struct sluice_picture *picture, uint32_t words)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < picture->node_words; i++)
+        count += (uint32_t)__builtin_popcountll(picture->words[words + i]);
+    return count;
+}
+
 /* ---- nodes that sched/backfill keeps ---- */
 
 /* Make room for one more: the last in the order goes, if the job is before it, so that nobody's many jobs that are late
@@ -432,7 +533,8 @@ static void see_pending(struct sluice_picture *picture, const struct sluice_queu
     if (!grow(picture, &picture->pending, &picture->pending_room, queue->pending_count, sizeof *picture->pending))
         return;
     struct sluice_picture_job *sought = &picture->pending[index];
-    *sought = (struct sluice_picture_job){.tasks = entry->tasks, .rank = sluice_job_rank(job)};
+    *sought = (struct sluice_picture_job){
+        .tasks = entry->tasks, .rank = sluice_job_rank(job), .begin_s = job->details ? job->details->begin_time : 0};
     if (job->array_recs && job->array_recs->max_run_tasks) {
         uint32_t most = job->array_recs->max_run_tasks, now = job->array_recs->tot_run_tasks;
         uint32_t left = most > now ? most - now : 0;
@@ -458,6 +560,8 @@ static void see_job(void *argument, const struct sluice_queue *queue, const stru
         return;
     }
     see_running(picture, entry, job);
+    if (picture->saves)
+        see_movable(picture, queue, entry, job);
     sluice_gang_picture_job(entry, 0, false, true, job);
 }
 
@@ -478,11 +582,15 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
     struct sluice_error_text text = {{0}};
     picture->now_s = time(NULL);
     picture->accrual_lost = false;
-    if (!sluice_queue_lock())
+    picture->rules = rules;
+    picture->saves = rules->compaction_wait_s && rules->journal ? sluice_saves_acquire() : NULL;
+    if (!sluice_queue_lock()) {
+        sluice_job_times_release(picture->saves);
         return false;
+    }
     uint64_t from = sluice_now_us();
     sluice_planner_begin(planner);
-    picture->running_count = picture->largest_count = 0;
+    picture->running_count = picture->largest_count = picture->movable_count = 0;
     picture->words_used = 0;
     picture->failed_memory = false;
     for (uint32_t i = 0; i < picture->hold_count; i++)
@@ -492,11 +600,13 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
     if (!failed && see_nodes(picture)) {
         see_sizes(picture);
         see_budgets(picture, rules, draws);
+        sluice_moving_see(picture);
         sluice_queue_take(picture->queue, see_job, picture);
     } else {
         picture->failed_memory = true;
     }
     sluice_queue_unlock();
+    sluice_job_times_release(picture->saves);
     *lock_us = sluice_now_us() - from;
     if (failed || picture->failed_memory) {
         error("sluice: the planner has no picture of the cluster: %s", failed ? text.text : "no memory");
@@ -530,6 +640,8 @@ void sluice_picture_free(struct sluice_picture *picture)
     free(picture->sizes);
     free(picture->largest);
     free(picture->running);
+    free(picture->movables);
+    free(picture->leaving);
     sluice_budgets_free(&picture->budgets);
     memset(picture, 0, sizeof *picture);
 }

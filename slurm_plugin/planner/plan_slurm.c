@@ -3,7 +3,7 @@
  * The planner inside slurmctld: a thread that takes a picture of queue and cluster under read locks (picture_slurm.c),
  * plans it outside of all locks, publishes the plan, and starts what should start now (start_slurm.c). See plan.h.
  */
-#include "planner/planner_internal_slurm.h"
+#include "planner/moves_slurm.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -31,6 +31,18 @@ enum {
     SHOWN_S = 30,       /* an expected start that is off by more is corrected where users see it */
 };
 
+/* The group of the jobs that are moved and of the one for which they make room. */
+#define MOVING UINT32_MAX
+/* The group of a job that goes first, which it has alone: nothing else starts where it is planned. Gangs' are below. */
+#define FIRST(number) (MOVING - 1 - (uint32_t)(number))
+#define LEAST_OF_OURS FIRST(SLUICE_MOST_PLANNED)
+
+/* Else it is a gang's, whose jobs start together. */
+static bool starts_alone(uint32_t group)
+{
+    return !group || group >= LEAST_OF_OURS;
+}
+
 /* A job that should have started but did not. */
 struct refused_start {
     uint32_t job_id;
@@ -43,6 +55,7 @@ struct refused_start {
 struct unit {
     uint32_t tier, priority, id;
     uint32_t index; /* in the queue; UINT32_MAX: a gang */
+    bool first;
     const struct sluice_gang_unit *gang;
 };
 
@@ -63,8 +76,9 @@ static struct {
     uint32_t unit_count, unit_room;
     struct refused_start *refused; /* by job id */
     uint32_t refused_count, refused_room;
-    bool active; /* the level was place in the last pass */
-    bool left;   /* no job is held since the level is below place */
+    const struct sluice_job_times *first; /* during a pass: jobs that go first, until when */
+    bool active;                          /* the level was place in the last pass */
+    bool left;                            /* no job is held since the level is below place */
 } planner = {.lock = PTHREAD_MUTEX_INITIALIZER, .wakened = PTHREAD_COND_INITIALIZER};
 
 static struct sluice_picture picture; /* the thread's own, too */
@@ -132,8 +146,17 @@ static struct refused_start *add_refused_start(uint32_t job_id)
     return added;
 }
 
+/* Has it lost its nodes by a fault of these? */
+static bool goes_first(const struct sluice_queue_job *entry)
+{
+    return sluice_job_times_of(planner.first, entry->id) >= picture.queue->taken_s;
+}
+
+/* A job that was moved, or whose nodes failed it, goes on before all others. */
 static uint32_t tier_of(const struct sluice_queue_job *entry)
 {
+    if (sluice_moving_is_away(entry->id) || goes_first(entry))
+        return UINT32_MAX;
     return picture.queue->partitions[picture.queue->choices[entry->first_choice].partition].tier;
 }
 
@@ -148,7 +171,9 @@ static bool add_unit(struct unit unit)
 static bool is_plannable(uint32_t index)
 {
     const struct sluice_queue_job *entry = &picture.queue->pending[index];
-    uint32_t cannot = SLUICE_QUEUE_HELD | SLUICE_QUEUE_DEPENDENT | SLUICE_QUEUE_NOT_ELIGIBLE;
+    uint32_t cannot = SLUICE_QUEUE_HELD | SLUICE_QUEUE_DEPENDENT;
+    if (!goes_first(entry) || picture.pending[index].begin_s > sluice_job_times_of(planner.first, entry->id))
+        cannot |= SLUICE_QUEUE_NOT_ELIGIBLE; /* else its place is kept until Slurm, and not its user, lets it start */
     if (!picture.pending[index].usable || sluice_gang_is_member(index) || entry->flags & cannot ||
         !waits_for_room(entry))
         return false;
@@ -160,6 +185,16 @@ static bool is_plannable(uint32_t index)
     return !refused || refused->until_s <= picture.queue->taken_s;
 }
 
+/* Is it planned with the moves that are under way? */
+static bool has_place_kept(uint32_t index)
+{
+    uint32_t count;
+    const struct sluice_moving_place *places = sluice_moving_places(&count);
+    while (count > 0 && places[count - 1].pending != index)
+        count--;
+    return count > 0;
+}
+
 static void order_units(void)
 {
     uint32_t gangs, index;
@@ -168,8 +203,9 @@ static void order_units(void)
         planner.refused[i].seen = false;
     for (uint32_t i = 0; i < picture.queue->pending_count; i++) {
         const struct sluice_queue_job *entry = &picture.queue->pending[i];
-        if (is_plannable(i))
+        if (is_plannable(i) && !has_place_kept(i))
             add_unit((struct unit){.tier = tier_of(entry),
+                                   .first = goes_first(entry),
                                    .priority = picture.queue->choices[entry->first_choice].priority,
                                    .id = entry->id,
                                    .index = i});
@@ -216,7 +252,7 @@ static void add_job(const struct unit *unit, uint32_t index, uint32_t group)
     uint64_t *words = picture.words + picture.pending[index].words;
     /* Nodes that are powered down or boot go last, which one request cannot express: Slurm's own passes wake them,
      * through the hook. Only the planner starts gangs. */
-    for (size_t i = 0; !group && i < picture.node_words; i++)
+    for (size_t i = 0; starts_alone(group) && i < picture.node_words; i++)
         words[i] &= ~picture.asleep[i];
     planner.job_words[planner.job_count - 1] = allowed_words();
 }
@@ -251,6 +287,28 @@ static void list_gang(const struct unit *unit, uint32_t *shares)
     }
 }
 
+/* Moves under way come first, each job on the nodes that are kept for it. They are a group, so that nothing else starts
+ * there; they start one by one. */
+static void list_moving(uint32_t *shares)
+{
+    uint32_t count;
+    const struct sluice_moving_place *places = sluice_moving_places(&count);
+    for (uint32_t i = 0; i < count; i++) {
+        if (places[i].pending != UINT32_MAX && !has_room(places[i].pending, shares))
+            continue;
+        planner.job_index[planner.job_count] = places[i].pending;
+        planner.job_words[planner.job_count] = places[i].words;
+        planner.jobs[planner.job_count++] =
+            (struct sluice_plan_job){.job_id = places[i].entry->id,
+                                     .group = MOVING,
+                                     .rank = UINT32_MAX,
+                                     .place = {UINT32_MAX, UINT32_MAX, places[i].entry->id},
+                                     .limit_s = sluice_picture_limit(&picture, places[i].entry),
+                                     .request = places[i].sought->request,
+                                     .power = places[i].sought->power};
+    }
+}
+
 /* The jobs in the order of planning, as many as `depth` allows. */
 static void list_jobs(uint32_t depth)
 {
@@ -261,6 +319,7 @@ static void list_jobs(uint32_t depth)
                            sizeof *planner.job_index) ||
         !sluice_grow_array(&planner.job_words, &planner.job_words_room, SLUICE_MOST_PLANNED, sizeof *planner.job_words))
         return;
+    list_moving(&shares);
     for (uint32_t u = 0; u < planner.unit_count && planner.job_count < depth; u++) {
         const struct unit *unit = &planner.units[u];
         if (unit->gang) {
@@ -271,7 +330,7 @@ static void list_jobs(uint32_t depth)
         for (uint32_t i = 0;
              i < tasks && i < MAX_TASKS && planner.job_count < SLUICE_MOST_PLANNED && has_room(unit->index, &shares);
              i++)
-            add_job(unit, unit->index, 0);
+            add_job(unit, unit->index, unit->first ? FIRST(planner.job_count) : 0);
     }
     for (uint32_t i = 0; i < planner.job_count; i++) {
         planner.jobs[i].request.allowed = picture.words + planner.job_words[i];
@@ -296,7 +355,7 @@ static const char *partition_of(const struct sluice_queue_job *entry)
 static const char *partition_of_job(uint32_t job_id)
 {
     for (uint32_t i = 0; i < planner.job_count; i++)
-        if (planner.jobs[i].job_id == job_id)
+        if (planner.jobs[i].job_id == job_id && planner.job_index[i] != UINT32_MAX)
             return partition_of(entry_of(i));
     return NULL;
 }
@@ -337,7 +396,8 @@ static void start_jobs(const struct sluice_plan *plan)
     bool locked = false;
     uint64_t since = 0;
     for (uint32_t i = 0; failures.count < MOST_FAILURES && sluice_plan_entry(plan, i, &job_id, &group, &answer); i++) {
-        if (answer.state != SLUICE_PLAN_NOW || group || !may_try(&failures, entry_of(i)->uid))
+        if (answer.state != SLUICE_PLAN_NOW || !starts_alone(group) || planner.job_index[i] == UINT32_MAX ||
+            !may_try(&failures, entry_of(i)->uid))
             continue;
         if (locked && sluice_now_us() - since > HOLD_MS * 1000) {
             sluice_start_unlock();
@@ -349,8 +409,9 @@ static void start_jobs(const struct sluice_plan *plan)
             since = sluice_now_us();
         }
         job_record_t *job = find_job_record(job_id);
-        if (!job || !IS_JOB_PENDING(job))
-            continue; /* a pass of Slurm's was faster, or its user cancelled it */
+        if (!job || !IS_JOB_PENDING(job) || IS_JOB_COMPLETING(job) || !job->details ||
+            job->details->begin_time > time(NULL))
+            continue; /* a pass of Slurm's was faster, its user cancelled it, or it may not start yet */
         enum sluice_start rc = sluice_start_job(job, partition_of(entry_of(i)));
         sluice_plan_count_start(rc == SLUICE_START_DONE);
         if (rc != SLUICE_START_DONE) {
@@ -394,11 +455,17 @@ static void show_starts(const struct sluice_plan *plan)
 }
 
 /* What a job waits for; `words`: room for it. */
-static const char *waits_for(const struct sluice_plan_answer *answer, const struct sluice_rules *rules, int64_t now_s,
-                             char *words, size_t size)
+static const char *waits_for(uint32_t job_id, const struct sluice_plan_answer *answer, const struct sluice_rules *rules,
+                             int64_t now_s, char *words, size_t size)
 {
+    const uint32_t moving = sluice_moving_count(job_id);
     if (answer->state == SLUICE_PLAN_NOW)
         return NULL;
+    if (moving) {
+        snprintf(words, size, "%" PRIu32 " smaller job%s being moved to make room for it", moving,
+                 moving == 1 ? " is" : "s are");
+        return words;
+    }
     if (answer->waits_for_power) {
         const uint32_t budget = answer->waits_for_power - 1;
         snprintf(words, size, "its watts are not free in the power budget %s, which has %" PRId64 " W now",
@@ -420,16 +487,16 @@ static void record(const struct sluice_plan *plan, const struct sluice_rules *ru
     for (uint32_t i = 0; recorder && sluice_plan_entry(plan, i, &job_id, &group, &answer); i++) {
         bool again = job_id == before;
         before = job_id;
-        if (again)
+        if (again || planner.job_index[i] == UINT32_MAX)
             continue;
         struct sluice_decision_plan planned = {.job_id = job_id,
-                                               .gang = group,
+                                               .gang = starts_alone(group) ? 0 : group,
                                                .planned_s = now_s,
                                                .start_s = answer.state == SLUICE_PLAN_UNKNOWN ? SLUICE_BACKFILL_NO_START
                                                                                               : answer.start_s,
                                                .parts = answer.parts,
                                                .part_count = answer.part_count,
-                                               .reason = waits_for(&answer, rules, now_s, words, sizeof words)};
+                                               .reason = waits_for(job_id, &answer, rules, now_s, words, sizeof words)};
         sluice_decision_planned(recorder, &planned);
     }
 }
@@ -502,6 +569,56 @@ static bool set_power(const struct sluice_rules *rules, const struct sluice_draw
     return power || !rules->budget_count;
 }
 
+/* How long it took to look for moves, in microseconds. */
+static uint64_t move_jobs(const struct sluice_plan *plan, const struct sluice_rules *rules)
+{
+    uint64_t from = sluice_now_us();
+    sluice_moving_consider(&(struct sluice_moving_basis){.picture = &picture,
+                                                         .rules = rules,
+                                                         .plan = plan,
+                                                         .jobs = planner.jobs,
+                                                         .job_index = planner.job_index,
+                                                         .job_count = planner.job_count});
+    return sluice_now_us() - from;
+}
+
+/* The picture, with what moves under way need of it. */
+static bool see(const struct sluice_rules *rules, uint64_t *lock_us)
+{
+    const struct sluice_draws *draws = rules->budget_count ? sluice_draws_acquire() : NULL;
+    sluice_moving_begin();
+    bool seen = sluice_picture_take(&picture, planner.planner, rules, draws, lock_us) && set_power(rules, draws);
+    sluice_draws_release(draws);
+    if (!seen && !sluice_in_charge())
+        sluice_moving_not_in_charge();
+    return seen;
+}
+
+/* Publish the plan, which frees it, and do what it says for now. The plan as published, or NULL; *more_us grows by what
+ * was planned here. */
+static struct sluice_plan *act(struct sluice_plan *made, const struct sluice_rules *rules, uint64_t interval_ms,
+                               uint64_t *more_us)
+{
+    int64_t valid_s = VALID_S + (int64_t)(10 * interval_ms / 1000);
+    if (picture.accrual_lost)
+        sluice_accrual_restore_all();
+    sluice_plan_publish(planner.planner, made, valid_s);
+    struct sluice_plan *plan = sluice_plan_acquire(picture.queue->taken_s);
+    if (!plan)
+        return NULL;
+    if (rules->deadlines)
+        *more_us += sluice_outlook_follow(&(struct sluice_outlook_basis){.plan = plan,
+                                                                         .picture = &picture,
+                                                                         .jobs = planner.jobs,
+                                                                         .job_count = planner.job_count,
+                                                                         .valid_s = valid_s});
+    sluice_gang_act(plan, partition_of_job);
+    start_jobs(plan);
+    show_starts(plan);
+    *more_us += move_jobs(plan, rules);
+    return plan;
+}
+
 /* One pass; how long the next one has to wait at the least, in milliseconds. */
 static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_ms)
 {
@@ -509,18 +626,18 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
     struct sluice_plan *plan = NULL;
     uint64_t lock_us = 0;
     const struct sluice_rules *rules = settings->rules;
-    const struct sluice_draws *draws = rules->budget_count ? sluice_draws_acquire() : NULL;
-    bool taken = sluice_picture_take(&picture, planner.planner, rules, draws, &lock_us);
-    uint64_t from = sluice_now_us();
-    bool powered = taken && set_power(rules, draws);
-    sluice_draws_release(draws);
-    if (!powered) {
+    const bool place = settings->level >= SLUICE_LEVEL_PLACE;
+    if (!see(rules, &lock_us)) {
         count_pass(lock_us, 0, true);
         return interval_ms;
     }
-    uint32_t depth = rules->backfill_depth ? rules->backfill_depth : SLUICE_MOST_PLANNED;
+    uint64_t from = sluice_now_us();
+    planner.first = sluice_first_acquire();
+    sluice_moving_follow(&picture, rules, place, is_plannable);
     order_units();
-    list_jobs(depth);
+    list_jobs(rules->backfill_depth ? rules->backfill_depth : SLUICE_MOST_PLANNED);
+    sluice_job_times_release(planner.first);
+    planner.first = NULL;
     enum sluice_error failed = make_plan(rules->backfill_reservations, &plan, &text);
     uint64_t plan_us = sluice_now_us() - from;
     count_pass(lock_us, plan_us, failed != SLUICE_OK);
@@ -528,26 +645,8 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
         error("sluice: no plan: %s", text.text[0] ? text.text : sluice_strerror(failed));
         return interval_ms;
     }
-    bool place = settings->level >= SLUICE_LEVEL_PLACE;
-    if (place && picture.accrual_lost)
-        sluice_accrual_restore_all();
-    if (place) {
-        int64_t valid_s = VALID_S + (int64_t)(10 * interval_ms / 1000);
-        struct sluice_plan *published = plan;
-        sluice_plan_publish(planner.planner, published, valid_s); /* which frees it */
-        plan = sluice_plan_acquire(picture.queue->taken_s);
-        if (plan && rules->deadlines)
-            plan_us += sluice_outlook_follow(&(struct sluice_outlook_basis){.plan = plan,
-                                                                            .picture = &picture,
-                                                                            .jobs = planner.jobs,
-                                                                            .job_count = planner.job_count,
-                                                                            .valid_s = valid_s});
-    }
-    if (place && plan) {
-        sluice_gang_act(plan, partition_of_job);
-        start_jobs(plan);
-        show_starts(plan);
-    }
+    if (place)
+        plan = act(plan, rules, interval_ms, &plan_us);
     if (plan)
         record(plan, rules, picture.queue->taken_s);
     record_others(picture.queue->taken_s);
@@ -640,6 +739,7 @@ static void stop_planner(void)
     sluice_planner_free(planner.planner);
     sluice_picture_free(&picture);
     sluice_gang_fini();
+    sluice_moving_fini();
     free(planner.jobs);
     free(planner.job_index);
     free(planner.job_words);
@@ -659,7 +759,7 @@ static void stop_planner(void)
 static bool start_planner(const struct sluice_site *site)
 {
     struct sluice_error_text text = {{0}};
-    (void)site;
+    sluice_moving_start(site->state_folder);
     planner.stop = planner.woken = planner.active = planner.left = false;
     if (sluice_planner_new(NULL, &planner.planner, &text) || !sluice_picture_new(&picture, &text) ||
         pthread_create(&planner.thread, NULL, run, NULL)) {

@@ -15,6 +15,7 @@
 #include "planner/watts_slurm.h"
 #include "queue/queue.h"
 #include "rules/rules.h"
+#include "runtime/runtime.h"
 
 /* ---- start_slurm.c ---- */
 
@@ -50,6 +51,7 @@ struct sluice_picture_job {
     uint32_t tasks;              /* that may start: of an array as many as its user lets run at once */
     enum sluice_job_stock stock; /* why only Slurm finds it nodes */
     uint32_t rank;
+    int64_t begin_s; /* not before */
     struct sluice_request request;
     struct sluice_job_watts power;
     uint32_t words; /* of its allowed nodes: offset in the picture's `words` */
@@ -84,6 +86,27 @@ struct sluice_largest_node {
     bool known; /* in this picture */
 };
 
+/* A running job that can be moved: it has saved in this run. */
+struct sluice_movable_job {
+    uint32_t index; /* in the queue's running jobs */
+    uint64_t allocation;
+    int64_t saved_s;
+    struct sluice_picture_job sought;
+};
+
+/* A node whose jobs are to leave it: it drains, or maintenance begins soon. */
+struct sluice_leaving_node {
+    uint32_t node;
+    int64_t needed_s; /* when it is to be empty */
+};
+
+/* Nodes of a move that is under way. */
+struct sluice_kept_nodes {
+    const char *names;
+    uint32_t words; /* offset in the picture's `words` */
+};
+
+enum { SLUICE_MOST_MOVABLES = 1024 }; /* running jobs that are looked at for moves */
 enum { SLUICE_PICTURE_WINDOWS = 64 }; /* Slurm's reservations that are distinguished */
 
 struct sluice_picture {
@@ -113,6 +136,14 @@ struct sluice_picture {
     uint32_t largest_count, largest_room;
     struct sluice_backfill_running *running;
     uint32_t running_count, running_room;
+    const struct sluice_rules *rules;     /* of the picture that is being taken, as ... */
+    const struct sluice_job_times *saves; /* ... when jobs saved; NULL: no job is moved */
+    struct sluice_movable_job *movables;
+    uint32_t movable_count, movable_room;
+    struct sluice_leaving_node *leaving;
+    uint32_t leaving_count, leaving_room;
+    struct sluice_kept_nodes kept[2 * SLUICE_COMPACTION_MAX_MOVES];
+    uint32_t kept_count;
     struct sluice_watts_basis watts; /* of the picture that is being taken; `rules` NULL: no budgets */
     struct sluice_bound_budgets budgets;
     bool failed_memory;
@@ -136,8 +167,20 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
 uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sluice_plan_place *place, int64_t limit_s,
                                  uint32_t words);
 
+/* Look nodes up, for moves; under the read locks. */
+void sluice_picture_keep(struct sluice_picture *picture, char *names);
+/* Where in picture->words the nodes are that both have. Without memory: `words`. */
+uint32_t sluice_picture_common(struct sluice_picture *picture, uint32_t words, uint32_t others);
+/* How many nodes there are at `words`. */
+uint32_t sluice_picture_count(const struct sluice_picture *picture, uint32_t words);
+
 /* How long a job may run if it starts now, in seconds. */
 int64_t sluice_picture_limit(const struct sluice_picture *picture, const struct sluice_queue_job *entry);
+
+/* ---- moves_slurm.c, whose other half is moves_slurm.h: the picture has the nodes and jobs of moves under way ---- */
+
+void sluice_moving_see(struct sluice_picture *picture);
+bool sluice_moving_has(uint32_t job_id);
 
 /* ---- outlook_slurm.c: when GPUs come free, for submissions with a deadline (admission/outlook.h) ---- */
 

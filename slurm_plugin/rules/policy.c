@@ -325,6 +325,7 @@ static const struct key class_keys[] = {
     {"power-start-least-w", KEY_U32, offsetof(struct sluice_class, power_start_least_w), 0, SLUICE_POWER_MAX_GPU_WATTS},
     {"power-least-w", KEY_U32, offsetof(struct sluice_class, power_least_w), 0, SLUICE_GPU_POWER_MAX_W},
     {"power-most-w", KEY_U32, offsetof(struct sluice_class, power_most_w), 0, SLUICE_GPU_POWER_MAX_W},
+    {"compaction-wait-s", KEY_U32, offsetof(struct sluice_class, compaction_wait_s), 0, MOST_S},
 };
 
 static const struct key tenant_keys[] = {
@@ -345,6 +346,7 @@ static const struct key tenant_keys[] = {
     {"gang", KEY_TRUTH, offsetof(struct sluice_tenant, gang), 0, 0},
     {"deadline", KEY_TRUTH, offsetof(struct sluice_tenant, deadline), 0, 0},
     {"borrow", KEY_TRUTH, offsetof(struct sluice_tenant, borrow), 0, 0},
+    {"movable", KEY_TRUTH, offsetof(struct sluice_tenant, movable), 0, 0},
 };
 
 static const struct key budget_keys[] = {
@@ -640,6 +642,7 @@ static enum sluice_error begin_tenant(struct reader *reader, const char *name)
                                                                     .gang = true,
                                                                     .deadline = true,
                                                                     .borrow = true,
+                                                                    .movable = true,
                                                                     .classes = reader->row};
     *place = shown->tenant_count;
     reader->section = SECTION_TENANT;
@@ -885,6 +888,12 @@ enum sluice_error sluice_rules_parse(const char *data, size_t length, struct slu
                                                 .gang_incomplete_s = 3600,
                                                 .deadlines = true,
                                                 .checkpoint_signal = SIGUSR1,
+                                                .compaction_factor_permille = 2000,
+                                                .compaction_move_cost_s = 120,
+                                                .compaction_save_s = 60,
+                                                .compaction_moves_per_job = 2,
+                                                .compaction_moves_per_hour = 8,
+                                                .compaction_moves_unlisted = true,
                                                 .journal_wait_ms = 500,
                                                 .journal_max_mib = 256};
     enum sluice_error error = read_file(&reader, data, length);

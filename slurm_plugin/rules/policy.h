@@ -58,6 +58,7 @@ struct sluice_class {
     uint32_t power_start_least_w; /* a job that budgets are short for may start with a cap down to this; 0: it waits */
     uint32_t power_least_w;       /* what the limit of a GPU's power can be set to; 0: not known */
     uint32_t power_most_w;
+    uint32_t compaction_wait_s; /* as the global one, for jobs that would start here; 0: that one */
 };
 
 /* A tenant's limits in one class. */
@@ -91,6 +92,7 @@ struct sluice_tenant {
     bool gang;                               /* may form gang groups */
     bool deadline;                           /* may give deadlines */
     bool borrow;                             /* may use what others leave idle in hybrid classes */
+    bool movable;                            /* its running jobs may be moved to make room */
     const struct sluice_class_rule *classes; /* one for each class of the policy, by its index */
 };
 
@@ -127,6 +129,15 @@ struct sluice_rules {
     uint64_t memory_mib_per_gpu;    /* likewise; 0: Slurm's */
     bool gpu_shares;                /* nodes hold jobs to shares of a GPU's compute time */
     uint32_t checkpoint_signal;     /* what jobs that save their state get when they are preempted */
+
+    uint32_t compaction_wait_s;          /* a job that has waited so long may have others moved; 0: none is moved */
+    uint32_t compaction_factor_permille; /* gain over cost, at the least; not 0 */
+    uint32_t compaction_move_cost_s;     /* for which a job that is moved does no work */
+    uint32_t compaction_save_s;          /* the longest that it has to save */
+    uint32_t compaction_moves_per_job;
+    uint32_t compaction_moves_per_hour; /* of all jobs; 1 to SLUICE_COMPACTION_MAX_MOVES */
+    bool compaction_moves_unlisted;     /* jobs of accounts that are no tenants, too */
+    uint32_t compaction_empty_within_s; /* nodes that drain, or have maintenance so soon, are emptied; 0: none is */
 
     bool journal;             /* what happens to jobs is journalled for failover */
     uint32_t journal_wait_ms; /* that a hook waits for its entry at most, 1 to 10,000 */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What all plugins share inside slurmctld: start and stop (controller.h), level and policy in force (settings.h), the
- * GPUs that are out of service (withdrawn.h), what jobs draw (draws.h), when they last saved (saves.h), which NICs are
- * near which GPUs (nics.h), files that are replaced as a whole (listing.h), the background thread (ticker.h), the status
- * file (status.h), log, clocks, arrays and errors. No Slurm headers.
+ * GPUs that are out of service (withdrawn.h), what jobs draw (draws.h), when they last saved (saves.h), which of them go
+ * first (first.h), which NICs are near which GPUs (nics.h), files that are replaced as a whole (listing.h), the
+ * background thread (ticker.h), the status file (status.h), log, clocks, arrays and errors. No Slurm headers.
  */
 #ifndef SLUICE_RUNTIME_RUNTIME_H
 #define SLUICE_RUNTIME_RUNTIME_H
@@ -13,6 +13,7 @@
 #include "runtime/controller.h"
 #include "runtime/draws.h"
 #include "runtime/fail.h"
+#include "runtime/first.h"
 #include "runtime/listing.h"
 #include "runtime/log.h"
 #include "runtime/nics.h"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +19,11 @@ from dev_cluster.layout import INSIDE
 from policy.compiled import Budget, CompiledPolicy, Global, GpuClass, Tenant
 from sluice.base.files import write_atomic
 from sluice.exchange.plugin_list import checksummed
+from sluice.exchange.saves import PLUGINS_FILE, JobSaves, Saves, write_for_plugins
 from sluice.explain.explanation import explain_job, parse_job
+from sluice.explain.moves import sentences, site_moves
 from tests.integration.jobs import submit
-from tests.integration.settled import await_policy, lasts_until, set_level, status, until
+from tests.integration.settled import await_policy, block_saving, lasts_until, let_it_save, set_level, status, until
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
@@ -27,7 +31,16 @@ pytestmark = pytest.mark.cluster
 _GATES = itertools.count(1)
 
 POLICY = CompiledPolicy(
-    settings=Global(planner_interval_ms=500),
+    settings=Global(
+        planner_interval_ms=500,
+        journal=True,
+        compaction_wait_s=1,  # only jobs that have saved are moved: those of the tests below
+        compaction_factor_permille=1,
+        compaction_move_cost_s=1,
+        compaction_save_s=10,
+        compaction_moves_per_hour=64,
+        compaction_empty_within_s=3600,
+    ),
     tenants=[Tenant(account="physics"), Tenant(account="narrow")],
 ).render()
 
@@ -45,6 +58,7 @@ def _description() -> dict[str, Any]:
         "sluice": {"level": "place", "policy": POLICY},
         # so rarely that whatever starts was started by the planner, or by the pass that follows a submission or an end
         "slurm_conf": "DefMemPerCPU=100\nLicenses=solver:1\nSchedulerParameters=bf_interval=300,sched_interval=300\n"
+        "AuthInfo=cred_expire=40\nKillWait=30\n"
         "PriorityWeightPartition=1000\n",  # every job's priority is 1000, less what --nice takes
     }
 
@@ -99,6 +113,20 @@ class Cluster:
         """For an error: what waits and runs, how often a start was refused, and what slurmctld logged last."""
         jobs = self.cluster.run(["squeue", "-h", "-r", "-o", "%i %u %T %r %N %S"]).stdout
         return f"{jobs}not started: {self.counter('plan.not_started')}\n{self.cluster.log_tail('slurmctld@ctl1', 60)}"
+
+    def wait(self, jobs: list[str]) -> None:
+        until(lambda: self.states(jobs), lambda seen: seen == ["RUNNING"] * len(jobs), shows=self.queue)
+
+    def node(self, job: str) -> str:
+        return self.cluster.run(["squeue", "-h", "-j", job, "-o", "%N"]).stdout.strip()
+
+    def said(self) -> str:
+        return self.cluster.log_tail("slurmctld@ctl1", 400)
+
+    def runs(self, job: str) -> list[list[str]]:
+        """Start and end of each run, in seconds."""
+        rows = self.cluster.run(["sacct", "-nPXD", "-j", job, "-o", "Start,End"]).stdout.split()
+        return sorted(row.split("|") for row in rows)
 
     def clear(self) -> None:
         for user in ("alice", "bob", "carol"):
@@ -490,3 +518,328 @@ def test_a_job_that_never_starts_does_not_keep_its_nodes(slurm: Cluster) -> None
     assert slurm.states([late]) == ["PENDING"]
     until(lambda: slurm.states([late]), lambda seen: seen == ["RUNNING"], timeout=400)
     assert slurm.states([f"{job}+0"]) == ["PENDING"]
+
+
+# ---- jobs that are moved ----
+
+COUNTS = """f={file}; n=$(cat $f 2>/dev/null || echo 0); trap 'echo $n > $f.new; mv $f.new $f' USR1
+echo $n >> $f.starts; while :; do n=$((n+1)); sleep 0.1; done"""
+
+
+class Savers:
+    """Programs that count, and say so when they are signalled; in place of the controllers' daemon, what they saved."""
+
+    def __init__(self, slurm: Cluster) -> None:
+        self.slurm = slurm
+        self.files: dict[str, Path] = {}
+        (slurm.cluster.folder / "counts").mkdir(exist_ok=True)
+        (slurm.cluster.folder / "counts").chmod(0o777)
+
+    def submit(self, gpus: int, script: str = COUNTS) -> str:
+        name = f"counter{next(_GATES)}"
+        job = self.slurm.submit(gpus, 60, 0, first=script.format(file=INSIDE / "counts" / name))
+        self.files[job] = self.slurm.cluster.folder / "counts" / name
+        self.slurm.wait([job])
+        return job
+
+    def report(self) -> None:
+        saved = {int(job): JobSaves(saved=file.stat().st_mtime) for job, file in self.files.items() if file.exists()}
+        write_for_plugins(self.slurm.cluster.layout.state / PLUGINS_FILE, Saves(jobs=saved))
+
+    def save(self, *jobs: str) -> None:
+        """As their interval has it, so that they are known to."""
+        for job in jobs:
+            until(lambda job=job: Path(f"{self.files[job]}.starts").exists(), timeout=20)
+            self.slurm.cluster.run(["scancel", "--signal=USR1", "--full", job])
+            until(lambda job=job: self.files[job].exists())
+        self.report()
+
+    def until(self, what: Callable[[], Any]) -> None:
+        def look() -> Any:
+            self.report()
+            return what()
+
+        until(look, shows=self.slurm.queue)
+
+    def starts(self, job: str) -> list[int]:
+        """At what each run of it began to count."""
+        return [int(line) for line in Path(f"{self.files[job]}.starts").read_text().split()]
+
+    def moves(self) -> dict[str, tuple[str, str]]:
+        """Of each job the last one: its stage, and why it stayed."""
+        file = self.slurm.cluster.layout.state / "sluice.moves"
+        lines = file.read_text().splitlines()[1:-1] if file.exists() else []
+        return {line.split()[0]: (line.split()[2], line.split()[-1]) for line in lines}
+
+
+@pytest.fixture
+def savers(slurm: Cluster) -> Iterator[Savers]:
+    yield Savers(slurm)
+    (slurm.cluster.layout.state / PLUGINS_FILE).unlink(missing_ok=True)
+
+
+def spread(slurm: Cluster, savers: Savers, script: str = COUNTS) -> list[str]:
+    """Two jobs that save on one node, and on each of the other two one that does not: none has room for eight GPUs."""
+    small = [savers.submit(1, script), savers.submit(1)]
+    fill = []
+    for _ in range(3):
+        fill.append(slurm.submit(6, 60, 600))
+        slurm.wait(fill[-1:])
+        if len(fill) < 3:
+            slurm.wait([slurm.submit(2, 60, 600)])
+    slurm.cluster.run(["scancel", *fill])
+    assert len({slurm.node(job) for job in small}) == 1
+    savers.save(*small)
+    return small
+
+
+def told_of(slurm: Cluster, job: str) -> list[str]:
+    """What `sluice explain` says of moves."""
+    return sentences(site_moves({"StateSaveLocation": str(slurm.cluster.layout.state)}), int(job), others=True)
+
+
+def apart(slurm: Cluster, savers: Savers, script: str = COUNTS) -> list[str]:
+    """One job that saves on each of two nodes, and one that does not on the third, which has room for both."""
+    small, fill = [], []
+    for _ in range(2):
+        small.append(savers.submit(1, script if not small else COUNTS))
+        fill.append(slurm.submit(7, 60, 600))
+        slurm.wait(fill[-1:])
+    slurm.wait([slurm.submit(6, 60, 600)])
+    slurm.cluster.run(["scancel", *fill])
+    assert len({slurm.node(job) for job in small}) == 2
+    savers.save(*small)
+    return small
+
+
+def test_small_jobs_are_moved_to_make_room_and_go_on_where_they_were(slurm: Cluster, savers: Savers) -> None:
+    small = spread(slurm, savers)
+    before = slurm.node(small[0])
+    big = slurm.submit(8, 60, 600)
+    savers.until(lambda: slurm.states([big, *small]) == ["RUNNING"] * 3)
+    assert slurm.node(big) == before
+    assert before not in {slurm.node(job) for job in small}
+    savers.until(lambda: {savers.moves().get(job) for job in small} == {("back", "-")})
+    for job in small:
+        until(lambda job=job: len(savers.starts(job)) > 1)
+        first, again = savers.starts(job)
+        assert first == 0 < again == int(savers.files[job].read_text())
+        assert slurm.said().count(f"job {job} is asked to save") == 1
+    assert "moves from" in slurm.said()
+    assert_begun_in_another_second(slurm, small)
+
+
+def assert_begun_in_another_second(slurm: Cluster, moved: list[str]) -> None:
+    """slurmd fails a job that begins again on its node in the second in which its first run there was ended."""
+    for job in moved:
+        (_, end), (start, _) = until(lambda job=job: slurm.runs(job), lambda runs: len(runs) == 2)
+        assert end < start
+
+
+def test_a_job_whose_nodes_failed_it_goes_first_and_its_place_is_kept(slurm: Cluster) -> None:
+    full = [slurm.submit(8, 60, 600) for _ in range(2)]
+    failed = slurm.submit(8, 60, 600, "--nice=100", "--begin=now+2minutes")  # as by Slurm's pause after a requeue
+    put_off = slurm.submit(8, 60, 600, "--begin=now+1hour")  # by its user: no place is kept for it
+    listed = slurm.cluster.layout.state / "sluice.first"
+    until_s = int(time.time()) + 300
+    try:
+        slurm.wait(full)
+        lines = f"sluice-first 1\n{failed} {until_s}\n{put_off} {until_s}\n"
+        write_atomic(listed, checksummed(lines), mode=0o644)
+        slurm.planned()
+        others = [slurm.submit(8, 60, 600), slurm.submit(1, 600, 600)]
+        slurm.planned()
+        assert slurm.states([failed, *others]) == ["PENDING"] * 3  # though a node is free
+        slurm.cluster.run(["scontrol", "update", f"JobId={failed}", "StartTime=now"])
+        slurm.wait([failed])
+        assert slurm.states(others) == ["PENDING"] * 2
+        slurm.cluster.run(["scancel", failed])
+        slurm.wait(others[:1])
+    finally:
+        listed.unlink()
+
+
+IGNORES = "f={file}; trap '' USR1; echo 0 > $f; echo 0 >> $f.starts; while :; do sleep 0.1; done"
+TAKES_5_S = COUNTS.replace("trap 'echo", "trap 'sleep 5; echo")
+
+
+def test_a_job_that_ignores_the_signal_is_not_moved_nor_asked_again(slurm: Cluster, savers: Savers) -> None:
+    small = apart(slurm, savers, IGNORES)
+    big = slurm.submit(8, 60, 600, "-N2")  # both nodes, or neither
+    savers.until(lambda: savers.moves().get(small[0]) == ("stayed", "unsaved"))
+    assert savers.moves()[small[1]] == ("stayed", "other")
+    other = slurm.submit(8, 60, 600, "-N2")  # of which it was not asked before
+    time.sleep(8)  # slurmctld looks for moves every five seconds
+    assert slurm.states([big, other, *small]) == ["PENDING", "PENDING", "RUNNING", "RUNNING"]
+    assert slurm.said().count(f"job {small[0]} is asked to save") == 1
+    assert [len(savers.starts(job)) for job in small] == [1, 1]
+
+
+def test_nothing_moves_for_a_job_that_is_cancelled_meanwhile(slurm: Cluster, savers: Savers) -> None:
+    small = spread(slurm, savers, TAKES_5_S)
+    big = slurm.submit(8, 60, 600)
+    savers.until(lambda: savers.moves().get(small[0]) == ("asked", "-"))
+    slurm.cluster.run(["scancel", big])
+    savers.until(lambda: {savers.moves().get(job) for job in small} == {("stayed", "waits")})
+    time.sleep(6)
+    assert slurm.states(small) == ["RUNNING", "RUNNING"]
+    assert [len(savers.starts(job)) for job in small] == [1, 1]
+
+
+def test_a_job_of_two_nodes_gets_both_though_slurmctld_is_killed_meanwhile(slurm: Cluster, savers: Savers) -> None:
+    small = apart(slurm, savers, TAKES_5_S)
+    nodes = sorted(slurm.node(job) for job in small)
+    big = slurm.submit(8, 60, 600, "-N2", "--begin=now+10")
+    let_it_save(slurm.cluster)
+    savers.until(lambda: {savers.moves().get(job) for job in small} == {("asked", "-")})
+    slurm.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+    slurm.cluster.start_daemon("slurmctld@ctl1")
+    savers.until(lambda: slurm.states([big, *small]) == ["RUNNING"] * 3)
+    listed = slurm.node(big)
+    assert slurm.cluster.run(["scontrol", "show", "hostnames", listed]).stdout.split() == nodes
+    assert not {slurm.node(job) for job in small} & set(nodes)
+    assert told_of(slurm, big)[0].startswith(f"2 smaller jobs were moved to make room on {listed}; ")
+    for job in small:
+        until(lambda job=job: len(savers.starts(job)) > 1)
+        assert savers.starts(job)[-1] == int(savers.files[job].read_text()) > 0
+
+
+def assert_left(slurm: Cluster, savers: Savers, small: list[str], node: str) -> None:
+    savers.until(lambda: {savers.moves().get(job) for job in small} == {("back", "-")})
+    assert slurm.states(small) == ["RUNNING"] * 2
+    assert node not in {slurm.node(job) for job in small}
+    for job in small:
+        until(lambda job=job: len(savers.starts(job)) > 1)
+        assert savers.starts(job) == [0, int(savers.files[job].read_text())]
+
+
+def test_jobs_leave_a_node_that_drains_if_that_empties_it_earlier(slurm: Cluster, savers: Savers) -> None:
+    small = spread(slurm, savers)
+    node = slurm.node(small[0])
+    longer = slurm.submit(1, 120, 600, f"--nodelist={node}")
+    slurm.wait([longer])
+    slurm.cluster.run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test"])
+    try:
+        time.sleep(7)  # slurmctld looks for moves every five seconds
+        assert not set(small) & set(savers.moves()), "the node was not emptied earlier by that"
+        slurm.cluster.run(["scancel", longer])
+        assert_left(slurm, savers, small, node)
+        assert f"to empty {node}; saved" in told_of(slurm, small[0])[0]
+        shown = ["scontrol", "-o", "show", "node", node]
+        until(
+            lambda: re.findall(r" State=(\S+)", slurm.cluster.run(shown).stdout),
+            lambda seen: seen == ["IDLE+DRAIN"],
+            shows=slurm.queue,
+        )
+    finally:
+        slurm.cluster.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"])
+
+
+# Saves when nothing tells it to wait with that.
+SAVES_LATER = COUNTS.replace("trap 'echo", "trap 'while [ -e $f.wait ]; do sleep 0.1; done; echo")
+
+
+def test_jobs_leave_a_node_before_its_maintenance_though_slurmctld_is_killed(slurm: Cluster, savers: Savers) -> None:
+    small = spread(slurm, savers, SAVES_LATER)
+    node, wait = slurm.node(small[0]), Path(f"{savers.files[small[0]]}.wait")
+    wait.touch()
+    let_it_save(slurm.cluster)
+    asked = ["StartTime=now+30minutes", "Duration=60", "Users=root", "Flags=MAINT,IGNORE_JOBS", f"Nodes={node}"]
+    slurm.cluster.run(["scontrol", "create", "reservation", "ReservationName=repair", *asked])
+    try:
+        until((slurm.cluster.layout.state / "resv_state").read_bytes, lambda saved: b"repair" in saved)
+        savers.until(lambda: {savers.moves().get(job) for job in small} == {("asked", "-")})
+        slurm.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+        wait.unlink()
+        slurm.cluster.start_daemon("slurmctld@ctl1")
+        assert_left(slurm, savers, small, node)
+        moves = (slurm.cluster.layout.state / "sluice.moves").read_text()
+        assert all(len(re.findall(rf"^{job} 0 ", moves, re.MULTILINE)) == 1 for job in small), "a plan was given up"
+    finally:
+        slurm.cluster.run(["scontrol", "delete", "ReservationName=repair"])
+
+
+def test_all_stay_if_the_journal_is_switched_off_meanwhile(slurm: Cluster, savers: Savers) -> None:
+    small = spread(slurm, savers, TAKES_5_S)
+    big = slurm.submit(8, 60, 600)
+    savers.until(lambda: savers.moves().get(small[0]) == ("asked", "-"))
+    folder = slurm.cluster.layout.slurm
+    without = POLICY.partition("checksum =")[0].replace("journal = yes\n", "")
+    write_atomic(folder / "sluice.policy", checksummed(without))
+    savers.until(lambda: {savers.moves().get(job) for job in small} == {("stayed", "waits")})
+    asked = slurm.said().count("is asked to save")
+    time.sleep(8)  # slurmctld looks for moves every five seconds
+    assert slurm.states([big, *small]) == ["PENDING", "RUNNING", "RUNNING"]
+    assert slurm.said().count("is asked to save") == asked
+    write_atomic(folder / "sluice.policy", POLICY)
+    await_policy(slurm.cluster)
+
+
+# It takes its time to end, up to KillWait, and says until when it lived.
+HOLDS_ON = f"f={{file}}; trap 'until [ -e $f.done ]; do touch $f.lives; sleep 0.1; done; exit' TERM\n{COUNTS}"
+
+
+def test_jobs_that_have_just_left_are_not_lost_when_slurmctld_is_killed(slurm: Cluster, savers: Savers) -> None:
+    """Slurm has not saved the requeues: the journal has. The first one still ends, on a node that is not heard of."""
+    small = spread(slurm, savers, HOLDS_ON)
+    lives, before = Path(f"{savers.files[small[0]]}.lives"), slurm.node(small[0])
+    let_it_save(slurm.cluster)
+    until(lambda: block_saving(slurm.cluster), bool)
+    time.sleep(1.1)  # the state's time has whole seconds
+    big = slurm.submit(8, 60, 600)
+    savers.until(lambda: {savers.moves().get(job, ("",))[0] for job in small} == {"left"})
+    until(slurm.said, lambda said: all(f"job {job}, saved" in said for job in small))
+    slurm.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+    until(lives.exists)
+    slurm.cluster.stop_daemon(f"slurmd@{before}", number=signal.SIGKILL)
+    (slurm.cluster.layout.state / "job_state.new").rmdir()
+    slurm.cluster.start_daemon("slurmctld@ctl1")
+    until(lambda: slurm.states(small), lambda seen: seen == ["PENDING"] * 2, shows=slurm.queue)
+    time.sleep(10)  # twenty plans
+    assert slurm.states(small) == ["PENDING"] * 2
+    assert time.time() - lives.stat().st_mtime < 2
+    slurm.cluster.start_daemon(f"slurmd@{before}")
+    lives.with_suffix(".done").touch()
+    savers.until(lambda: slurm.states([big, *small]) == ["RUNNING"] * 3)
+    for job in small:
+        until(lambda job=job: len(savers.starts(job)) > 1)
+        assert savers.starts(job) == [0, int(savers.files[job].read_text())]
+    assert lives.stat().st_mtime < (slurm.start(small[0]) or 0) + 1, "it ran twice at a time"
+
+
+def test_a_moved_job_starts_elsewhere_if_its_destination_drains(slurm: Cluster, savers: Savers) -> None:
+    small = spread(slurm, savers, HOLDS_ON)
+    big = slurm.submit(8, 60, 600)
+    savers.until(lambda: savers.moves().get(small[0], ("",))[0] == "left")
+    lines = (slurm.cluster.layout.state / "sluice.moves").read_text().splitlines()
+    to = next(line.split()[9] for line in lines if line.startswith(f"{small[0]} ") and " left " in line)
+    slurm.cluster.run(["scontrol", "update", f"NodeName={to}", "State=DRAIN", "Reason=test"])
+    Path(f"{savers.files[small[0]]}.done").touch()
+    try:
+        since = time.monotonic()
+        savers.until(lambda: slurm.states([big, *small]) == ["RUNNING"] * 3)
+        assert time.monotonic() - since < 60, "it waited for its place"
+        assert to not in {slurm.node(job) for job in small}
+    finally:
+        slurm.cluster.run(["scontrol", "update", f"NodeName={to}", "State=RESUME"])
+
+
+LINGERS = f"f={{file}}; trap 'touch $f.leaves; until [ -e $f.done ]; do sleep 0.02; done; exit' TERM\n{COUNTS}"
+
+
+def test_a_moved_job_that_has_no_other_place_begins_again_where_it_was(slurm: Cluster, savers: Savers) -> None:
+    small = spread(slurm, savers, LINGERS)
+    before = slurm.node(small[0])
+    others = "NodeName=" + ",".join(sorted({"n1", "n2", "n3"} - {before}))
+    big = slurm.submit(8, 60, 600)
+    savers.until(lambda: Path(f"{savers.files[small[0]]}.leaves").exists())
+    try:
+        slurm.cluster.run(["scontrol", "update", others, "State=DRAIN", "Reason=test"])
+        slurm.cluster.run(["scancel", big])
+        Path(f"{savers.files[small[0]]}.done").touch()
+        savers.until(lambda: slurm.states(small) == ["RUNNING"] * 2)
+        assert slurm.node(small[0]) == before
+        assert_begun_in_another_second(slurm, small)
+        until(lambda: len(savers.starts(small[0])) > 1)
+    finally:
+        slurm.cluster.run(["scontrol", "update", others, "State=RESUME"])

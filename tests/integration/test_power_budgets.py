@@ -50,6 +50,17 @@ tenants:
 scheduling: {backfill: {interval: 1s}, preemption: {grace: 2s}}
 monitoring: {running: 5s}
 """
+MOVES = """
+level: place
+classes: {hopper: {types: [h100]}}
+tenants:
+  physics: {members: [alice]}
+  guests: {members: [bob]}
+scheduling: {backfill: {interval: 1s}}
+failover: {journal: true}
+compaction: {wait: 1h, classes: {hopper: 2s}, move_cost: 1s, factor: 1, tenants: {physics: true}, default: false}
+monitoring: {running: 5s}
+"""
 SAVES = "trap 'touch $SLUICE_CHECKPOINT_FILE' USR1; touch $SLUICE_CHECKPOINT_FILE; while :; do sleep 0.2; done"
 
 
@@ -128,6 +139,7 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
             "controllers": 2,
             "agent": True,
             "controllerd": True,
+            "explaind": True,
             "sluice": {"level": "place", "policy": ""},
             "users": [{"name": name} for name in ("alice", "bob", "oper")],
             "slurm_conf": "AccountingStorageTRES=gres/gpu,gres/shard,gres/gpu:h100\nJobRequeue=1\n"
@@ -189,6 +201,41 @@ def test_of_equal_jobs_the_one_that_has_saved_is_preempted(site: Site) -> None:
     assert cluster.log_tail("slurmctld@ctl1", 2000).count(said) == 1  # however long it takes to end
     site.apply(POLICY)
     site.in_force("place")
+
+
+def test_jobs_are_moved_when_they_have_saved_and_their_tenant_allows_it(site: Site) -> None:
+    """Each node has a job of each tenant; that of physics on the first one moves, though the others would do, too."""
+    cluster = site.cluster
+    site.apply(MOVES)
+    site.in_force("place")
+    jobs: dict[str, str] = {}
+    for name, gpus, tenant, user in (
+        ("moved", 2, "physics", "alice"),
+        ("filler", 6, "physics", "alice"),
+        ("stays", 2, "guests", "bob"),
+    ):
+        words = ("-A", tenant, f"--gres=gpu:{gpus}", "-t60", "--checkpoint=app")
+        jobs[name] = submit(cluster, *words, wrap=SAVES, user=user)
+        site.until(lambda name=name: shown(cluster, jobs[name])["JobState"] == "RUNNING")
+    first, second = (shown(cluster, jobs[name])["NodeList"] for name in ("moved", "stays"))
+    site.save(jobs["moved"])
+    site.save(jobs["stays"])
+    site.run("scancel", jobs["filler"])
+    big = submit(cluster, "-A", "physics", "--gres=gpu:8", "-t60", user="alice")
+    site.until(lambda: shown(cluster, big)["JobState"] == "RUNNING")
+    assert shown(cluster, big)["NodeList"] == first
+    site.until(lambda: shown(cluster, jobs["moved"])["JobState"] == "RUNNING")
+    assert (shown(cluster, jobs["moved"])["NodeList"], shown(cluster, jobs["moved"])["Restarts"]) == (second, "1")
+    assert shown(cluster, jobs["stays"])["Restarts"] == "0"
+    site.until(lambda: "ran again after" in explained(site, jobs["moved"]))
+    assert f"from {first} to make room for job {big}; saved " in explained(site, jobs["moved"])
+    assert f"1 smaller job was moved to make room on {first}" in explained(site, big)
+    site.apply(POLICY)
+    site.in_force("place")
+
+
+def explained(site: Site, job: str) -> str:
+    return site.run("sluice", "explain", job).stdout
 
 
 def test_watts_are_kept_for_whom_gpus_are_guaranteed(site: Site) -> None:

@@ -216,6 +216,8 @@ _COUNTERS: tuple[tuple[str, str, float], ...] = (
     ("plan.plan_us_last", "plan_seconds", 1e-6),
     ("plan.jobs", "plan_jobs", 1),
     ("plan.plans", "plans_total", 1),
+    ("moves.made", "moves_total", 1),
+    ("moves.not_made", "moves_not_made_total", 1),
     ("order.step_us_last", "order_seconds", 1e-6),
     ("decisions.dropped", "decisions_dropped", 1),
     ("decisions.dropped", "records_dropped", 1),  # its name until 0.1.0

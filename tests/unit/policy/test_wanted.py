@@ -223,6 +223,37 @@ def test_the_compiled_policy_says_what_slurm_cannot(tmp_path: Path) -> None:
     assert again.state.files[tmp_path / compiled.FILE_NAME] == text
 
 
+def test_of_tenants_the_nearest_one_says_whether_its_jobs_are_moved(tmp_path: Path) -> None:
+    made = wanted(
+        "failover: {journal: true}\n"
+        "compaction: {wait: 5m, classes: {h100: 2m}, factor: 1.5, empty_within: 1h, default: false, "
+        "tenants: {a: true, c: false}}\n"
+        "tenants: {a: {}, b: {parent: a}, c: {parent: b}, d: {}}\n",
+        tmp_path,
+    )
+    policy, warnings = compiled.parse(made.state.files[tmp_path / compiled.FILE_NAME].encode())
+    assert warnings == []
+    assert {tenant.account: tenant.movable for tenant in policy.tenants} == {
+        "a": True,
+        "b": True,
+        "c": False,
+        "d": False,
+    }
+    settings = policy.settings
+    assert (settings.compaction_wait_s, settings.compaction_factor_permille) == (300, 1500)
+    assert settings.compaction_empty_within_s == 3600
+    assert (settings.compaction_moves_unlisted, policy.classes[0].compaction_wait_s) == (False, 120)
+    none, _ = compiled.parse(wanted(RICH, tmp_path).state.files[tmp_path / compiled.FILE_NAME].encode())
+    assert none.settings.compaction_wait_s == none.settings.compaction_empty_within_s == 0
+
+
+def test_a_tenants_jobs_wait_for_one_block(tmp_path: Path) -> None:
+    made = wanted("tenants: {near: {one_block_for: 10m}, far: {}}\n", tmp_path)
+    policy, warnings = compiled.parse(made.state.files[tmp_path / compiled.FILE_NAME].encode())
+    assert warnings == []
+    assert {tenant.account: tenant.one_block_s for tenant in policy.tenants} == {"near": 600, "far": 0}
+
+
 # ---- changes ----
 
 

@@ -212,6 +212,49 @@ def test_contradicting_policies_are_refused() -> None:
         run([job(0, 1)], backfill=Backfill.EASY, preemption=Preemption.ORDER)
 
 
+# Two jobs on one node, of which the first ends at 10, and one on the other: a wide one fits nowhere before 100.
+SPREAD = [(0, 100, 2), (0, 10, 2), (0, 100, 2), (1, 5, 4)]
+MOVES = {"move_wait": 5, "move_cost": 3, "move_factor_permille": 1000, "moves_per_job": 1, "moves_per_hour": 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "movable", "start", "end", "moves"),
+    [
+        ({}, 1, 10, 103, 1),  # moved at 10, and it does nothing for 3
+        ({}, 0, 100, 100, 0),
+        ({"move_wait": 20}, 1, 100, 100, 0),  # nothing happens at 21
+        ({"move_wait": 0}, 1, 100, 100, 0),
+        ({"move_factor_permille": 60_000}, 1, 100, 100, 0),  # it gains 90 on 4 GPUs, at the cost of 3 on 2
+        ({"move_factor_permille": 59_999}, 1, 10, 103, 1),
+        ({"moves_per_job": 0}, 1, 100, 100, 0),
+        ({"moves_per_hour": 0}, 1, 100, 100, 0),
+    ],
+)
+def test_a_job_is_moved_for_the_first_that_cannot_start(
+    change: dict[str, int], movable: int, start: int, end: int, moves: int
+) -> None:
+    jobs = [job(*one, movable=movable) for one in SPREAD]
+    replayed = run(jobs, nodes=2, backfill=Backfill.EASY, **{**MOVES, **change})
+    assert (replayed.outcomes[3].start, replayed.outcomes[0].end, replayed.outcomes[0].moves) == (start, end, moves)
+    assert [one.moves for one in replayed.outcomes[1:]] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"backfill": Backfill.CONSERVATIVE},
+        {"preemption": Preemption.ORDER, "backfill": Backfill.GREEDY},
+        {"move_cost": 0},
+        {"move_factor_permille": 0},
+        {"moves_per_hour": 65},
+        {"move_wait": -1},
+    ],
+)
+def test_moves_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(CoreError, match="moves"):
+        run([job(0, 1)], **{**MOVES, **change})
+
+
 JOBS = st.lists(
     st.tuples(
         st.integers(0, 60),
@@ -249,17 +292,21 @@ MODES = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(JOBS, CONFIGS, MODES)
-def test_conservation(drawn: list[tuple[int, ...]], config: dict[str, Any], mode: tuple[Backfill, Preemption]) -> None:
+@settings(max_examples=150)
+@given(JOBS, CONFIGS, MODES, st.booleans())
+def test_conservation(
+    drawn: list[tuple[int, ...]], config: dict[str, Any], mode: tuple[Backfill, Preemption], moving: bool
+) -> None:
     """Every job ends once, not before its work is done; no GPU is held twice; the same input gives the same output."""
     jobs = [
-        job(submit, work, gpus, estimate, restart=restart, tier=tier, deadline=deadline)
+        job(submit, work, gpus, estimate, restart=restart, tier=tier, deadline=deadline, movable=tier)
         for submit, work, gpus, estimate, restart, tier, deadline in sorted(drawn)
     ]
     backfill, preemption = mode
     cluster = cluster_of(2, 4)
     config = {**config, "backfill": backfill, "preemption": preemption}
+    if moving and backfill != Backfill.CONSERVATIVE and preemption != Preemption.ORDER:
+        config |= {**MOVES, "move_wait": 1, "move_factor_permille": 1}
     replayed = replay(cluster, ReplayConfig(**config), REQUESTS, jobs)
     cluster.check()
     assert cluster.totals().allocations == 0
@@ -269,7 +316,9 @@ def test_conservation(drawn: list[tuple[int, ...]], config: dict[str, Any], mode
         assert outcome.busy >= one.run + one.restart
         assert outcome.end - outcome.start >= outcome.busy
         if not outcome.preemptions:
-            assert outcome.busy == one.run + one.restart == outcome.end - outcome.start
+            paid = one.run + one.restart + 3 * outcome.moves
+            assert outcome.busy == paid == outcome.end - outcome.start
+        assert outcome.moves <= one.movable
     held = sum(outcome.busy * one.gpus_milli for one, outcome in zip(jobs, replayed.outcomes, strict=True))
     span = max(ends(replayed)) - min(one.submit for one in jobs)
     assert held <= span * 8000
@@ -279,7 +328,7 @@ def test_conservation(drawn: list[tuple[int, ...]], config: dict[str, Any], mode
     assert replay(cluster_of(2, 4), ReplayConfig(**config), REQUESTS, jobs) == replayed
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(JOBS)
 def test_easy_never_delays_the_first_in_line(drawn: list[tuple[int, ...]]) -> None:
     """With exact estimates the first job that waits starts as early as in strict order."""

@@ -167,6 +167,25 @@ def test_table(tmp_path: Path) -> None:
     assert lines[1].split() == ["jobs", "that", "ended", "40", "40"]
 
 
+# On 2 nodes of 4 GPUs: two jobs of two hours hold half of each node from the tenth minute on, and one needs all of one.
+SPREAD = "".join(
+    f"{number} {submit} 0 {run} {gpus} -1 -1 {gpus} {run} -1 1 1 1 1 1 1 -1 -1\n"
+    for number, submit, run, gpus in ((1, 0, 7200, 2), (2, 0, 1200, 2), (3, 0, 7200, 2), (4, 60, 600, 4))
+)
+
+
+def test_moves_are_shown_next_to_the_policy_without(tmp_path: Path) -> None:
+    columns = ("-P", "-n", "-o", "wait_mean_s,moves", "--policy", "easy")
+    assert call(tmp_path, *columns, "--migrate", text=SPREAD).stdout.splitlines() == [
+        "easy|1785|0",
+        "easy+moves|285|1",
+    ]
+    assert call(tmp_path, *columns, "--migrate", "--savable", "0", text=SPREAD).stdout.splitlines()[1].endswith("|0")
+    policy = tmp_path / "sluice.yaml"
+    policy.write_text("failover: {journal: true}\ncompaction: {wait: 1h}\n")
+    assert call(tmp_path, *columns, "--migrate", str(policy), text=SPREAD).stdout.splitlines()[1].endswith("|0")
+
+
 def test_parsable(tmp_path: Path) -> None:
     result = call(tmp_path, "-P", "-o", "jobs,makespan_s", "--policy", "easy", "--policy", "fifo,placement=best-fit")
     header, easy, changed = result.stdout.splitlines()
@@ -211,6 +230,7 @@ def test_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (("--plot", "/nowhere/at/all.svg"), "no folder"),
         (("-o", "jobs,colour"), "'colour'"),
         (("--policy", "nobody"), "'nobody'"),
+        (("--policy", "srtf", "--migrate"), "srtf"),
         (("--format", "csv"), "not of a known format"),
     ],
 )

@@ -195,7 +195,7 @@ GOOD = {
 }
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FORMATS), st.data())
 def test_damaged_files_are_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
     """A good file with parts cut out, put in or doubled gives jobs within bounds, or a UsageError; nothing else."""
@@ -213,7 +213,7 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path, name: str, data: st.D
         assert job.submit >= 0 and job.run >= 0 and job.gpus >= 0 and job.share >= 0
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FORMATS), st.binary(max_size=300))
 def test_any_bytes(tmp_path: Path, name: str, junk: bytes) -> None:
     path = tmp_path / "trace"
