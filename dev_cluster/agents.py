@@ -10,7 +10,7 @@ from dev_cluster.layout import INSIDE, Layout, on_this_system, python_in_tree
 from dev_cluster.slurm_tree import SlurmTree
 from sluice.base.files import write_atomic
 from sluice.base.run import PYTHON
-from sluice.core.limit import library_path
+from sluice.core.limit import launcher_path, library_path
 from sluice.plugin.builder import build_limit_plugin
 from sluice.plugin.install import limit_line
 
@@ -42,8 +42,8 @@ class NodeAgents:
         """Programs, limiter, and the SPANK plugin with its line in plugstack.conf; files next to slurm.conf."""
         programs = layout.folder / _PROGRAMS.name
         shutil.copytree(_PROJECT / "prolog_epilog/programs", programs, symlinks=True)
-        for library in library_path().parent.glob("libsluice_*.so"):
-            shutil.copy(library, programs)
+        for file in (*library_path().parent.glob("libsluice_*.so"), launcher_path()):
+            shutil.copy(file, programs)
         if self.headers is not None:
             build_limit_plugin(self.headers, self.version, layout.folder)
         elif self.packaged is not None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from policy.units import Seconds, parse_seconds
+from policy.units import Mib, Seconds, parse_seconds
 
 _ASK = re.compile(r"(?:^|(?<=[\s,;]))sluice:checkpoint(?:=(\w{1,20}))?(?=$|[\s,;])")
 _LEAST_S = 60
@@ -19,6 +19,35 @@ Signal = Literal["USR1", "USR2", "TERM", "HUP"]
 Mode = Annotated[
     Literal["app", "no"], BeforeValidator(lambda value: "no" if value is False else value)
 ]  # YAML reads a plain no as false
+
+
+class System(BaseModel):
+    """Jobs that are saved as they run, by CRIU on their node (`--checkpoint=system`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    criu: Annotated[str, Field(pattern=r"^/[^\x00-\x1f]{1,255}$")] = "/usr/sbin/criu"
+    """CRIU on the nodes, 4.2 or later. Example: `/usr/sbin/criu`."""
+    limit: Mib = 64 << 10
+    """The largest memory of a job that is saved. Example: `64G`."""
+    quota: Mib = 256 << 10
+    """The most that is kept on a node for one user. Example: `256G`."""
+    time: Annotated[Seconds, Field(ge=1)] = 300
+    """The longest that a job is stopped by CRIU. Example: `5m`."""
+    keep: Annotated[Seconds, Field(ge=60)] = 7 * 86400
+    """How long the state of a job that does not start again is kept. Example: `7d`."""
+
+
+class NodeSystem(BaseModel):
+    """The same in `sluice.node.json`; nodes read it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    criu: str = "/usr/sbin/criu"
+    most_bytes: int = 64 << 30
+    quota_bytes: int = 256 << 30
+    time_s: int = 300
+    keep_s: int = 7 * 86400
 
 
 class Checkpoint(BaseModel):
@@ -30,6 +59,9 @@ class Checkpoint(BaseModel):
     default: Mode = "no"
     """Jobs that do not say (`--checkpoint=auto`): `app`, they save their state when they are signalled; a program that
     does not catch the signal is ended by it."""
+    system: System | None = None
+    """Jobs with `--checkpoint=system` are saved as they run; without it they are refused. CRIU is root's and works with
+    what a tenant can change meanwhile: docs/security.md says what is held and what is not. Example: `{}`."""
     tenants: dict[str, Mode] = {}
     """The same for a tenant and those below it. Example: `{physics: app}`."""
     interval: Annotated[Seconds, Field(ge=60)] | Literal["daly"] | None = None
@@ -81,17 +113,23 @@ class NodeCheckpoint(BaseModel):
     max_retries: int = 3
     backoff_s: int = 60
     silent_wait_s: int = 0
+    system: NodeSystem | None = None
+
+    def is_system(self, comment: str) -> bool:
+        """Whether a job is saved by its node (--checkpoint=system): the last words on it are kept in its comment."""
+        asked: list[str] = _ASK.findall(comment)
+        return self.system is not None and bool(asked) and asked[-1] == "system"
 
     def rhythm(self, account: str, comment: str) -> Rhythm | None:
         """How a job is signalled, by its last words on it, else by its account; None: not at all."""
         asked: list[str] = _ASK.findall(comment)
-        word = asked[-1] if asked else None
-        if word == "no" or (word is None and self.modes.get(account, self.default) == "no"):
+        word = asked[-1] if asked else self.modes.get(account, self.default)
+        if word in ("no", "system"):
             return None
         if word == "daly":
             return Rhythm("daly")
         try:
-            return Rhythm(max(_LEAST_S, parse_seconds(word or "")))
+            return Rhythm(max(_LEAST_S, parse_seconds(word)))
         except ValueError:
             return Rhythm(self.interval_s)
 
@@ -123,4 +161,15 @@ def compile_checkpoint(section: Checkpoint | None, subtree: Callable[[str], list
         max_retries=section.max_retries,
         backoff_s=section.backoff,
         silent_wait_s=section.silent_wait or 0,
+        system=_compile_system(section.system) if section.system is not None else None,
+    )
+
+
+def _compile_system(section: System) -> NodeSystem:
+    return NodeSystem(
+        criu=section.criu,
+        most_bytes=section.limit << 20,
+        quota_bytes=section.quota << 20,
+        time_s=section.time,
+        keep_s=section.keep,
     )

@@ -123,6 +123,8 @@ class Global(_Section):
     """Jobs of accounts that are no tenants may be moved."""
     compaction_empty_within_s: Seconds = 0
     """Nodes that drain, or have maintenance within so long, are emptied; 0: none is."""
+    checkpoint_system: bool = False
+    """Nodes save jobs as they run."""
     journal: bool = False
     """What happens to jobs is journalled for failover."""
     journal_wait_ms: Annotated[int, Field(ge=1, le=10000)] = 500

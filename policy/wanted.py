@@ -456,6 +456,7 @@ class _Maker:
             gpu_shares=policy.gpu_shares(),
             checkpoint_signal=(policy.checkpoint or Checkpoint()).signal_number,
             **(policy.compaction.settings() if policy.compaction is not None else {}),
+            checkpoint_system=(policy.checkpoint or Checkpoint()).system is not None,
             journal=policy.failover.journal,
             journal_wait_ms=policy.failover.journal_wait_ms,
             journal_warn=policy.failover.on_failure == "warn",

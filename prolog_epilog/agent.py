@@ -15,6 +15,7 @@ from typing import Any
 from policy.node import FILE_NAME, NodePolicyFile
 from policy.node_limits import NodeLimits
 from prolog_epilog.accounting import SAVE_SECONDS, Accounting
+from prolog_epilog.checkpoint.saver import ANNOUNCE_S, PRUNE_S, Saver
 from prolog_epilog.end_notices import PERIOD_S as END_NOTICES_S
 from prolog_epilog.end_notices import EndNotices
 from prolog_epilog.gpu_reset import GpuReset
@@ -102,6 +103,16 @@ class Agent:
         self.holds.on_put = self.duties.add("holds", _IDLE_S, self.holds.run, retry=5.0).wake
         self.jobs.on_refused = self.holds.put
         self.jobs.on_skipped = self.holds.put_back
+        self.saver = Saver(
+            settings.records.parent / "checkpoints",
+            lambda: file.current().checkpoint.system,
+            settings.run / "checkpoint",
+            self.holds.put_saved,
+        )
+        self.saver.told = self.holds.note
+        self.saver.answer_to(self.server)
+        self.duties.add("saved-jobs", PRUNE_S, self.saver.prune)
+        self.duties.add("can-save", ANNOUNCE_S, self.saver.announce)
         self.uplink = Uplink()
         self.watcher.on_sample.append(self.power.on_sample)
         self.power.on_due = self.duties.add("power", CHECK_S, self.power.run, retry=1.0).wake
@@ -199,6 +210,7 @@ class Agent:
         self.state.outbox.prepare()
         self.end_notices.prepare(self.state.settings.run / "ended")
         self.holds.prepare()
+        self.saver.images.prepare()
         self.regions.prepare()
         self.profiles.prepare(self.state.records)
         self.topologies.prepare()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,13 +25,14 @@ from sluice.base.text import one_line
 from sluice.exchange.record import JobRecord
 from sluice.slurm.commands import Commands
 from sluice.slurm.job import ENDED, JobFacts, read_job
-from sluice.slurm.refused import with_reason
+from sluice.slurm.refused import with_reason, with_state
 
 _SAYS_WHY_S = 5.0  # time of a job that will be cancelled to write the reason to its own standard error
 _SAVED_S = 10.0  # within which a controller that dies may forget what it did
 _COMMAND_S = 20.0
 _MOST_COMMENT = 4096
 _AGAIN_S = 1.0
+_MOST_NOTES = 256
 # What Slurm's commands answer for a job that has ended or waits already; LC_ALL is C.
 _SETTLED = (
     "Job is pending execution",
@@ -78,6 +80,7 @@ class Holds:
         self.on_put: Callable[[], None] = lambda: None
         self._commands = commands or Commands(timeout=_COMMAND_S)
         self._clock = clock
+        self._notes: deque[tuple[int, str]] = deque(maxlen=_MOST_NOTES)
         self._done: dict[Hold, float] = {}  # when a controller did what was asked; it is checked once more
 
     def prepare(self) -> None:
@@ -92,12 +95,22 @@ class Holds:
         """The job is to start again, as slurmd ran no prolog for it. Raises OSError."""
         self._put(Hold(job, None, "its prolog did not run", self._clock(), held=False))
 
+    def put_saved(self, job: int, restarts: int) -> None:
+        """The job is to start again, as its state is saved. Raises OSError."""
+        self._put(Hold(job, restarts, "its state is saved", self._clock(), held=False))
+
+    def note(self, job: int, words: str) -> None:
+        """What came of saving or resuming a job is written to its AdminComment, once."""
+        self._notes.append((job, words))
+        self.on_put()
+
     def _put(self, hold: Hold) -> None:
         write_atomic(self.folder / str(hold.job), json.dumps(asdict(hold)), mode=0o600, follow_links=False)
         self.on_put()
 
     def run(self) -> float | None:
         """A duty of the agent; seconds until the next look. Raises SluiceError when no controller answers."""
+        self._write_notes()
         waiting, failed = False, None
         for path in [path for path in self.folder.iterdir() if path.name.isdecimal()]:
             try:
@@ -118,6 +131,16 @@ class Holds:
         if failed is not None:
             raise failed
         return _AGAIN_S if waiting else None
+
+    def _write_notes(self) -> None:
+        while self._notes:
+            job, words = self._notes.popleft()
+            try:
+                facts = read_job(self._commands, job)
+                if facts is not None and facts.state not in ENDED:
+                    self._comment(facts, lambda comment, words=words: with_state(comment, words))  # type: ignore[misc]
+            except SluiceError as error:
+                log("problem", job=job, what=f"not in its AdminComment: {words}: {error.what}")
 
     def _settle(self, hold: Hold) -> bool:
         """One step; whether the job is done. Raises CommandError when no controller accepts it."""
@@ -150,9 +173,12 @@ class Holds:
         return False
 
     def _tell_why(self, facts: JobFacts, why: str) -> None:
+        self._comment(facts, lambda comment: with_reason(comment, why))
+
+    def _comment(self, facts: JobFacts, change: Callable[[str], str]) -> None:
         shown = ("-h", "-a", "-t", "all", "-j", facts.name, "-O", f"admin_comment:{_MOST_COMMENT}")
         comment = self._commands.output("squeue", *shown).strip().removeprefix("(null)")
-        text = with_reason(comment, why)
+        text = change(comment)
         if text != comment:
             self._commands.run("scontrol", "update", f"JobId={facts.name}", f"AdminComment={text}")
 

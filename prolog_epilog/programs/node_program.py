@@ -1,9 +1,10 @@
 #!/usr/bin/python3 -IS
-"""What slurmd and slurmstepd start on a node: one program with five names, each of which asks the node agent.
+"""What slurmd and slurmstepd start on a node: one program with six names, each of which asks the node agent.
 
 sluice-prolog, sluice-epilog   Prolog and Epilog of slurm.conf, as root
 sluice-task-init               the SPANK plugin's helper, as root, before a task becomes its user
 sluice-task-prolog             TaskProlog, as the job's user in the task's cgroup
+sluice-checkpoint              started by sluice-launch, as root, for a job that is to be saved, or may be resumed
 sluice-health                  HealthCheckProgram, as root: a round of checks now; exit 0 to 3 as Nagios has it
 
 No site packages, and of the standard library what is written in C: this starts with every job and task, and to import
@@ -81,7 +82,7 @@ def encode(value: object) -> str:
 def ask(**request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # noqa: F821 - typing takes long to load
     """The node agent's answer; a request that a restart of it cuts off is made again. Raises RefusedError."""
     end = time.monotonic() + PATIENCE
-    seconds = EPILOG_SECONDS if request["do"] == "epilog" else SECONDS
+    seconds = EPILOG_SECONDS if request["do"] in ("epilog", "save", "resume", "restored") else SECONDS
     while True:
         began = time.monotonic()
         try:
@@ -224,6 +225,49 @@ def task_init() -> None:
         **extra,
     )
     print(f"region {answer['region']}" if answer["region"] else "none")
+
+
+def checkpoint() -> None:
+    """Save the job, or start what was saved of it: "resumed PID". Nothing is printed where there is nothing.
+
+    CRIU runs this, too, when all processes are there, and again when they have their user's rights.
+    """
+    of_job = {"job": number("SLUICE_JOB"), "uid": number("SLUICE_UID"), "restarts": number("SLUICE_RESTARTS")}
+    stage = os.environ.get("CRTOOLS_SCRIPT_ACTION")
+    if stage is not None:
+        if stage in ("post-restore", "pre-resume"):
+            look_at_restored(stage == "pre-resume", of_job)
+    elif sys.argv[1:] == ["save"]:
+        ask(do="save", init=number("SLUICE_INIT"), **of_job)
+    else:
+        resume(of_job)
+
+
+def look_at_restored(rights: bool, of_job: dict[str, int]) -> None:
+    """What is not known to be the job's does not run."""
+    init = number("CRTOOLS_INIT_PID")
+    try:
+        ask(do="restored", init=init, rights=rights, **of_job)
+    except BaseException:
+        os.kill(init, 9)
+        raise
+
+
+def resume(of_job: dict[str, int]) -> None:
+    """Start what was saved of the job, where there is anything."""
+    answer = ask(do="resume", **of_job)
+    if not answer["words"]:
+        return
+    words = [*answer["words"], "--action-script", sys.argv[0]]
+    variables = {name: os.environ[name] for name in ("SLUICE_JOB", "SLUICE_UID", "SLUICE_RESTARTS")}
+    started = os.posix_spawn(words[0], words, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **variables})
+    _, status = os.waitpid(started, 0)
+    init = 0
+    if status == 0:
+        with open(answer["pid"], "rb") as file:  # noqa: PTH123 - as above
+            init = int(file.read())
+    ask(do="resumed", init=init, **of_job)
+    print("resumed", init)
 
 
 def opens(path: str) -> bool:
@@ -434,6 +478,7 @@ def main() -> int:
             "sluice-epilog": epilog,
             "sluice-task-init": task_init,
             "sluice-task-prolog": task_prolog,
+            "sluice-checkpoint": checkpoint,
         }[name]()
     except RefusedError as why:
         # The task's helper has one pipe for both; slurmd logs standard error of the others.

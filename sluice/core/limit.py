@@ -55,6 +55,11 @@ def library_path() -> Path:
     return Path(__file__).with_name("libsluice_limit.so")
 
 
+def launcher_path() -> Path:
+    """The program that jobs which can be saved run under; nodes have it next to `sluice-task-init`."""
+    return Path(__file__).with_name("sluice-launch")
+
+
 def create(
     folder: Path, devices: Sequence[Device], uid: int, processes: int = DEFAULT_PROCESSES, *, mounted: bool = True
 ) -> None:

@@ -8,6 +8,11 @@ from sluice.base.errors import SluiceError
 from sluice.slurm.answers import Job
 from sluice.slurm.commands import Commands
 
+SAVE_SIGNAL = 62
+"""What a job with --checkpoint=system gets to be saved; its launcher takes it (native/launch/launch.h)."""
+SAVE_WORDS = (f"--signal={SAVE_SIGNAL}", "--batch")
+"""As scancel's."""
+
 
 class Control:
     """slurmctld's own changes. All raise SluiceError with Slurm's message."""
@@ -70,6 +75,10 @@ class Control:
     def signal(self, jobs: Iterable[Job], name: str) -> None:
         """Signal the batch scripts and all steps of jobs; those that have ended already are not an error."""
         self._scancel(jobs, f"--signal={name}", "--full")
+
+    def save(self, jobs: Iterable[Job]) -> None:
+        """Have jobs with --checkpoint=system saved, which ends this run of them."""
+        self._scancel(jobs, *SAVE_WORDS)
 
     def _scancel(self, jobs: Iterable[Job], *words: str) -> None:
         """Many at once: for most words scancel first asks slurmctld for all jobs that there are."""

@@ -63,6 +63,29 @@ static bool uses_gpus(const struct sluice_check *check)
            check->submission->tasks_per_gpu;
 }
 
+/* What CRIU and sluice-launch can do; entry/launch.c looks again where the job runs. */
+static bool check_saved_by_system(struct sluice_check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    const char *why = NULL;
+    if (!check->rules || !check->rules->checkpoint_system)
+        why = "nodes of this cluster do not save jobs as they run; use --checkpoint=app";
+    else if (!submission->script)
+        why = "srun and salloc have no script that can be resumed; submit it with sbatch";
+    else if (submission->heterogeneous || submission->min_nodes > 1 || submission->required_nodes > 1)
+        why = "jobs of several nodes cannot be saved so; ask for one node, or use --checkpoint=app";
+    else if (uses_gpus(check))
+        why = "the state of GPUs cannot be saved; leave them out, or use --checkpoint=app";
+    else if (submission->stays_ended)
+        why = "a job that was saved is requeued to be resumed; leave out --no-requeue";
+    else if (submission->truncates)
+        why = "what the job has written would be lost as it is resumed; leave out --open-mode=truncate";
+    if (why)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST, "--checkpoint=system: %s", why);
+    check->admission->max_nodes = 1;
+    return true;
+}
+
 static bool check_options(struct sluice_check *check)
 {
     const struct sluice_options *options = &check->submission->options;
@@ -108,6 +131,9 @@ static bool check_options(struct sluice_check *check)
         return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
                              "--checkpoint-interval is the time between signals of jobs with --checkpoint=app; add "
                              "that, or leave it out");
+    if (options->checkpoint == SLUICE_CHECKPOINT_SYSTEM && !check->submission->admitted_before &&
+        !check_saved_by_system(check))
+        return false;
     bool shaped = options->gpu_affinity != SLUICE_AFFINITY_UNSET || options->gpu_spread;
     if (shaped && !uses_gpus(check))
         return sluice_refuse(

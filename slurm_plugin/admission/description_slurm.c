@@ -86,6 +86,9 @@ void sluice_description_read(const job_desc_msg_t *job, struct sluice_submission
         .whole_nodes = job->shared == 0,
         .contiguous = given16(job->contiguous),
         .step_at_once = is_srun(job),
+        .script = job->script != NULL,
+        .stays_ended = job->requeue == 0,
+        .truncates = job->open_mode == OPEN_MODE_TRUNCATE,
         .heterogeneous = job->het_job_offset != NO_VAL,
     };
 }
@@ -237,6 +240,17 @@ static void write_checkpoint(job_desc_msg_t *job, const struct sluice_options *o
     int length = snprintf(comment, sizeof comment, "%s%s%s", own, *own ? "," : "", words);
     if ((size_t)length < sizeof comment)
         sluice_description_set(&job->comment, comment);
+}
+
+void sluice_description_write_resumable(job_desc_msg_t *job)
+{
+    job->open_mode = OPEN_MODE_APPEND; /* what was written before it is resumed stays */
+    job->requeue = 1;
+    if (job->warn_signal && job->warn_signal != NO_VAL16)
+        return;                            /* the user's own --signal */
+    job->warn_signal = SLUICE_SAVE_SIGNAL; /* to its launcher, when it is preempted */
+    job->warn_flags = KILL_JOB_BATCH;
+    job->warn_time = 0;
 }
 
 void sluice_description_write_signal(job_desc_msg_t *job, uint16_t signal)

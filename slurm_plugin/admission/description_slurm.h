@@ -18,6 +18,9 @@ void sluice_description_merge(const job_desc_msg_t *job, const struct sluice_job
 void sluice_description_write(job_desc_msg_t *job, const struct sluice_admission *admission,
                               const struct sluice_job_facts *old);
 
+/* A job that goes on where it was saved: it may be requeued, and its output is appended to. */
+void sluice_description_write_resumable(job_desc_msg_t *job);
+
 /* What Slurm sends to the whole job when it is preempted, instead of SIGTERM to its steps. */
 void sluice_description_write_signal(job_desc_msg_t *job, uint16_t signal);
 

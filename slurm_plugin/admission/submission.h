@@ -60,6 +60,9 @@ struct sluice_submission {
     bool whole_nodes;              /* --exclusive */
     bool contiguous;               /* of a new job: the gaps between required nodes are filled */
     bool step_at_once;             /* srun: its step repeats the command's own request, however the job's is changed */
+    bool script;                   /* a new job has one: sbatch */
+    bool stays_ended;              /* --no-requeue */
+    bool truncates;                /* --open-mode=truncate */
     bool heterogeneous;            /* a component of a heterogeneous job */
     bool admitted_before;          /* a job as a modification would leave it: its --gpu-mem has become shards */
     bool tasks_split;              /* of such a job: each task's shards are on a GPU of its own */

@@ -76,7 +76,7 @@ static struct spank_option options[] = {
     {"gang", "NAME:COUNT", "start together with the COUNT jobs of that name", 1, 4, take},
     {"gpu-power", "WATTS", "power that each GPU may draw: 300W", 1, 5, take},
     {PROFILE, "SECONDS", "profile what the job's GPUs do: sluice-profile(1)", 2, 6, take},
-    {"checkpoint", "HOW", "save its state when signalled: app, no or auto", 1, 7, take},
+    {"checkpoint", "HOW", "how its state is saved: app, system, no or auto", 1, 7, take},
     {"checkpoint-interval", "TIME", "between two signals to save: 20m or daly", 1, 8, take},
     {"nics-per-gpu", "COUNT", "RDMA interfaces with each GPU", 1, 9, take},
     {"fabric", "WHERE", "all nodes in one block, below one rail's switches, or any", 1, 10, take},

@@ -5,13 +5,18 @@
  * namespace of its own, in which the region is at SLUICE_LIMIT_JOB and /etc/ld.so.preload names the limiting library,
  * whatever the task's environment says. No answer, no task.
  *
+ * Batch scripts with --checkpoint=system are started below the program sluice-launch, where it is next to the helper
+ * and the node agent can save them.
+ *
  * plugstack.conf: required spank_sluice_limit.so [helper=PATH]
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include "entry/freezer.h"
+#include "entry/launch.h"
 
+#include "rules/rules.h"
 #include "runtime/runtime.h"
 #include "sluice/limit.h"
 
@@ -40,6 +45,7 @@ SPANK_PLUGIN(sluice_limit, 1)
 #define RUN "/run/sluice"
 #define PRELOAD RUN "/preload" /* the agent's */
 #define TARGET "/etc/ld.so.preload"
+#define READY RUN "/checkpoint" /* the agent's: it can save jobs */
 
 enum {
     ANSWER_MAX = 1024,
@@ -194,6 +200,30 @@ static int limit_task(const char *region)
     return done ? ESPANK_SUCCESS : -1;
 }
 
+static int launch(spank_t spank, uint32_t step, const char *other)
+{
+    char program[VALUE_MAX], helper[VALUE_MAX];
+    const char *name = strrchr(other, '/');
+    int folder = name ? (int)(name - other) : 0;
+    snprintf(program, sizeof program, "%.*s/sluice-launch", folder, other);
+    snprintf(helper, sizeof helper, "%.*s/sluice-checkpoint", folder, other);
+    if (!launch_is_wanted(spank, step))
+        return ESPANK_SUCCESS;
+    if (access(READY, F_OK) != 0 || access(program, X_OK) != 0) {
+        slurm_info("sluice: this node cannot save the job as it runs: %s is missing", READY " or sluice-launch");
+        signal(SLUICE_SAVE_SIGNAL, SIG_IGN); /* it would end the job, which nobody could then resume */
+        return ESPANK_SUCCESS;
+    }
+    return launch_split(spank, program, helper);
+}
+
+int slurm_spank_task_init(spank_t spank, int argument_count, char *arguments[])
+{
+    (void)argument_count;
+    (void)arguments;
+    return spank_remote(spank) ? launch_begin(spank) : ESPANK_SUCCESS;
+}
+
 int slurm_spank_task_init_privileged(spank_t spank, int argument_count, char *arguments[])
 {
     uint32_t job = 0, step = 0;
@@ -216,7 +246,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int argument_count, char *ar
     const char *name = is_whole_job(step) ? "SLURM_JOB_GPUS" : "SLURM_STEP_GPUS";
     spank_err_t found = spank_getenv(spank, name, gpus, sizeof gpus);
     if (found == ESPANK_ENV_NOEXIST)
-        return ESPANK_SUCCESS;
+        return launch(spank, step, helper_path(argument_count, arguments));
     spank_err_t counted = spank_getenv(spank, "SLURM_SHARDS_ON_NODE", shards, sizeof shards);
     if (found != ESPANK_SUCCESS || (counted != ESPANK_SUCCESS && counted != ESPANK_ENV_NOEXIST)) {
         slurm_error("sluice: %s cannot be read: %s; the task is not started", name, spank_strerror(found));

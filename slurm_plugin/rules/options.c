@@ -249,6 +249,7 @@ static const char *const checkpoints[] = {
     [SLUICE_CHECKPOINT_AUTO] = "auto",
     [SLUICE_CHECKPOINT_NO] = "no",
     [SLUICE_CHECKPOINT_APP] = "app",
+    [SLUICE_CHECKPOINT_SYSTEM] = "system",
 };
 
 static bool set_checkpoint(struct sluice_options *options, const char *value)
@@ -388,7 +389,7 @@ static const struct {
      "NAME:COUNT: a name of at most 64 letters, digits, '.', '_', '-', and 1 to 256 jobs, e.g. train:4"},
     {"gpu-power", set_gpu_power, write_gpu_power, "watts of each GPU, 1 to 100000, e.g. 300W"},
     {"gpu-profile", set_gpu_profile, write_gpu_profile, "no value, or seconds of each step, 1 to 86400, e.g. 30"},
-    {"checkpoint", set_checkpoint, write_checkpoint, "app, no or auto"},
+    {"checkpoint", set_checkpoint, write_checkpoint, "app, system, no or auto"},
     {"checkpoint-interval", set_checkpoint_interval, write_checkpoint_interval,
      "a time of 60s to 30d, e.g. 20m, or daly"},
     {"nics-per-gpu", set_nics_per_gpu, write_nics_per_gpu, "RDMA interfaces with each GPU, 1 to 32, e.g. 1"},

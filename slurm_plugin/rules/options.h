@@ -14,6 +14,7 @@
 enum {
     SLUICE_GANG_NAME_MAX = 64,
     SLUICE_PROFILE_MAX_S = 86400,   /* of a profile whose end is not its step's */
+    SLUICE_SAVE_SIGNAL = 62,        /* native/launch/launch.h */
     SLUICE_CHECKPOINT_LEAST_S = 60, /* between two signals to save; to a month */
     SLUICE_CHECKPOINT_MOST_S = 30 * 86400,
     SLUICE_NICS_PER_GPU_MAX = 32, /* as many as a node may have: SLUICE_MAX_NICS */
@@ -52,7 +53,8 @@ enum sluice_affinity {
 enum sluice_checkpoint {
     SLUICE_CHECKPOINT_AUTO, /* the site's policy decides */
     SLUICE_CHECKPOINT_NO,
-    SLUICE_CHECKPOINT_APP, /* the job's programs save their state when they are signalled */
+    SLUICE_CHECKPOINT_APP,    /* the job's programs save their state when they are signalled */
+    SLUICE_CHECKPOINT_SYSTEM, /* the node saves it as it runs */
 };
 
 /* How near the nodes of a job of several nodes are to be. */

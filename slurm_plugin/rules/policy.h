@@ -129,6 +129,7 @@ struct sluice_rules {
     uint64_t memory_mib_per_gpu;    /* likewise; 0: Slurm's */
     bool gpu_shares;                /* nodes hold jobs to shares of a GPU's compute time */
     uint32_t checkpoint_signal;     /* what jobs that save their state get when they are preempted */
+    bool checkpoint_system;         /* nodes save jobs as they run */
 
     uint32_t compaction_wait_s;          /* a job that has waited so long may have others moved; 0: none is moved */
     uint32_t compaction_factor_permille; /* gain over cost, at the least; not 0 */

@@ -701,6 +701,18 @@ static void check_time_and_options(void)
     REFUSED("open", "nothing to spread", PER_NODE("gres:gpu:2"), NODES(1), .options = {.gpu_spread = true});
     ADMITTED("open", .options = {.checkpoint = SLUICE_CHECKPOINT_APP, .checkpoint_s = 600});
     REFUSED("open", "--checkpoint-interval is the time", .options = {.checkpoint_s = 600});
+    const struct sluice_options system = {.checkpoint = SLUICE_CHECKPOINT_SYSTEM};
+    REFUSED("open", "do not save jobs", .script = true, .options = system);
+    rules->checkpoint_system = true;
+    ADMITTED("open", .script = true, .options = system);
+    CHECK(admission.max_nodes == 1);
+    REFUSED("open", "submit it with sbatch", .options = system);
+    REFUSED("open", "several nodes", .script = true, NODES(2), .options = system);
+    REFUSED("open", "several nodes", .script = true, .heterogeneous = true, .options = system);
+    REFUSED("open", "the state of GPUs", .script = true, PER_NODE("gres:gpu:1"), .options = system);
+    REFUSED("open", "--no-requeue", .script = true, .stays_ended = true, .options = system);
+    REFUSED("open", "--open-mode=truncate", .script = true, .truncates = true, .options = system);
+    rules->checkpoint_system = false;
     REFUSED("open", "with gpu or mps", PER_NODE("gres:gpu:1,gres:shard:100"));
     REFUSED("open", "with a type", PER_NODE("gres:shard:h100:100"));
 }

@@ -87,6 +87,7 @@ static void check_options(void)
     CHECK(set("gpu-profile", "30") && options.gpu_profile == 30);
     CHECK(set("gpu-profile", NULL) && options.gpu_profile == SLUICE_PROFILE_WHOLE);
     CHECK(set("checkpoint", "app") && options.checkpoint == SLUICE_CHECKPOINT_APP);
+    CHECK(set("checkpoint", "system") && options.checkpoint == SLUICE_CHECKPOINT_SYSTEM);
     CHECK(set("checkpoint-interval", "90s") && options.checkpoint_s == 90);
     CHECK(set("checkpoint-interval", "30D") && options.checkpoint_s == SLUICE_CHECKPOINT_MOST_S);
     CHECK(set("checkpoint-interval", "daly") && options.checkpoint_s == SLUICE_CHECKPOINT_DALY);
@@ -127,7 +128,7 @@ static void check_options(void)
         {"gpu-profile", "86401"},
         {"gpu-profile", "10s"},
         {"checkpoint", NULL},
-        {"checkpoint", "system"},
+        {"checkpoint", "System"},
         {"checkpoint", "APP"},
         {"checkpoint-interval", "20"},
         {"checkpoint-interval", "59s"},
@@ -327,6 +328,7 @@ static void check_words(void)
     } cases[] = {
         {SLUICE_CHECKPOINT_NO, 0, "sluice:checkpoint=no"},
         {SLUICE_CHECKPOINT_APP, 0, "sluice:checkpoint=app"},
+        {SLUICE_CHECKPOINT_SYSTEM, 0, "sluice:checkpoint=system"},
         {SLUICE_CHECKPOINT_APP, 1200, "sluice:checkpoint=1200s"},
         {SLUICE_CHECKPOINT_APP, SLUICE_CHECKPOINT_DALY, "sluice:checkpoint=daly"},
     };

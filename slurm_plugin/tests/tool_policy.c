@@ -56,7 +56,8 @@ static void put_global(FILE *to, const struct sluice_rules *rules)
             rules->cpus_per_gpu_milli);
     fprintf(to, "memory-mib-per-gpu = %" PRIu64 "\ngpu-shares = %s\n", rules->memory_mib_per_gpu,
             yes_no(rules->gpu_shares));
-    fprintf(to, "checkpoint-signal = %" PRIu32 "\n", rules->checkpoint_signal);
+    fprintf(to, "checkpoint-signal = %" PRIu32 "\ncheckpoint-system = %s\n", rules->checkpoint_signal,
+            yes_no(rules->checkpoint_system));
     fprintf(to, "journal = %s\njournal-wait-ms = %" PRIu32 "\n", yes_no(rules->journal), rules->journal_wait_ms);
     fprintf(to, "journal-warn = %s\njournal-max-mib = %" PRIu64 "\n", yes_no(rules->journal_warn),
             rules->journal_max_mib);

@@ -297,7 +297,7 @@ def test_a_job_of_two_nodes_has_saved_when_both_say_so(site: Site) -> None:
     refused = site.cluster.run(["sbatch", "--checkpoint-interval=20m", "--wrap=true"], check=False)
     assert "--checkpoint-interval is the time between signals of jobs with --checkpoint=app" in refused.stderr
     assert (
-        "--checkpoint=system is not understood"
+        "nodes of this cluster do not save jobs"
         in site.cluster.run(["sbatch", "--checkpoint=system", "--wrap=true"], check=False).stderr
     )
 

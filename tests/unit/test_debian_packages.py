@@ -72,6 +72,9 @@ def test_the_spec_file_has_the_units_of_the_same_packages() -> None:
 
 def test_programs_man_pages_and_completion_are_listed() -> None:
     assert ["prolog_epilog/programs/*", "usr/libexec/sluice"] in installed()
+    # Next to the SPANK plugin's helper, where entry/spank_sluice_limit.c looks for it.
+    assert "debian/sluice/usr/libexec/sluice/sluice-launch" in (DEBIAN / "rules").read_text()
+    assert "%{buildroot}%{_libexecdir}/sluice/sluice-launch" in (ROOT / "packaging/sluice.spec").read_text()
     names = [source for source, _ in installed()] + (DEBIAN / "sluice.bash-completion").read_text().split()[:1]
     assert {f"etc/completion/{path.name}" for path in (ROOT / "etc/completion").iterdir()} <= set(names)
     assert (DEBIAN / "sluice.manpages").read_text().split() == ["docs/man/*"]

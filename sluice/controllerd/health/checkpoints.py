@@ -58,14 +58,15 @@ class Checkpoints:
         found = []
         for job in jobs:
             rhythm = policy.rhythm(job.account, job.comment)
-            if job.state != "RUNNING" or rhythm is None:
+            if job.state != "RUNNING" or (rhythm is None and not policy.is_system(job.comment)):
                 continue
             one = self.saves.jobs.setdefault(job.id, JobSaves())
             started = float(job.start_time or one.started or now)
             if started != one.started:
                 one.started, one.signalled, one.ending = started, 0.0, False
             one.seen = now
-            self._set_interval(one, job, rhythm, policy)
+            if rhythm is not None:  # else it is stopped as it is saved, which is for its end alone
+                self._set_interval(one, job, rhythm, policy)
             if self._is_due(one, job, policy, now):
                 one.signalled = now
                 one.signals += 1
@@ -76,7 +77,7 @@ class Checkpoints:
     def ask(self, job: Job, policy: NodeCheckpoint, now: float) -> bool:
         """Whether a job that is to be ended saves when it is signalled; then it counts as signalled now. In its first
         minute a program may not catch the signal yet, which ends it for good, and has little to lose."""
-        if policy.rhythm(job.account, job.comment) is None:
+        if policy.rhythm(job.account, job.comment) is None and not policy.is_system(job.comment):
             return False
         one = self.saves.jobs.setdefault(job.id, JobSaves(started=float(job.start_time or now), seen=now))
         if now - one.started < _LEAST_S and (one.saved or 0.0) <= one.started:

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from policy.checkpoint import NodeCheckpoint
 from policy.node import FILE_NAME, NodePolicy, NodePolicyFile
 from sluice.base import events
 from sluice.base.errors import SluiceError
@@ -185,7 +186,7 @@ class Controller:
             if heard or due or time.monotonic() - self._saves_written >= _SAVES_S:
                 self._save_saves()
         finally:  # a full disk keeps no signal back
-            Control(site.commands).signal(due, policy.signal)
+            self._ask_jobs(due, policy)
         for job in due:
             log.info("job %d: signalled to save its state", job.id)
 
@@ -194,8 +195,13 @@ class Controller:
         with self.lock:
             policy = self._policy_of().checkpoint
             asked = [job for job in jobs if self._checkpoints.ask(job, policy, time.time())]
-        Control(self.site.commands).signal(asked, policy.signal)
+        self._ask_jobs(asked, policy)
         return {job.id for job in asked}
+
+    def _ask_jobs(self, jobs: list[Job], policy: NodeCheckpoint) -> None:
+        control, by_system = Control(self.site.commands), [job for job in jobs if policy.is_system(job.comment)]
+        control.signal([job for job in jobs if job not in by_system], policy.signal)
+        control.save(by_system)
 
     def saved(self, job: int) -> float | None:
         """When a job last saved its state; asks for no lock, as budgets do not wait for Slurm's commands."""

@@ -16,6 +16,7 @@ from sluice.base.errors import SluiceError
 from sluice.base.hostlist import expand
 from sluice.base.text import one_line
 from sluice.slurm.commands import Commands
+from sluice.slurm.control import SAVE_WORDS
 from sluice.slurm.job import ENDED, JobFacts, read_job, read_job_options
 
 _EVIDENCE_S = 60.0  # a job that failed this long before the fault was found may have died of it
@@ -102,8 +103,9 @@ class Requeues:
                 if why:
                     self._report("health.not-requeued", requeue.node, job, f"{why}; {requeue.reason}")
                 return True
-            if facts.runs and policy.before_requeue_s and self._saves(facts, policy):
-                self._commands.run("scancel", f"--signal={policy.signal}", "--full", facts.name, check=False)
+            words = self._signal(facts, policy) if facts.runs and policy.before_requeue_s else ()
+            if words:
+                self._commands.run("scancel", *words, facts.name, check=False)
                 requeue.stage, requeue.since = "signalled", now
                 return False
         elif now - requeue.since < policy.before_requeue_s and facts.runs:
@@ -114,9 +116,12 @@ class Requeues:
         requeue.stage, requeue.since = "requeued", now
         return False
 
-    def _saves(self, facts: JobFacts, policy: NodeCheckpoint) -> bool:
+    def _signal(self, facts: JobFacts, policy: NodeCheckpoint) -> tuple[str, ...]:
+        """How scancel asks a job to save its state; nothing where it does not."""
         options = read_job_options(self._commands, facts)
-        return policy.rhythm(options.account, options.comment) is not None
+        if policy.is_system(options.comment):
+            return SAVE_WORDS
+        return (f"--signal={policy.signal}", "--full") if policy.rhythm(options.account, options.comment) else ()
 
     def _hint(
         self,

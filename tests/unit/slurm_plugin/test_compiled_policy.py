@@ -148,6 +148,7 @@ def policies(draw: st.DrawFn) -> CompiledPolicy:
             memory_mib_per_gpu=draw(st.integers(0, 1 << 40)),
             gpu_shares=draw(st.booleans()),
             checkpoint_signal=draw(st.integers(1, 31)),
+            checkpoint_system=draw(st.booleans()),
             journal=draw(st.booleans()),
             journal_wait_ms=draw(st.integers(1, 10000)),
             journal_warn=draw(st.booleans()),

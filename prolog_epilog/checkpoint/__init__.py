@@ -1,0 +1,5 @@
+"""Saves batch jobs as they run, and resumes them: sluice-launch asks (native/launch), CRIU does it.
+
+images.py keeps what was saved, encrypted; contents.py says what may be in it; criu.py runs CRIU; opened.py looks what a
+resumed job has open, and which rights; saver.py answers requests.
+"""

@@ -1,0 +1,115 @@
+"""CRIU: whether it is there and can save, and how it is called."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from sluice.base.errors import SluiceError
+from sluice.base.run import CommandError, run_command
+from sluice.base.text import one_line
+
+OLDEST = (4, 2)
+"""3.17 of Debian 12 fails on Linux 6.18."""
+_CHECK_S = 20.0
+_COLLECT_S = 10  # to stop all processes, which may start others meanwhile
+# Its own cgroup, in which the restored processes are then, is the job's.
+_COMMON = ("--file-locks", "--manage-cgroups=ignore", "-v1")
+_LOG = "log"
+_REASONS = (
+    (re.compile(r"Connected TCP socket"), "it has a TCP connection"),
+    (re.compile(r"[Ee]xternal .*socket|unix.*external|half of stream"), "it has a socket to a process outside"),
+    (re.compile(r"io_uring"), "it uses io_uring"),
+    (re.compile(r"/dev/(?:nvidia|kfd|dri)"), "it has a GPU open"),
+    (re.compile(r"ghost file|Ghost file"), "it has a deleted file open"),
+)
+
+
+class BrokenOffError(SluiceError):
+    """CRIU was killed: what it was saving may be damaged."""
+
+
+class Criu:
+    """The program at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._checked: tuple[tuple[int, int], str] | None = None
+
+    def problem(self) -> str:
+        """Why it cannot be used; empty: it can. It is asked again when the file changes."""
+        try:
+            state = self.path.stat()
+        except OSError as error:
+            return f"{self.path}: {error.strerror}"
+        stamp = state.st_mtime_ns, state.st_ino
+        if self._checked is None or self._checked[0] != stamp:
+            self._checked = stamp, self._check()
+        return self._checked[1]
+
+    def _check(self) -> str:
+        try:
+            said = run_command([self.path, "--version"], timeout=_CHECK_S).stdout
+            match = re.search(r"Version:\s*(\d+)\.(\d+)", said)
+            if match is None or (int(match[1]), int(match[2])) < OLDEST:
+                return f"{self.path}: {one_line(said) or 'no version'}; {OLDEST[0]}.{OLDEST[1]} or later is needed"
+            run_command([self.path, "check"], timeout=_CHECK_S)
+        except CommandError as error:
+            return one_line(f"{error}")
+        return ""
+
+    def save(self, init: int, folder: Path, seconds: float, most: int, lock: int) -> None:
+        """Save the processes below `init`, which is included, into `folder`, and leave them stopped.
+
+        `most`: bytes of a file. `lock`: a descriptor that is open for as long as CRIU works. Raises SluiceError with
+        the reason, and they run on; BrokenOffError.
+        """
+        words = [str(self.path), "dump", "--tree", str(init), "-D", str(folder), "-o", _LOG, "--leave-stopped",
+                 "--timeout", str(_COLLECT_S), *_COMMON]  # fmt: skip
+        # A limit on files: beyond it writing fails, and CRIU lets go what it has stopped.
+        limited = ["prlimit", f"--fsize={most}", "--", *words]
+        try:
+            done = subprocess.run(
+                limited, timeout=seconds, check=False, stdin=subprocess.DEVNULL, capture_output=True,
+                restore_signals=False, pass_fds=(lock,),  # SIGXFSZ stays ignored
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise BrokenOffError(f"CRIU did not save it within {seconds:g} s") from None
+        except OSError as error:
+            raise SluiceError(f"{self.path}: {error.strerror}") from error
+        if done.returncode < 0:
+            raise BrokenOffError(f"CRIU was killed by signal {-done.returncode}")
+        if done.returncode != 0:
+            raise SluiceError(_why(folder / _LOG) or f"CRIU ended with {done.returncode}")
+        for left in (_LOG, "stats-dump"):
+            (folder / left).unlink(missing_ok=True)
+
+    def resume_words(self, folder: Path) -> list[str]:
+        """The command that starts what is in `folder`, stopped, as children of whoever runs it; the number of the first
+        process is then in the file ``pid`` there."""
+        return [str(self.path), "restore", "-D", str(folder), "-o", _LOG, "--leave-stopped", "--restore-detached",
+                "--pidfile", str(folder / "pid"), *_COMMON]  # fmt: skip
+
+
+def log_in(folder: Path) -> Path:
+    """What CRIU writes as it resumes what is in `folder`."""
+    return folder / _LOG
+
+
+def why_not(folder: Path) -> str:
+    """What CRIU says why it could not resume."""
+    return _why(folder / _LOG) or "CRIU gives no reason"
+
+
+def _why(path: Path) -> str:
+    """The first error of CRIU's log, which root wrote; in our words where they are known."""
+    lines: list[str] = []
+    with suppress(OSError), path.open("rb") as file:
+        lines = file.read(1 << 20).decode(errors="replace").splitlines()
+    errors = [line.partition("Error ")[2] for line in lines if "Error " in line and "rlimit: Can't setup" not in line]
+    for pattern, words in _REASONS:
+        if any(pattern.search(error) for error in errors):
+            return words
+    return one_line(re.sub(r"^\(\S+\):\s*", "", errors[0]))[:200] if errors else ""

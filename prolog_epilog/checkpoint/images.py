@@ -1,0 +1,211 @@
+"""What was saved of jobs: a folder for each, encrypted with a key of the job's user, complete or not there.
+
+Below `folder`, root's alone: ``keys/UID``, ``images/JOB-RESTARTS`` and ``work/JOB``, where CRIU's files are until they
+are encrypted. A file is a sequence of pieces of AES-256-GCM, each bound to its job, user, run, name and place in the
+file, so that none can be changed, left out, or put in another's place. What is not finished has another name, and is
+removed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sluice.base.errors import SluiceError
+
+_IMAGE = re.compile(r"(?P<job>\d{1,10})-(?P<restarts>\d{1,10})\Z")
+_FACTS = "facts"  # the file that is written last; no name of CRIU's
+_HALF = ".half-"
+_PIECE = 4 << 20
+_NONCE, _TAG, _KEY = 12, 16, 32
+_MOST_FACTS = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Whose state it is, of which run of the job."""
+
+    job: int
+    uid: int
+    restarts: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.job}-{self.restarts}"
+
+
+class Images:
+    """Used by one thread for each job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._keys, self._images = folder / "keys", folder / "images"
+
+    def prepare(self) -> None:
+        """Make the folders, and remove what an agent that was killed left unfinished. Raises OSError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        for folder in (self._keys, self._images, self.folder / "work"):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        for half in self._images.glob(f"{_HALF}*"):
+            shutil.rmtree(half, ignore_errors=True)
+
+    def work(self, job: int) -> Path:
+        """Where CRIU's files of a job are."""
+        return self.folder / "work" / str(job)
+
+    def find(self, job: int) -> tuple[int, Path] | None:
+        """Of which run a job's last image is, and where."""
+        paths = list(self._images.glob(f"{job}-*"))
+        found = [(int(match["restarts"]), path) for path in paths if (match := _IMAGE.match(path.name))]
+        return max(found, default=None)
+
+    def size(self, uid: int) -> int:
+        """Bytes of all images of a user."""
+        total = 0
+        for image in self._images.iterdir():
+            with suppress(OSError):  # it is just removed
+                if image.stat().st_uid == uid:
+                    total += sum(file.stat().st_size for file in image.iterdir())
+        return total
+
+    def write(self, run: Run, source: Path, facts: dict[str, Any]) -> None:
+        """Take over CRIU's files from `source`, which is empty afterwards. Raises SluiceError, OSError."""
+        half = self._images / f"{_HALF}{run.name}"
+        shutil.rmtree(half, ignore_errors=True)
+        half.mkdir(mode=0o700)
+        try:
+            # Whose it is, for `size`; the folder above is root's alone.
+            os.chown(half, run.uid, -1)
+            cipher = self._cipher(run.uid)
+            names = sorted(path.name for path in source.iterdir())
+            for name in names:
+                with (source / name).open("rb") as plain, (half / name).open("xb") as file:
+                    _encrypt(cipher, run, name, plain, file)
+                (source / name).unlink()
+            self._write_facts(cipher, run, half / _FACTS, {**facts, "files": names})
+            _sync(half)
+            half.rename(self._images / run.name)
+            _sync(self._images)
+        except BaseException:
+            shutil.rmtree(half, ignore_errors=True)
+            raise
+
+    def read(self, run: Run, target: Path) -> dict[str, Any]:
+        """Decrypt the image of this run into the new folder `target`; the facts that were given to `write`.
+
+        Raises SluiceError for one that is damaged, incomplete or of another job or user; OSError.
+        """
+        image = self._images / run.name
+        cipher = self._cipher(run.uid)
+        facts = self.facts(run)
+        target.mkdir(mode=0o700)
+        for name in facts["files"]:
+            with (image / name).open("rb") as file, (target / name).open("xb") as plain:
+                for piece in _decrypt(cipher, run, name, file):
+                    plain.write(piece)
+        return facts
+
+    def facts(self, run: Run) -> dict[str, Any]:
+        """Those that were given to `write`. Raises as `read`."""
+        with (self._images / run.name / _FACTS).open("rb") as file:
+            found: dict[str, Any] = json.loads(b"".join(_decrypt(self._cipher(run.uid), run, _FACTS, file)))
+        return found
+
+    def forget(self, job: int) -> None:
+        """Remove all images of a job, each in one step. Raises OSError."""
+        for image in self._images.glob(f"{job}-*"):
+            gone = image.with_name(f"{_HALF}{image.name}-{time.time_ns()}")
+            image.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+    def prune(self, before: float) -> None:
+        """Remove images that are older. Raises OSError."""
+        for image in self._images.iterdir():
+            match = _IMAGE.match(image.name)
+            if match and image.stat().st_mtime < before:
+                self.forget(int(match["job"]))
+
+    def _write_facts(self, cipher: Any, run: Run, path: Path, facts: dict[str, Any]) -> None:
+        with path.open("xb") as file:
+            _encrypt(cipher, run, _FACTS, io.BytesIO(json.dumps(facts).encode()), file)
+
+    def _cipher(self, uid: int) -> Any:
+        """With the user's key, which is made once. Raises SluiceError, OSError."""
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError:
+            raise SluiceError(
+                "states of jobs cannot be encrypted", remedy="install cryptography: pip install 'sluice[checkpoint]'"
+            ) from None
+        path = self._keys / str(uid)
+        if not path.exists():
+            fresh = path.with_name(f".{uid}-{time.time_ns()}")
+            with fresh.open("xb") as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(os.urandom(_KEY))
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):
+                path.hardlink_to(fresh)
+            fresh.unlink()
+        key = path.read_bytes()
+        if len(key) != _KEY:
+            raise SluiceError(f"{path}: not a key", remedy="remove it: what was saved with it is lost")
+        return AESGCM(key)
+
+
+def _place(run: Run, name: str, number: int, last: bool) -> bytes:
+    """What a piece is bound to."""
+    return f"{run.job} {run.uid} {run.restarts} {name} {number} {int(last)}".encode()
+
+
+def _encrypt(cipher: Any, run: Run, name: str, plain: BinaryIO, file: BinaryIO) -> None:
+    number, piece = 0, plain.read(_PIECE)
+    while True:
+        following = plain.read(_PIECE)
+        nonce = os.urandom(_NONCE)
+        sealed = cipher.encrypt(nonce, piece, _place(run, name, number, not following))
+        file.write(struct.pack(">I", len(sealed)) + nonce + sealed)
+        if not following:
+            break
+        number, piece = number + 1, following
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _decrypt(cipher: Any, run: Run, name: str, file: BinaryIO) -> Iterator[bytes]:
+    from cryptography.exceptions import InvalidTag
+
+    number, head = 0, file.read(4 + _NONCE)
+    while True:
+        size = int.from_bytes(head[:4], "big")
+        sealed = file.read(size) if len(head) == 4 + _NONCE and _TAG <= size <= _PIECE + _TAG else b""
+        following = file.read(4 + _NONCE)
+        sealed = sealed if len(sealed) == size else b""
+        try:
+            yield cipher.decrypt(head[4:], sealed, _place(run, name, number, not following))
+        except (InvalidTag, ValueError):
+            raise SluiceError(f"what was saved of job {run.job} is damaged: {name}") from None
+        if not following:
+            return
+        number, head = number + 1, following
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,323 @@
+"""Answers what sluice-launch asks for a job (native/launch/launch.h): to save it, and to resume it.
+
+A job is stopped while it is saved. It is ended when its image is complete and the order to requeue it is on disk, and
+goes on when anything fails before. An image is forgotten before what was resumed from it runs: none is resumed twice.
+CRIU is root's and works with what users can change meanwhile, so a job is saved only with what contents.py lists, and
+is looked at by opened.py before it runs again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from policy.checkpoint import NodeSystem
+from prolog_epilog.checkpoint import contents, criu, opened
+from prolog_epilog.checkpoint.criu import BrokenOffError, Criu
+from prolog_epilog.checkpoint.images import Images, Run
+from prolog_epilog.server import Peer, Server
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.log import log
+from sluice.slurm.commands import Commands
+from sluice.slurm.job import read_job
+
+_LOCK_S = 600.0
+_COMMAND_S = 20.0
+_DAY_S = 86400.0
+PRUNE_S = 3600.0
+ANNOUNCE_S = 5.0
+
+
+class Saver:
+    """`requeue` puts the order that a run of a job is to start again on disk: job, restarts. `ready` is there while
+    jobs can be saved (slurm_plugin/entry/spank_sluice_limit.c)."""
+
+    def __init__(
+        self, folder: Path, policy: Callable[[], NodeSystem | None], ready: Path, requeue: Callable[[int, int], None]
+    ) -> None:
+        self.images = Images(folder)
+        self._policy_now = policy
+        self._ready = ready
+        self._requeue = requeue
+        self._criu = Criu(Path())
+        self._commands = Commands(timeout=_COMMAND_S)
+        self._lock = threading.Lock()
+        self.told: Callable[[int, str], None] = lambda job, words: None
+        """What happened to a job, for its record."""
+
+    def answer_to(self, server: Server) -> None:
+        """Take requests."""
+        server.add("save", self.save)
+        server.add("resume", self.resume)
+        server.add("restored", self.restored)
+        server.add("resumed", self.resumed)
+
+    def problem(self) -> str:
+        """Why no job can be saved here; empty: it can."""
+        if self._policy_now() is None:
+            return "the policy has no checkpoint.system"
+        return self._program().problem()
+
+    def announce(self) -> None:
+        """A duty: the SPANK plugin starts jobs below the launcher where they can be saved. Raises OSError."""
+        if self.problem():
+            self._ready.unlink(missing_ok=True)
+        elif not self._ready.exists():
+            self._ready.touch(mode=0o644)
+
+    def _policy(self) -> NodeSystem:
+        return self._policy_now() or NodeSystem()
+
+    def _program(self) -> Criu:
+        path = Path(self._policy().criu)
+        with self._lock:
+            if path != self._criu.path:
+                self._criu = Criu(path)
+            return self._criu
+
+    # ---- save ----
+
+    def save(self, *, peer: Peer, job: int, uid: int, restarts: int, init: int) -> dict[str, Any]:
+        """A request: save this run of a job, end it, and have it requeued. Raises SluiceError, OSError: it goes on."""
+        del peer
+        run = Run(job, uid, restarts)
+        began = time.monotonic()
+        with self._alone(job) as lock:
+            try:
+                if not self._is_saved(run):  # else the agent that saved it was killed before it could say so
+                    self._save(run, init, lock)
+                words = f"saved in {time.monotonic() - began:.2f} s"
+                self._requeue(job, restarts)
+            except BrokenOffError as error:
+                words = f"not saved, begins again from its start: {error}"
+                self._requeue(job, restarts)
+            except BaseException as error:
+                _go_on(init)
+                self.told(job, f"not saved: {error}")
+                raise
+            finally:
+                shutil.rmtree(self.images.work(job), ignore_errors=True)
+            _end(init)
+        log("saved", job=job, uid=uid, what=words)
+        self.told(job, words)
+        return {}
+
+    def _is_saved(self, run: Run) -> bool:
+        found = self.images.find(run.job)
+        return found is not None and found[0] == run.restarts
+
+    def _save(self, run: Run, init: int, lock: int) -> None:
+        policy = self._policy()
+        if problem := self.problem() or self._cannot_return(run):
+            raise SluiceError(problem)
+        _go_on(init)  # an agent that was killed may have left it stopped
+        self._check_room(run, init, policy)
+        work = self._fresh_work(run.job)
+        self._program().save(init, work, policy.time_s, policy.most_bytes, lock)
+        contents.check(work)
+        facts = {
+            "opened": sorted(opened.look(init, run.uid)),
+            "rights": sorted(opened.rights(init, run.uid)),
+            "saved": time.time(),
+        }
+        self.images.write(run, work, facts)
+
+    def _cannot_return(self, run: Run) -> str:
+        """Why Slurm would not start this job again; empty: it would."""
+        facts = read_job(self._commands, run.job)
+        if facts is None or facts.restarts != run.restarts:
+            return "it does not run any more"
+        return "" if facts.batch and facts.requeue else "it may not be requeued (--no-requeue)"
+
+    def _check_room(self, run: Run, init: int, policy: NodeSystem) -> None:
+        """Before the job is stopped; memory that several processes share is counted for each. Raises SluiceError."""
+        wanted = sum(_resident(pid) for pid in opened.processes(init))
+        if wanted > policy.most_bytes:
+            raise SluiceError(f"its memory, {wanted >> 20} MiB, is over the limit of {policy.most_bytes >> 20} MiB")
+        used = self.images.size(run.uid)
+        if used + wanted > policy.quota_bytes:
+            raise SluiceError(f"with {used >> 20} MiB of other jobs its user would be over the quota here")
+        disk = os.statvfs(self.images.folder)
+        if disk.f_bavail * disk.f_frsize < 2 * wanted:  # CRIU's files, and the encrypted ones
+            raise SluiceError(f"the disk of {self.images.folder} has no room for it")
+
+    def _fresh_work(self, job: int) -> Path:
+        work = self.images.work(job)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(mode=0o700)
+        return work
+
+    # ---- resume ----
+
+    def resume(self, *, peer: Peer, job: int, uid: int, restarts: int) -> dict[str, Any]:
+        """A request: prepare what was saved of an earlier run. The command that starts it, none: there is nothing."""
+        del peer
+        with self._alone(job):
+            found = self.images.find(job)
+            if found is None or found[0] >= restarts:
+                return {"words": []}
+            run = Run(job, uid, found[0])
+            work = self.images.work(job)
+            try:
+                problem = self.problem()
+                if problem:
+                    raise SluiceError(problem)
+                shutil.rmtree(work, ignore_errors=True)
+                self.images.read(run, work)
+            except (OSError, SluiceError) as error:
+                self._give_up(job, str(error))
+                raise
+            return {"words": self._program().resume_words(work), "pid": str(work / "pid")}
+
+    def restored(self, *, peer: Peer, job: int, uid: int, restarts: int, init: int, rights: bool) -> dict[str, Any]:
+        """A request of CRIU's, which goes on when it is answered: all processes are there, and none has run.
+
+        They are root's, so that nobody else can let them run, and have their files; later, with `rights`, they are
+        their user's. Raises SluiceError, OSError: they are ended, the job begins again from its start.
+        """
+        del peer
+        with self._alone(job):
+            try:
+                if rights:
+                    self._check_rights(job, uid, restarts, init)
+                else:
+                    self._check_files(job, uid, restarts, init)
+            except BaseException as error:
+                _end(init)
+                self._give_up(job, str(error))
+                raise
+        return {}
+
+    def resumed(self, *, peer: Peer, job: int, uid: int, restarts: int, init: int) -> dict[str, Any]:
+        """A request: what `resume` gave was started, and is stopped; 0: it could not be. Lets it run.
+
+        Raises SluiceError, OSError: it does not run, the job begins again from its start.
+        """
+        del peer
+        with self._alone(job):
+            if not init and not self.images.work(job).exists():
+                raise SluiceError("it was refused")  # and its job told why
+            try:
+                if not init:
+                    raise SluiceError(criu.why_not(self.images.work(job)))
+                looked_at = self._looked_at(job, restarts, init)
+                if looked_at is None or not looked_at["all"]:
+                    raise SluiceError("CRIU did not have it looked at")
+            except (OSError, SluiceError) as error:
+                if init:
+                    _end(init)
+                self._give_up(job, str(error))
+                raise
+            shutil.rmtree(self.images.work(job), ignore_errors=True)
+            _go_on(init)
+        log("resumed", job=job, uid=uid, restarts=restarts)
+        self.told(job, "resumed")
+        return {}
+
+    def _check_files(self, job: int, uid: int, restarts: int, init: int) -> None:
+        """Then the image is forgotten."""
+        if self._looked_at(job, restarts, init) is None:  # else an agent that was killed has done so
+            found = self.images.find(job)
+            if found is None or found[0] >= restarts:
+                raise SluiceError("there is nothing to resume")
+            facts = self.images.facts(Run(job, uid, found[0]))
+            known = {(one[0], one[1], one[2], one[3]) for one in facts["opened"]}
+            work = self.images.work(job)
+            began_ns = (work / contents.FILES).stat().st_mtime_ns
+            stranger = opened.stranger(init, uid, known, criu.log_in(work), began_ns)
+            if stranger is not None:
+                raise SluiceError(f"{stranger} is another file than it was")
+            self._note_looked_at(job, restarts, init, rights=facts["rights"], all=False)
+        self.images.forget(job)
+
+    def _check_rights(self, job: int, uid: int, restarts: int, init: int) -> None:
+        looked_at = self._looked_at(job, restarts, init)
+        if looked_at is None:
+            raise SluiceError("its files were not looked at")
+        if not opened.rights(init, uid) <= {*looked_at["rights"]}:
+            raise SluiceError("its processes would have other rights than they had")
+        self._note_looked_at(job, restarts, init, rights=looked_at["rights"], all=True)
+
+    def _note_looked_at(self, job: int, restarts: int, init: int, **facts: Any) -> None:
+        note = {"restarts": restarts, "init": init, **facts}
+        write_atomic(self._note(job), json.dumps(note), mode=0o600)
+
+    def _looked_at(self, job: int, restarts: int, init: int) -> dict[str, Any] | None:
+        """What was noted of this run; None: nothing yet."""
+        with suppress(FileNotFoundError, ValueError):
+            found: dict[str, Any] = json.loads(self._note(job).read_text())
+            if (found["restarts"], found["init"]) == (restarts, init):
+                return found
+        return None
+
+    def _note(self, job: int) -> Path:
+        return self.images.folder / "work" / f".{job}.runs"
+
+    def _give_up(self, job: int, why: str) -> None:
+        """The job begins again from its start; what cannot be resumed once is not tried again."""
+        log("problem", job=job, what=f"not resumed, begins again from its start: {why}")
+        self.told(job, f"not resumed, begins again from its start: {why}")
+        shutil.rmtree(self.images.work(job), ignore_errors=True)
+        with suppress(OSError):
+            self.images.forget(job)
+
+    # ---- others ----
+
+    @contextmanager
+    def _alone(self, job: int) -> Iterator[int]:
+        """One at a time for a job; CRIU, which outlives an agent that is killed, gets the lock, too. Raises
+        SluiceError."""
+        lock = os.open(self.images.folder / "work" / f".{job}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            end = time.monotonic() + _LOCK_S
+            while not _is_locked(lock):
+                if time.monotonic() > end:
+                    raise SluiceError(f"job {job} is just saved by another")
+                time.sleep(0.05)
+            yield lock
+        finally:
+            os.close(lock)
+
+    def prune(self) -> None:
+        """A duty: remove what was kept long enough. Raises OSError."""
+        now = time.time()
+        self.images.prune(now - self._policy().keep_s)
+        for left in (self.images.folder / "work").glob(".*"):
+            if left.stat().st_mtime < now - _DAY_S:
+                left.unlink()
+
+
+def _is_locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _go_on(init: int) -> None:
+    """It passes the signal on to all of its PID namespace."""
+    with suppress(ProcessLookupError):
+        os.kill(init, signal.SIGCONT)
+
+
+def _end(init: int) -> None:
+    """End it, and with it all of its PID namespace. It may belong to a parent that does not look yet."""
+    with suppress(ProcessLookupError):
+        os.kill(init, signal.SIGKILL)
+
+
+def _resident(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0

@@ -1,0 +1,464 @@
+"""What is saved of jobs that run: whose it is, that it is whole, and what may be open when it is resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy.checkpoint import Checkpoint, NodeSystem, compile_checkpoint
+from prolog_epilog.checkpoint import contents, opened
+from prolog_epilog.checkpoint.criu import Criu
+from prolog_epilog.checkpoint.images import Images, Run
+from prolog_epilog.checkpoint.saver import Saver
+from prolog_epilog.server import Peer
+from sluice.base.errors import SluiceError
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="images of several users need root")
+
+ALICE, BOB = 2001, 2002
+SECRET = os.urandom(1 << 10)
+ROOT = Peer(1, 0)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Images:
+    made = Images(tmp_path / "checkpoints")
+    made.prepare()
+    return made
+
+
+def source_of(tmp_path: Path, **files: bytes) -> Path:
+    folder = tmp_path / "source"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def saved(images: Images, tmp_path: Path, run: Run, pages: bytes = SECRET) -> Path:
+    images.write(run, source_of(tmp_path, pages=pages, empty=b""), {"opened": [[1, 2, 3]]})
+    found = images.find(run.job)
+    assert found is not None and found[0] == run.restarts
+    return found[1]
+
+
+@pytest.mark.parametrize("size", [0, 1, 4 << 20, (4 << 20) + 1, 9 << 20])
+def test_what_was_saved_is_read_again_and_is_not_on_disk(images: Images, tmp_path: Path, size: int) -> None:
+    run = Run(7, ALICE, 0)
+    pages = os.urandom(size)
+    folder = saved(images, tmp_path, run, pages)
+    assert not list((tmp_path / "source").iterdir())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and stat.S_IMODE(images.folder.stat().st_mode) == 0o700
+    assert size < 16 or pages[:16] not in (folder / "pages").read_bytes()
+    facts = images.read(run, tmp_path / "out")
+    assert facts["opened"] == [[1, 2, 3]]
+    assert (tmp_path / "out/pages").read_bytes() == pages and (tmp_path / "out/empty").read_bytes() == b""
+
+
+def test_another_tenants_image_is_none(images: Images, tmp_path: Path) -> None:
+    """Neither with the other's key, nor under the other's name or as another run of the same job."""
+    folder = saved(images, tmp_path, Run(7, ALICE, 0))
+    saved(images, tmp_path, Run(8, BOB, 0))
+    for other in (Run(7, BOB, 0), Run(9, ALICE, 0), Run(7, ALICE, 1)):
+        if other.name != folder.name:
+            shutil.copytree(folder, folder.with_name(other.name))
+        with pytest.raises(SluiceError, match="damaged"):
+            images.read(other, tmp_path / f"out-{other.name}-{other.uid}")
+    keys = [key.read_bytes() for key in (images.folder / "keys").iterdir()]
+    assert len({*keys}) == 2
+    assert all(stat.S_IMODE(key.stat().st_mode) == 0o600 for key in (images.folder / "keys").iterdir())
+
+
+def test_no_byte_can_be_changed_and_nothing_left_out(images: Images, tmp_path: Path) -> None:
+    run = Run(7, ALICE, 0)
+    folder = saved(images, tmp_path, run, os.urandom((8 << 20) + 10))
+    piece = (4 << 20) + 32
+
+    def refused(name: str, content: bytes) -> None:
+        before = (folder / name).read_bytes()
+        (folder / name).write_bytes(content)
+        with pytest.raises(SluiceError, match="damaged"):
+            images.read(run, tmp_path / "out")
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        (folder / name).write_bytes(before)
+
+    for name in ("pages", "facts", "empty"):
+        whole = (folder / name).read_bytes()
+        for at in (0, 3, 4, 15, 20, len(whole) // 2, len(whole) - 1):
+            refused(name, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        refused(name, whole[:-1])
+        refused(name, b"")
+        refused(name, whole + whole)
+    whole = (folder / "pages").read_bytes()
+    refused("pages", whole[: 2 * piece])  # without its last piece
+    refused("pages", whole[piece : 2 * piece] + whole[:piece] + whole[2 * piece :])
+    (folder / "pages").unlink()
+    with pytest.raises(FileNotFoundError):
+        images.read(run, tmp_path / "out")
+
+
+def test_what_is_not_finished_is_not_found(images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, at every call that syncs; and an agent that is killed, whose leftovers the next one removes."""
+    run, count = Run(7, ALICE, 0), 0
+    real = os.fsync
+    while True:
+        left = [count]
+
+        def full(file: int, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(28, "No space left on device")
+            real(file)
+
+        monkeypatch.setattr(os, "fsync", full)
+        try:
+            images.write(run, source_of(tmp_path, a=b"1", b=b"2"), {})
+            break
+        except OSError:
+            found = images.find(7)
+            # The last sync is of the folder above: the image is whole by then.
+            assert found is None or images.facts(run)["files"] == ["a", "b"]
+            images.forget(7)
+        finally:
+            monkeypatch.undo()
+        count += 1
+    assert count >= 5
+    images.forget(7)
+    (images.folder / "images/.half-7-0").mkdir()
+    images.prepare()
+    assert images.find(7) is None and list((images.folder / "images").iterdir()) == []
+
+
+def test_images_are_kept_for_a_while(images: Images, tmp_path: Path) -> None:
+    old, fresh = saved(images, tmp_path, Run(7, ALICE, 0)), saved(images, tmp_path, Run(8, ALICE, 2))
+    os.utime(old, (1, 1))
+    images.prune(time.time() - 60)
+    assert images.find(7) is None and images.find(8) == (2, fresh)
+    assert images.size(ALICE) > len(SECRET) and images.size(BOB) == 0
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A process of Alice's that has a file of root's open, which she may read, and one of her own."""
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.write_text("x")
+    own.write_text("x")
+    os.chown(own, ALICE, -1)
+    with shared.open() as first, own.open() as second:
+        files = (first.fileno(), second.fileno())
+        process = subprocess.Popen(["sleep", "60"], user=ALICE, pass_fds=files)
+    yield process, shared
+    process.kill()
+    process.wait()
+
+
+def test_a_resumed_job_has_nothing_that_it_did_not_have(job: tuple[subprocess.Popen[bytes], Path]) -> None:
+    process, shared = job
+    asleep(process)
+    known = opened.look(process.pid, ALICE)
+    assert opened.stranger(process.pid, ALICE, known, Path("/dev/null"), time.time_ns()) is None
+    state = shared.stat()
+    was = (state.st_dev, state.st_ino, state.st_ctime_ns, stat.S_IRUSR)
+    assert was in known
+    # In its place is another file of root's, as if the name had led there; or the same number, given to a new file; or
+    # the job had it open to read it alone, and a file of its own, to write, whose name then led there.
+    for other in ((0, 0, 0, 0), (*was[:2], 5, was[3]), (*was[:3], stat.S_IRUSR | stat.S_IWUSR)):
+        assert opened.stranger(process.pid, ALICE, (known - {was}) | {other}, Path("/dev/null"), time.time_ns()) == str(
+            shared
+        )
+
+
+def asleep(process: subprocess.Popen[bytes]) -> None:
+    """Wait until it has loaded all that it will."""
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "S":
+        assert time.monotonic() < deadline
+
+
+def test_memory_that_is_older_than_the_resumed_job_is_a_strangers() -> None:
+    """A name can lead to the memory of another process, through /proc."""
+    memory = os.memfd_create("root's")
+    process = subprocess.Popen(["sleep", "60"], user=ALICE, pass_fds=(memory,))
+    asleep(process)
+    try:
+        known = {one for one in opened.look(process.pid, ALICE) if one[1] != os.fstat(memory).st_ino}
+        made = os.fstat(memory).st_ctime_ns
+        assert opened.stranger(process.pid, ALICE, known, Path("/dev/null"), made) is None
+        assert "root's" in str(opened.stranger(process.pid, ALICE, known, Path("/dev/null"), made + 1))
+    finally:
+        os.close(memory)
+        process.kill()
+        process.wait()
+
+
+def test_what_the_kernel_shows_as_files_is_not_resumed() -> None:
+    """Root would have opened it: what may be written there depends on that."""
+    with Path("/proc/self/status").open() as file:
+        process = subprocess.Popen(["sleep", "60"], user=ALICE, pass_fds=(file.fileno(),))
+    try:
+        with pytest.raises(SluiceError, match="which is the kernel's"):
+            opened.look(process.pid, ALICE)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("user", [ALICE, BOB, 0])
+def test_a_job_has_its_users_rights_alone(user: int) -> None:
+    start = f"import os, time; os.fork() or (os.setgroups([7]), os.setgid(5), os.setuid({user})); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", start])
+    try:
+        deadline = time.monotonic() + 10
+        while "Groups:\t7" not in "".join(
+            Path(f"/proc/{pid}/status").read_text() for pid in opened.processes(process.pid)[1:]
+        ):
+            assert time.monotonic() < deadline
+        time.sleep(0.5)
+        if user == ALICE:
+            [rights] = opened.rights(process.pid, ALICE)
+            assert "Gid:5 5 5 5 Groups:7" in rights
+        else:
+            with pytest.raises(SluiceError, match="rights that are not its user's"):
+                opened.rights(process.pid, ALICE)
+    finally:
+        for pid in reversed(opened.processes(process.pid)):
+            os.kill(pid, 9)
+        process.wait()
+
+
+def entry(kind: int, socket_name: bytes = b"") -> bytes:
+    """A file, as CRIU writes it."""
+    socket = bytes([8, 31, 11 << 3 | 2, len(socket_name)]) + socket_name
+    message = bytes([8, kind, 16, 31, 16 << 3 & 127 | 128 | 2, 1, len(socket)]) + socket
+    return len(message).to_bytes(4, "little") + message
+
+
+@pytest.mark.parametrize(
+    ("files", "others", "why"),
+    [
+        (entry(1) + entry(2) + entry(5) + entry(5, b"\0name"), ("pages-1.img", "core-7.img"), None),
+        (entry(5, b"/tmp/socket\0"), (), "a socket with a name"),
+        (entry(3), (), "of a kind"),
+        (entry(8), (), "of a kind"),
+        (entry(1)[:-1], (), "not understood"),
+        (entry(1), ("ghost-file-1.img",), "a deleted file"),
+        (entry(1), ("remap-fpath.img",), "a deleted file"),
+        (entry(1), ("sk-queues.img",), "on its way in a socket"),
+        (entry(1), ("fifo-data.img",), "fifo-data.img"),
+        (entry(1), ("netns-9.img",), "netns-9.img"),
+    ],
+)
+def test_nothing_is_kept_for_which_root_would_change_a_folder(
+    tmp_path: Path, files: bytes, others: tuple[str, ...], why: str | None
+) -> None:
+    (tmp_path / "files.img").write_bytes(b"magicmag" + files)
+    for name in others:
+        (tmp_path / name).touch()
+    if why is None:
+        contents.check(tmp_path)
+        return
+    with pytest.raises(SluiceError, match=why):
+        contents.check(tmp_path)
+
+
+def test_devices_of_memory_are_not_harmless() -> None:
+    states = {name: Path(f"/dev/{name}").stat() for name in ("null", "zero", "mem") if Path(f"/dev/{name}").exists()}
+    assert [name for name, state in states.items() if opened._is_harmless(state)] == ["null", "zero"]
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('case $1 in --version) echo "Version: 4.2.1";; esac', ""),
+        ('case $1 in --version) echo "Version: 3.17";; esac', "4.2 or later is needed"),
+        ("echo hello", "4.2 or later is needed"),
+        ('case $1 in --version) echo "Version: 4.2";; check) echo no kernel >&2; exit 1;; esac', "no kernel"),
+    ],
+)
+def test_whether_criu_can_save_is_known(tmp_path: Path, text: str, problem: str) -> None:
+    found = Criu(script(tmp_path / "criu", text)).problem()
+    assert problem in found and bool(found) == bool(problem)
+
+
+def test_a_site_without_criu_says_so(tmp_path: Path) -> None:
+    assert "No such file" in Criu(tmp_path / "criu").problem()
+
+
+def saver_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, **policy: Any) -> tuple[Saver, list[Any]]:
+    """With a CRIU that does `act` for a dump; and what it orders."""
+    version = 'case $1 in --version) echo "Version: 4.2.1"; exit;; check) exit;; esac'
+    criu = script(tmp_path / "criu", f'{version}\nwhile [ "$1" != -D ]; do shift; done\n{act}')
+    ordered: list[Any] = []
+    system = NodeSystem(criu=str(criu), **policy)
+    saver = Saver(tmp_path / "checkpoints", lambda: system, tmp_path / "ready", lambda *run: ordered.append(run))
+    saver.images.prepare()
+    saver.images.work(7).mkdir()
+    for name in ("log", "files.img"):
+        (saver.images.work(7) / name).touch()
+    monkeypatch.setattr(saver, "_cannot_return", lambda run: "")
+    return saver, ordered
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    script = "import time; print(flush=True); time.sleep(600)"
+    made = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert made.stdout is not None and made.stdout.readline()
+    yield made
+    made.kill()
+    made.wait()
+
+
+def save(saver: Saver, process: subprocess.Popen[bytes]) -> None:
+    saver.save(peer=ROOT, job=7, uid=ALICE, restarts=0, init=process.pid)
+
+
+def test_a_saved_job_is_requeued_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    saver, ordered = saver_of(tmp_path, monkeypatch, 'echo state >"$2/pages-1.img"; printf magicmag >"$2/files.img"')
+    save(saver, process)
+    assert ordered == [(7, 0)] and process.wait(10) == -9
+    assert saver.images.find(7) is not None
+    answer = saver.resume(peer=ROOT, job=7, uid=ALICE, restarts=1)
+    assert (saver.images.work(7) / "pages-1.img").read_text() == "state\n" and answer["words"][1] == "restore"
+    assert saver.resume(peer=ROOT, job=7, uid=ALICE, restarts=0) == {"words": []}  # of this run itself
+    with pytest.raises(SluiceError):
+        saver.resume(peer=ROOT, job=7, uid=BOB, restarts=1)
+    assert saver.images.find(7) is None  # what could not be resumed is not tried again
+
+
+def test_an_agent_that_was_killed_after_the_save_does_not_save_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    saver, ordered = saver_of(tmp_path, monkeypatch, "exit 1")
+    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, pages=b"state"), {"opened": []})
+    save(saver, process)
+    assert ordered == [(7, 0)] and process.wait(10) == -9
+
+
+@pytest.mark.parametrize(
+    ("act", "policy", "why"),
+    [
+        (
+            'echo "(00.1) Error (criu/sk-inet.c:1): inet: Connected TCP socket" >"$2/log"; exit 1',
+            {},
+            "a TCP connection",
+        ),
+        ("exit 3", {}, "ended with 3"),
+        ("head -c 2000000 /dev/zero >$2/pages", {"most_bytes": 1 << 20}, "over the limit"),
+        ("echo x >$2/pages", {"quota_bytes": 1}, "over the quota"),
+    ],
+)
+def test_a_job_that_cannot_be_saved_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    process: subprocess.Popen[bytes],
+    act: str,
+    policy: dict[str, Any],
+    why: str,
+) -> None:
+    saver, ordered = saver_of(tmp_path, monkeypatch, act, **policy)
+    told: list[str] = []
+    saver.told = lambda job, words: told.append(words)
+    with pytest.raises(SluiceError, match=why):
+        save(saver, process)
+    assert process.poll() is None and ordered == [] and why in told[0]
+    assert saver.images.find(7) is None and not saver.images.work(7).exists()
+
+
+@pytest.mark.parametrize(("act", "policy"), [("kill -9 $$", {}), ("exec sleep 60", {"time_s": 1})])
+def test_what_criu_may_have_damaged_begins_anew(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    process: subprocess.Popen[bytes],
+    act: str,
+    policy: dict[str, Any],
+) -> None:
+    saver, ordered = saver_of(tmp_path, monkeypatch, act, **policy)
+    save(saver, process)
+    assert ordered == [(7, 0)] and process.wait(10) == -9 and saver.images.find(7) is None
+
+
+def test_nothing_is_resumed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    """The same request again is of an agent that was killed before it answered: the job runs on."""
+    saver, _ = saver_of(tmp_path, monkeypatch, "exit 1")
+    known = [list(one) for one in opened.look(process.pid, ALICE)]
+    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, pages=b"state"), {"opened": known, "rights": []})
+    for rights in (False, False, True, True):
+        saver.restored(peer=ROOT, job=7, uid=ALICE, restarts=1, init=process.pid, rights=rights)
+        assert saver.images.find(7) is None
+    for _ in range(2):
+        saver.resumed(peer=ROOT, job=7, uid=ALICE, restarts=1, init=process.pid)
+    assert process.poll() is None
+    other = subprocess.Popen(["sleep", "60"])
+    with pytest.raises(SluiceError, match="nothing to resume"):
+        saver.restored(peer=ROOT, job=7, uid=ALICE, restarts=1, init=other.pid, rights=False)
+    assert other.wait(10) == -9
+
+
+@pytest.mark.parametrize("looked_at", [(), (False,), (True,)])
+def test_what_was_not_looked_at_does_not_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    process: subprocess.Popen[bytes],
+    looked_at: tuple[bool, ...],
+) -> None:
+    """CRIU goes on although what it asked has died, as it does before the last step."""
+    saver, _ = saver_of(tmp_path, monkeypatch, "exit 1")
+    known = [list(one) for one in opened.look(process.pid, ALICE)]
+    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, pages=b"state"), {"opened": known, "rights": []})
+    request: dict[str, Any] = {"peer": ROOT, "job": 7, "uid": ALICE, "restarts": 1, "init": process.pid}
+    with pytest.raises(SluiceError, match="looked at"):
+        for rights in looked_at:
+            saver.restored(**request, rights=rights)
+        saver.resumed(**request)
+    assert process.wait(10) == -9 and saver.images.find(7) is None
+
+
+def test_a_job_with_a_strangers_file_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    saver, _ = saver_of(tmp_path, monkeypatch, "exit 1")
+    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, pages=b"state"), {"opened": [], "rights": []})
+    with pytest.raises(SluiceError, match="is another file than it was"):
+        saver.restored(peer=ROOT, job=7, uid=ALICE, restarts=1, init=process.pid, rights=False)
+    assert process.wait(10) == -9 and saver.images.find(7) is None
+
+
+def test_the_policy_reaches_nodes() -> None:
+    section = Checkpoint.model_validate({"system": {"limit": "8G", "quota": "16G", "time": "1m", "keep": "2h"}})
+    system = compile_checkpoint(section, lambda name: [name]).system
+    assert system is not None and compile_checkpoint(Checkpoint(), lambda name: [name]).system is None
+    assert json.loads(system.model_dump_json()) == {
+        "criu": "/usr/sbin/criu", "most_bytes": 8 << 30, "quota_bytes": 16 << 30, "time_s": 60, "keep_s": 7200,
+    }  # fmt: skip
+
+
+def test_processes_that_end_meanwhile_are_no_error() -> None:
+    busy = subprocess.Popen(["sh", "-c", "while :; do /bin/true & /bin/true; done"])
+    try:
+        for _ in range(100):
+            assert opened.processes(busy.pid)[0] == busy.pid
+    finally:
+        busy.kill()
+        busy.wait()
