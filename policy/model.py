@@ -458,6 +458,15 @@ class Strangers(Section):
     device file open, then all others, those of their other jobs included."""
 
 
+class Rdma(Section):
+    """What a job may hold of each RDMA adapter of a node; by the kernel's rdma controller (cgroup v2)."""
+
+    handles: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
+    """Contexts of the adapter that its processes have open; default: any number. Example: `64`."""
+    objects: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
+    """Protection domains, queue pairs, memory regions and other objects; default: any number. Example: `100000`."""
+
+
 class Enforcement(Section):
     """How jobs are held to their GPU memory on the nodes."""
 
@@ -483,6 +492,8 @@ class Enforcement(Section):
     amd_partitions: dict[str, Annotated[str, Field(pattern=r"^(spx|dpx|tpx|qpx|cpx)-nps[1248]$")]] = {}
     """Partitions of AMD GPUs by nodes, or by nodes and GPUs: compute mode and memory mode (NPS), the latter one for all
     of a node's GPUs; `spx-nps1`: whole GPUs. `sluice mig apply` sets them. Example: `{amd-[1-4]: cpx-nps4}`."""
+    rdma: Rdma = Rdma()
+    """Handles and objects of RDMA adapters."""
     strangers: Strangers = Strangers()
     """Processes that hold GPU memory and belong to no registered job."""
 

@@ -44,6 +44,10 @@ class NodeLimits(BaseModel):
     """MIG profiles by GPU of a node: ``NODES`` or ``NODES:GPUS`` as in the policy."""
     amd_partitions: dict[str, str] = {}
     """Partition modes of AMD GPUs, by the same."""
+    rdma_handles: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
+    """Of each RDMA adapter that a job may hold; None: any number."""
+    rdma_objects: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
+    """Likewise queue pairs, memory regions and the like."""
     strangers: NodeStrangers = NodeStrangers()
     """What happens to holders of GPU memory that belong to no registered job."""
 
@@ -62,5 +66,7 @@ def compile_limits(enforcement: Enforcement | None) -> NodeLimits:
         unwatched_s=enforcement.unwatched,
         mig={nodes: tuple(layout) for nodes, layout in enforcement.mig.items()},
         amd_partitions=enforcement.amd_partitions,
+        rdma_handles=enforcement.rdma.handles,
+        rdma_objects=enforcement.rdma.objects,
         strangers=NodeStrangers(**enforcement.strangers.model_dump()),
     )

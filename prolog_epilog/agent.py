@@ -32,6 +32,7 @@ from prolog_epilog.outages import Outages
 from prolog_epilog.power.keeper import CHECK_S, PowerKeeper
 from prolog_epilog.power.reports import PowerReports
 from prolog_epilog.profiles import LIBRARY, Profiles
+from prolog_epilog.rdma import RdmaBounds
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.regions import Regions
 from prolog_epilog.rungs.base import Rung
@@ -82,6 +83,7 @@ class Agent:
             self.state, self.watcher, self.contexts, self.regions, *self._limits(), self.power, self.profiles,
             self.topologies,
         )  # fmt: skip
+        self.jobs.rdma = RdmaBounds(lambda: file.current().limits)
         network = Network()
         self.jobs.interface = lambda: network.interface
         self.duties.add("network", NETWORK_S, network.run)

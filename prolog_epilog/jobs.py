@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from prolog_epilog import cgroups
+from policy.node_limits import NodeLimits
+from prolog_epilog import binding, cgroups
 from prolog_epilog.contexts import Contexts
 from prolog_epilog.devices import NodeDevice, select
 from prolog_epilog.gpu_reset import GpuReset
@@ -16,6 +17,7 @@ from prolog_epilog.hints import OF_LIBRARIES, hints, without_own
 from prolog_epilog.nccl_topology import Topologies
 from prolog_epilog.power.keeper import Plan, PowerKeeper
 from prolog_epilog.profiles import Profiles
+from prolog_epilog.rdma import RdmaBounds
 from prolog_epilog.reclaim import Reclaim
 from prolog_epilog.refusals import Blame, Refusal
 from prolog_epilog.regions import Regions
@@ -82,6 +84,7 @@ class Jobs:
         self._profiles = profiles
         self._topologies = topologies
         self._reclaim = Reclaim(state, watcher)
+        self.rdma = RdmaBounds(NodeLimits)  # none, until the agent says which
         self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
         self.interface: Callable[[], str] = lambda: ""  # by which other nodes reach this one; empty: not known
         self.on_end: list[Callable[[JobRecord], None]] = []  # gets a job's record before it is written, locked
@@ -295,6 +298,7 @@ class Jobs:
                 self.limit_device(record, device, shards * MIB if shards and not record.split else None, whole)
             self._ladder.hold(record)
             self._topologies.write(record, open, nics)
+            self.rdma.hold(record, place, nics)
             self._watch_over(record, peer)
             self._state.jobs.save(record)
             region = self._regions.of(job)
@@ -392,12 +396,24 @@ class Jobs:
             cgroups.take_steps(place)  # Slurm 22.05 makes a task's folder while the step sets its limit, or after that
             self._refuse_strange(record, place, open)
             self._note_own(record, own)
+            self._note_binding(record, place, peer.pid, open)
         given = [self._state.devices[grant.index] for grant in record.grants]
         near = hints([device for device in given if device.own_file in open], nics)
         if interface := self.interface():
             near["GLOO_SOCKET_IFNAME"] = interface
         near = without_own(near | self._topologies.exports(record, open, nics or ()), own)
         return {"export": near | self._ladder.exports(record) | self._profiles.exports(record, place, profile)}
+
+    def _note_binding(self, record: JobRecord, place: cgroups.Place, pid: int, open: list[str]) -> None:
+        """What the task was bound to, next to what is near its GPUs."""
+        devices = [self._state.devices[grant.index] for grant in record.grants]
+        devices = [device for device in devices if device.own_file in open]
+        found = binding.binding_of(pid, devices, self._state.inventory.processors.numa)
+        before = len(record.events)
+        if found is not None:
+            record.note(binding.ACTION, **found.detail(place.step))
+        if len(record.events) != before:  # equal ones, as of a step's other tasks, are counted
+            self._state.jobs.save(record)
 
     def _note_own(self, record: JobRecord, own: Sequence[str]) -> None:
         """A user's own settings hold, and may be why a job is slow."""

@@ -113,6 +113,29 @@ def cgroup(site: SiteView) -> Iterator[Outcome]:
         yield ok(f"{track}, {task}, {plugin}")
 
 
+@check("rdma", "a job's part of an RDMA adapter can be bounded")
+def rdma(site: SiteView) -> Iterator[Outcome]:
+    """The kernel's rdma controller, which `enforcement.rdma` of the policy needs; where this host has adapters."""
+    folder = site.host("/sys/class/infiniband")
+    adapters = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if not adapters:
+        yield skip("this host has no RDMA adapter")
+        return
+    controllers = site.host("/sys/fs/cgroup/cgroup.controllers")
+    if not controllers.exists():
+        yield warn(
+            "cgroup v1: what jobs hold of RDMA adapters is not bounded",
+            "boot with systemd.unified_cgroup_hierarchy=1; enforcement.rdma has no effect until then",
+        )
+    elif "rdma" not in controllers.read_text().split():
+        yield warn(
+            "no rdma controller in this kernel: what jobs hold of RDMA adapters is not bounded",
+            "use a kernel with CONFIG_CGROUP_RDMA; enforcement.rdma has no effect until then",
+        )
+    else:
+        yield ok(f"rdma controller, {len(adapters)} adapters")
+
+
 def _hybrid(site: SiteView) -> Iterator[Outcome]:
     """Slurm's cgroup/v2 does not start where the kernel also lists cgroups of version 1."""
     path = site.host("/proc/self/cgroup")

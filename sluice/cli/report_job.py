@@ -143,7 +143,7 @@ def _used(page: dict[str, Any], fancy: bool) -> list[str]:
             lines.append(f"  GPU memory   {format_mib(used['gpu_memory_peak_mib'])}{of} at most on one GPU")
         if not used["gpus"] and used["utilisation_percent"] is not None:
             lines.append(f"  GPUs         {bar(used['utilisation_percent'], fancy)} {used['utilisation_percent']:.0f}%")
-        lines += _sums(used)
+        lines += _sums(used) + _bindings(used)
     if host["cpu_percent"] is not None:
         lines.append(f"  CPUs         {bar(host['cpu_percent'], fancy)} {host['cpu_percent']:.0f}%")
     if host["memory_peak_mib"] is not None:
@@ -183,6 +183,19 @@ def _sums(used: dict[str, Any]) -> list[str]:
     if used.get("saved_at") is not None:
         words.append(f"last saved {moment(used['saved_at'])}")
     return [f"  {', '.join(words)}"] if words else []
+
+
+def _bindings(used: dict[str, Any]) -> list[str]:
+    """Those that are not near, each; of the others that there are none."""
+    found = used.get("bindings") or []
+    far = [one for one in found if not one["agrees"]]
+    lines = [
+        f"  {one['node']} step {one['step']}: GPUs on NUMA node {one['gpu_nodes']}, "
+        f"but {one['cpus'] - one['cpus_near']} of {one['cpus']} CPUs elsewhere "
+        f"(CPUs on {one['cpu_nodes']}, memory on {one['memory_nodes']}; {one['tasks']} tasks)"
+        for one in far[:_MOST_LINES]
+    ]
+    return lines or (["  CPUs and memory are on the GPUs' NUMA nodes"] if found else [])
 
 
 def _energy(joules: float) -> str:

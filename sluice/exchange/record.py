@@ -32,7 +32,10 @@ _MOST_OF_EVENTS = 128 << 10  # characters of them all
 _MOST_OF_DETAIL = 4 << 10
 _ROOM = {"return": 1.0, "end": 0.95, "warn": 0.8}  # the part of both bounds that an event may fill
 _ROOM_OF_OTHERS = 0.6
-_AT_WILL = {"refuse": 16, "stray": 16, "problem": 16, "rung": 16, "share": 16, "own": 16, "limit": 72}
+_AT_WILL = {
+    **dict.fromkeys(("refuse", "stray", "problem", "rung", "share", "own", "binding", "rdma"), 16),
+    "limit": 72,
+}
 """What a job's user can cause repeatedly, and how many are kept; equal ones are counted in one."""
 _FITS = ((64, 200), (16, 200), (4, 100), (1, 20))  # items of a list, characters of a text: the first that fits
 _MOST_NUMBER = 1 << 63

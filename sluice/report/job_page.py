@@ -98,6 +98,7 @@ def _used(use: JobUse) -> dict[str, Any]:
         "rung": use.rung,
         "reported_at": use.reported_at,
         "saved_at": use.saved_at,
+        "bindings": list(use.bindings),
         "told": use.reported_at,  # its name until 0.1.0
     }
 

@@ -60,12 +60,14 @@ class JobUse:
     reported_at: float | None = None  # of a running job: when its node last reported it
     saved_at: float | None = None  # when all its nodes had said that the job has saved its state
     events: tuple[dict[str, Any], ...] = ()  # limits hit and the like, with "node", "time", "action"
+    bindings: tuple[dict[str, Any], ...] = ()  # of tasks, with "node" and "tasks": prolog_epilog/binding.py
 
 
 def of_records(records: Iterable[JobRecord]) -> JobUse:
     """One job from the records of its nodes."""
     gpus: list[GpuUse] = []
     events: list[dict[str, Any]] = []
+    bindings: list[dict[str, Any]] = []
     sums: dict[str, float] = {}
     reported: list[float] = []
     saved: list[float | None] = []
@@ -85,9 +87,16 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
         for event in record.events:
             if event.action in ("refuse", "warn", "end", "stray"):
                 events.append({"node": record.node, "time": event.time, "action": event.action, **event.detail})
+            elif event.action == "binding":
+                bindings.append({"node": record.node, "tasks": event.times, **event.detail})
     known = [at for at in saved if at is not None]
     saved_at = min(known) if known and len(known) == len(saved) else None
-    return replace(_sum(gpus, events, sums), reported_at=min(reported, default=None), saved_at=saved_at)
+    return replace(
+        _sum(gpus, events, sums),
+        reported_at=min(reported, default=None),
+        saved_at=saved_at,
+        bindings=tuple(bindings),
+    )
 
 
 def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:

@@ -181,6 +181,16 @@ def test_what_is_found_on_the_host(host: Host) -> None:
     assert [verdict for what, verdict in host.verdicts("plugins").items() if "none.so" in what] == ["fail"]
 
 
+def test_whether_the_kernel_can_bound_rdma_adapters(host: Host) -> None:
+    assert list(host.verdicts("rdma").values()) == ["skip"]
+    host.write("sys/class/infiniband/mlx5_0/node_guid", "")
+    assert host.verdicts("rdma") == {"cgroup v1: what jobs hold of RDMA adapters is not bounded": "warn"}
+    host.write("sys/fs/cgroup/cgroup.controllers", "cpuset cpu memory pids\n")
+    assert [what for what, one in host.verdicts("rdma").items() if one == "warn" and "no rdma controller" in what]
+    host.write("sys/fs/cgroup/cgroup.controllers", "cpuset cpu memory pids rdma\n")
+    assert host.verdicts("rdma") == {"rdma controller, 1 adapters": "ok"}
+
+
 def test_plugins_of_slurmctld_are_looked_for_on_controllers_only(host: Host) -> None:
     host.replace("ClusterName=test", "ClusterName=test\nJobSubmitPlugins=lua\nPrioritySiteFactorPlugin=site_factor/x")
     host.replace("SlurmctldHost=localhost", "SlurmctldHost=c1(localhost)")

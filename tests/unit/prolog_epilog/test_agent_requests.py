@@ -126,6 +126,23 @@ def test_what_a_user_has_set_is_kept_and_recorded(agent: Agent, monkeypatch: pyt
     assert (event.action, event.detail, event.times) == ("own", {"set": ["NCCL_IB_HCA"]}, 100)
 
 
+def test_tasks_far_from_their_gpus_are_recorded(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent.state.records[7] = granted(GIB)
+    agent.state.inventory.processors.numa = {0: f"0-{1 << 10}", 1: f"{(1 << 10) + 1}-{1 << 11}"}
+    monkeypatch.setattr("prolog_epilog.cgroups.place_of", lambda *_: Place(7, "0"))
+    monkeypatch.setattr("prolog_epilog.cgroups.take_steps", lambda *_: None)
+    for _ in range(8):
+        assert "ok" in ask(agent, do="task", open=["/dev/nvidia0"], nics=[])
+    [event] = agent.state.records[7].events
+    assert (event.action, event.times, event.detail["agrees"]) == ("binding", 8, True)
+    assert event.detail["cpus"] == len(os.sched_getaffinity(0))
+    agent.state.inventory.processors.numa = {0: "2048", 1: "0-2047"}
+    assert "ok" in ask(agent, do="task", open=["/dev/nvidia0"], nics=[])
+    assert agent.state.records[7].events[-1].detail | {"cpus": 0, "memory_nodes": ""} == {
+        "step": "0", "gpu_nodes": "0", "cpus": 0, "cpus_near": 0, "cpu_nodes": "1", "memory_nodes": "", "agrees": False,
+    }  # fmt: skip
+
+
 def test_a_task_of_a_job_that_ends_meanwhile_does_not_write_its_record_again(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
