@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "failover": ("benchmarks.failover", "SIGKILL of the leading controller under load, of stock Slurm and Sluice"),
     "journal": ("benchmarks.journal", "a submission with and without the failover journal"),
     "fabric": ("benchmarks.fabric", "discovering a fabric of 1,000 nodes, and gangs with what was discovered"),
+    "preflight": ("benchmarks.preflight", "preflights of jobs on a simulated fabric: faults named, good nodes kept"),
     "gang": ("benchmarks.gang", "placing a gang of 64 nodes x 8 GPUs"),
     "muri": ("benchmarks.muri", "job completion time and makespan on the Muri traces"),
     "backfill": ("benchmarks.backfill", "a full conservative pass over 10,000 pending jobs"),

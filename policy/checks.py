@@ -25,6 +25,7 @@ def mistakes(policy: Policy) -> list[Mistake]:
     return [
         *_unenforced(policy),
         *_classes(policy),
+        *_preflight(policy),
         *_tree(policy),
         *_amounts(policy),
         *_members(policy),
@@ -46,6 +47,12 @@ def _unenforced(policy: Policy) -> Iterator[Mistake]:
                 f"{name} is set, but not yet enforced: nothing acts on it",
                 f"take it out, or name it in accept_unenforced: [{name}]",
             )
+
+
+def _preflight(policy: Policy) -> Iterator[Mistake]:
+    for name in policy.preflight.classes if policy.preflight else ():
+        if name not in policy.classes:
+            yield _no_class(policy, ("preflight", "classes"), name)
 
 
 def _classes(policy: Policy) -> Iterator[Mistake]:

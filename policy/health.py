@@ -82,6 +82,10 @@ CHECKS: dict[str, Default] = {
     "idle_gpu": Default("a job's GPU that is idle", "info", "log", 1, "percent of utilisation", 3600),
     # the node
     "nic_link": Default("links of the network adapters near the GPUs", "critical", "warn", node=True),
+    "fabric_nic": Default("bandwidth of the node's interfaces, in preflights of jobs", "critical", "drain-node",
+                          node=True),
+    "fabric_link": Default("bandwidth of the links from the node to its switches, in preflights of jobs", "critical",
+                           "drain-node", node=True),
     "free_space": Default("free space of the file systems in `paths`", "critical", "warn", 5, "percent", node=True),
     "spool": Default("room for what jobs need on the node: the agent's folders and slurmd's spool", "critical",
                      "drain-node", 16, "MiB", quick=True, node=True),

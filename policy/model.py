@@ -21,6 +21,7 @@ from policy.monitoring import Monitoring
 from policy.names import Name, TenantName, UserName, Words
 from policy.pools import Fleet, Pool
 from policy.power import Power
+from policy.preflight import Preflight
 from policy.services import MOST_SERVICES, Service, ServiceName, Serving
 from policy.state import Level
 from policy.traces import Traces
@@ -560,6 +561,8 @@ class Policy(Section):
     """What is kept when a controller is lost."""
     health: Health | None = None
     """When a GPU or a node is taken out of service, and when it returns; docs/health.md."""
+    preflight: Preflight | None = None
+    """Nodes of a job test each other before it starts; docs/fabric.md. Example: `{when: always}`."""
     monitoring: Monitoring | None = None
     """What is measured, and where it goes; docs/metrics.md."""
     traces: Traces | None = None

@@ -22,6 +22,7 @@ from policy.monitoring import NodeMetrics, compile_metrics
 from policy.node_limits import NodeLimits, compile_limits
 from policy.node_power import NodePower
 from policy.power_compile import compile_control, compile_power
+from policy.preflight import NodePreflight, compile_preflight
 from policy.traces import NodeTraces, compile_traces
 from sluice.base.errors import SluiceError
 
@@ -49,6 +50,7 @@ class NodePolicy(BaseModel):
     checkpoint: NodeCheckpoint = NodeCheckpoint()
     alerts: NodeAlerts = NodeAlerts()
     traces: NodeTraces = NodeTraces()
+    preflight: NodePreflight = NodePreflight()
     power_control: ControlPower = ControlPower()
     power: NodePower = NodePower()
     profiles: Literal["all", "asked"] = "all"
@@ -67,6 +69,7 @@ def compile_node(policy: Policy, switches: Mapping[str, str] | None = None) -> N
         checkpoint=compile_checkpoint(policy.checkpoint, policy.subtree),
         alerts=compile_alerts(policy.alerts),
         traces=compile_traces(policy.traces),
+        preflight=compile_preflight(policy.preflight, {name: one.types for name, one in policy.classes.items()}),
         power=compile_power(policy),
         power_control=compile_control(policy, switches or {}),
         profiles=policy.profiles,

@@ -31,6 +31,7 @@ from prolog_epilog.outages import PERIOD_S as OUTAGES_S
 from prolog_epilog.outages import Outages
 from prolog_epilog.power.keeper import CHECK_S, PowerKeeper
 from prolog_epilog.power.reports import PowerReports
+from prolog_epilog.preflight import Preflights
 from prolog_epilog.profiles import LIBRARY, Profiles
 from prolog_epilog.rdma import RdmaBounds
 from prolog_epilog.refusals import Refusal
@@ -120,6 +121,11 @@ class Agent:
         self.power.on_due = self.duties.add("power", CHECK_S, self.power.run, retry=1.0).wake
         reports = PowerReports(self.state, self.power, lambda: file.current().power, self.uplink.send)
         self.duties.add("power-reports", PERIOD_S, reports.run)
+        self.preflights = Preflights(
+            self.state, lambda: file.current().preflight, self.uplink.send, self.jobs.interface
+        )
+        self.jobs.preflight_s = self.preflights.longest_s
+        self.server.add("preflight", self.preflights.run)
         self._watch_outages()
         self._watch_health()
         policy = settings.policy.with_name(FILE_NAME)
@@ -184,11 +190,13 @@ class Agent:
             send=lambda report: self.uplink.send({"version": VERSION, "do": "health", "report": report}),
             spools=(str(settings.run), str(settings.records.parent), slurmd_spool()),
             outages=self.outages.last,
+            fabric=self.preflights.found,
         )
         self.health = monitor
         self.watcher.on_sample.append(monitor.on_sample)
         self.jobs.on_prolog.append(monitor.refuse_sick)
         self.jobs.on_end.append(monitor.ended)
+        self.preflights.on_found = monitor.wake
         self.server.add("health", monitor.check)
         monitor.on_due = self.duties.add("health", 1.0, monitor.run, delay=1.0).wake
         monitor.on_report = self.duties.add("health-report", _IDLE_S, monitor.deliver).wake

@@ -86,6 +86,7 @@ class Jobs:
         self._reclaim = Reclaim(state, watcher)
         self.rdma = RdmaBounds(NodeLimits)  # none, until the agent says which
         self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
+        self.preflight_s: Callable[[], int] = lambda: 0  # of a job's preflight at most; 0: there is none
         self.interface: Callable[[], str] = lambda: ""  # by which other nodes reach this one; empty: not known
         self.on_end: list[Callable[[JobRecord], None]] = []  # gets a job's record before it is written, locked
         self.on_unwritten: Callable[[], None] = lambda: None  # called when a record has to be written later
@@ -168,7 +169,8 @@ class Jobs:
         `split`: GPUs and how many shards the job has of each, where slurmd passes it. `share`: percent of its GPUs'
         compute time, as the option came to the node; `power` likewise, and `planned_power` as slurmctld set it: watts
         that each of its GPUs may draw. `sluid`: the name of its cgroup, from Slurm 26.05 on. `restarts`,
-        `begun`: which run of the job this is, where slurmd passes it.
+        `begun`: which run of the job this is, where slurmd passes it. The answer's `preflight`, if there is one: so
+        many seconds at most a job of several nodes waits for its preflight, which is to be asked for.
         """
         del peer
         if sluid:
@@ -211,7 +213,7 @@ class Jobs:
                 with self._state.lock:
                     self._turn_away(record, error)
             raise
-        return {}
+        return {"preflight": seconds} if (seconds := self.preflight_s()) else {}
 
     def _grant(
         self,

@@ -60,7 +60,9 @@ class Refusal(Enum):
 
 
 PROGRAMS: dict[str, Blame] = {
-    "ask": Blame.NODE,  # no answer, no answer in time, one that makes no sense
+    "ask": Blame.NODE,  # no answer, no answer in time
+    "granted": Blame.NODE,  # an answer that makes no sense
+    "preflight": Blame.NODE,  # it was drained for what its job's preflight has found
     "number": Blame.NODE,  # slurmd's own variables: those of users have the prefix SPANK_
     "numbers": Blame.NODE,
     "pairs": Blame.NODE,

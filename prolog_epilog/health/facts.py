@@ -46,6 +46,7 @@ class NodeFacts:
     nics: dict[str, str | None] = field(default_factory=dict)  # state of the link, by name
     free_percent: dict[str, float | None] = field(default_factory=dict)  # by path
     room_mib: dict[str, float | None] = field(default_factory=dict)  # free, by folder that jobs need
+    fabric: dict[str, list[str]] | None = None  # what the last preflight found here, by check; None: there was none
     skew_s: float | None = None  # this clock less the controller's
     outages: tuple[int, str] = (0, "")  # times in which jobs were unwatched, and the last one in words
     gpus: list[GpuFacts] = field(default_factory=list)

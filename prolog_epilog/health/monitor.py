@@ -69,13 +69,15 @@ class Monitor:
         send: Send | None = None,
         spools: Iterable[str] = (),
         outages: Callable[[], tuple[int, str]] = lambda: (0, ""),
+        fabric: Callable[[], dict[str, list[str]] | None] = lambda: None,
     ) -> None:
         """`spools`: folders without room in which no job can start, as slurm.conf names them (%n, %h: the node).
 
-        `outages`: how often jobs were unwatched, and the last time as text.
+        `outages`: how often jobs were unwatched, and the last time as text. `fabric`: what the last preflight found.
         """
         self._spools = list(spools)
         self._outages = outages
+        self._fabric = fabric
         self._state = state
         self._watcher = watcher
         self._policy = NodePolicyFile(policy)
@@ -237,6 +239,7 @@ class Monitor:
         facts.free_percent = {path: _free_percent(path) for path in policy.paths}
         facts.room_mib = self._room()
         facts.outages = self._outages()
+        facts.fabric = self._fabric()
         with self._lock:
             if now - self._memory.skew_at < _SKEW_KEPT_S:
                 facts.skew_s = self._memory.skew_s

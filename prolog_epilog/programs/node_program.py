@@ -99,6 +99,11 @@ def ask(**request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # n
                 why = f"does not answer at {SOCKET} ({error.strerror}); start it: systemctl start sluice-agent"
                 raise RefusedError(f"the node agent {why}") from None
         time.sleep(0.1)
+    return granted(line)
+
+
+def granted(line: bytes) -> dict[str, Any]:  # type: ignore[name-defined]  # noqa: F821 - as above
+    """The content of an answer. Raises RefusedError for a refusal, and for what is no answer."""
     try:
         answer, _ = _json.make_scanner(Plain)(line.decode(), 0)  # type: ignore[arg-type]
         if "error" in answer:
@@ -178,7 +183,7 @@ def prolog() -> None:
         if os.environ.get(name):
             extra[field] = number(name)
     if numbers("SLURM_JOB_GPUS"):
-        ask(
+        answer = ask(
             do="prolog",
             job=number("SLURM_JOB_ID"),
             uid=number("SLURM_JOB_UID"),
@@ -189,8 +194,25 @@ def prolog() -> None:
             split=pairs("SLUICE_GPU_SHARDS"),
             **extra,
         )
+        if "preflight" in answer and several_nodes():
+            preflight(answer["preflight"])
     else:
         announce()
+
+
+def preflight(seconds: int) -> None:
+    """Wait so long for the tests of the job's nodes. Raises RefusedError where this node is at fault and drained.
+
+    A failure of the tests themselves is none of the node: the job starts without them.
+    """
+    try:
+        line = exchange(encode({"do": "preflight", "job": number("SLURM_JOB_ID")}).encode() + b"\n", seconds)
+        fault = granted(line).get("fault")
+    except (OSError, RefusedError, AttributeError) as why:
+        print(f"no preflight: {why}", file=sys.stderr)
+        return
+    if fault is not None:
+        raise RefusedError(str(fault))
 
 
 def epilog() -> None:

@@ -80,6 +80,7 @@ def render(document: dict[str, Any]) -> list[str]:
     try:
         lines = _title(clean) + _priority(clean)
         lines += _started(clean) if "start" in clean else _waiting(clean)
+        clean["preflights"] = [one["text"] for one in clean.get("preflights", [])]
         lines += _checkpoint(clean)
         return lines + [line for part in _SENTENCES for line in _sentences(clean, part)] + _withheld(clean)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -287,7 +288,7 @@ def _how_often(found: dict[str, Any]) -> str:
     return f"{every} by Daly's formula: a save takes {found['save_s']:g} s, and one of its nodes fails every {failing}"
 
 
-_SENTENCES = ("moves", "pools")
+_SENTENCES = ("moves", "preflights", "pools")
 
 
 def _sentences(document: dict[str, Any], part: str) -> list[str]:

@@ -238,7 +238,7 @@ def check(
     topology: Path | None,
     **sources: Any,
 ) -> None:
-    """What was discovered, against what is configured and what nodes report in their inventories.
+    """What was discovered, against what is configured, what nodes report in their inventories, and preflights.
 
     Exit 0 where they agree, 1 where they do not.
     """
@@ -253,6 +253,7 @@ def check(
         problems += compare(one, found)
     blocks = next((one for one in configured if one.kind == "block"), None)
     problems += measured(site.fabric, site.inventories, blocks)
+    problems += _of_preflights(site)
     problems = list(dict.fromkeys(problems))
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "problems": [asdict(one) for one in problems]}, indent=2))
@@ -261,6 +262,24 @@ def check(
         _tell_problems(problems, err=False)
     if problems:
         context.exit(1)
+
+
+def _of_preflights(site: _Site) -> list[FabricProblem]:
+    """Nodes that the last preflights of jobs suspected or found at fault; none where this host has no such file.
+
+    Raises SluiceError for a file that cannot be read.
+    """
+    from sluice.exchange.preflight import STATE_FILE, Memory
+    from sluice.fabric.model import FabricProblem
+
+    where = site.slurm.options.get("statesavelocation")
+    memory = Memory() if where is None else Memory.load(Path(where.text) / STATE_FILE)
+    remedy = "mend what it names, then: scontrol update nodename=NODE state=resume; its next job tests it again"
+    return [
+        FabricProblem("preflight", f"{node} is {said.state}: {said.words}", remedy)
+        for node, said in memory.nodes.items()
+        if said.state != "good"
+    ]
 
 
 def _configured(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.controllerd import roll_up, snapshot, takeovers
+from sluice.controllerd import preflight, roll_up, snapshot, takeovers
 from sluice.controllerd.alerts import duty as alerts
 from sluice.controllerd.daemon import Duty, Site, collect
 from sluice.controllerd.health import controller as health
@@ -21,6 +21,7 @@ def duties(site: Site) -> list[Duty]:
             "health": health.duties,
             "alerts": alerts.duties,
             "inbox": _inbox,
+            "preflight": preflight.duties,
             "metrics": metrics.duties,
             "roll-up": roll_up.duties,
             "snapshot": snapshot.duties,
@@ -36,6 +37,7 @@ def _inbox(site: Site) -> list[Duty]:
     handlers = {
         "health": health.controller_of(site).answer,
         "readings": readings_of(site).take,
+        "preflight": preflight.coordinator_of(site).answer,
         "power": control.powers.take,
         "power-budget": control.lower,
         "power-gpus": lambda _: control.gpus(),

@@ -27,6 +27,7 @@ from sluice.explain.checkpoints import SiteCheckpoints
 from sluice.explain.decisions import FOLDER
 from sluice.explain.explanation import JobName, explain_job, parse_job
 from sluice.explain.moves import sentences, site_moves
+from sluice.explain.preflights import site_preflights
 from sluice.slurm import Commands, SlurmClient, connect
 from sluice.slurm.answers import Job
 from sluice.slurm.munge import MAX_PAYLOAD, Message, MungeError, decode, encode
@@ -90,6 +91,9 @@ class Site(Protocol):
     def moves(self, job: Job, *, others: bool) -> list[str]:
         """What is said of moves of the job, and of those for it; `others`: with the numbers of other jobs."""
 
+    def preflights(self, job: Job) -> list[dict[str, Any]]:
+        """What preflights found for the job, the oldest first."""
+
     def is_operator(self, user: str) -> bool:
         """Whether Slurm lets the user look after others' jobs."""
 
@@ -130,6 +134,14 @@ class SlurmSite:
         try:
             return sentences(site_moves(self.config()), job.id, others=others)
         except (OSError, SluiceError) as error:
+            log.warning("%s", one_line(str(error)))
+            return []
+
+    def preflights(self, job: Job) -> list[dict[str, Any]]:
+        """By the file of the controllers' daemon; nothing where it cannot be read."""
+        try:
+            return site_preflights(self.config(), job.id, job.user)
+        except SluiceError as error:
             log.warning("%s", one_line(str(error)))
             return []
 
@@ -249,6 +261,8 @@ def answer(site: Site, decisions: Path, uid: int, name: JobName) -> dict[str, An
         document["checkpoint"] = site.checkpoint(job)
         if moves := site.moves(job, others="jobs" not in _private(site) or _looks_after(site, uid)):
             document["moves"] = moves
+        if preflights := site.preflights(job):
+            document["preflights"] = preflights
         if words := words_for_job(job.id, job.state, job.nodes, job.partition):
             document["pools"] = words
     withhold(site, uid, document)

@@ -266,6 +266,13 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         ),
     ),
     Measurement(
+        "sluice_preflights",
+        "controller",
+        "Preflights of jobs of several nodes, since this controller's daemon started.",
+        {"cluster": "ClusterName", "verdict": "passed, found (a part is at fault) or undecided"},
+        (_count("seen", "how many"),),
+    ),
+    Measurement(
         "sluice_poolfailures",
         "controller",
         "Launches that came to nothing and machines that were lost.",

@@ -6,14 +6,18 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from dev_cluster.layout import INSIDE
 from gpu_sim.fields import set_values
 from policy.document import parse
 from policy.node import FILE_NAME, compile_node
@@ -21,6 +25,7 @@ from sluice.base import events
 from sluice.base.files import write_atomic
 from sluice.base.hostlist import expand
 from sluice.controllerd.health import withdrawn
+from sluice.controllerd.preflight_restarts import FIRST_FILE
 from tests.integration.jobs import shown, submit
 from tests.integration.settled import await_health, until
 
@@ -86,13 +91,13 @@ class Site:
         self.since = 0
         """The last event before the test."""
 
-    def policy(self, breaker: str = "{share: 100}") -> None:
+    def policy(self, breaker: str = "{share: 100}", more: str = "") -> None:
         """As `sluice apply` writes it."""
         checks = ", ".join(f"{name}: {{{words}}}" for name, words in CHECKS.items())
         text = (
             f"health: {{interval: {INTERVAL}, passes: 2, breaker: {breaker}, checks: {{{checks}}}}}\n"
             "checkpoint: {backoff: 2s, before_requeue: 1s, before_time_limit: 10m}\n"
-            "monitoring: {running: 5s}\n"
+            "monitoring: {running: 5s}\n" + more
         )
         write_atomic(self.cluster.layout.slurm / FILE_NAME, compile_node(parse(text)).render())
 
@@ -130,7 +135,7 @@ class Site:
     def told(self, kind: str) -> list[events.Event]:
         """All events of a kind since the test began."""
         known = events.read(self.cluster.folder / "controllerd/ctl1/events.jsonl", self.since)
-        return [one for one in known if one.kind == f"health.{kind}"]
+        return [one for one in known if one.kind == kind]
 
     def states(self) -> dict[str, str]:
         """By job."""
@@ -247,6 +252,88 @@ def test_one_gpu_of_eight_goes_out_and_returns_while_other_jobs_continue(site: S
     assert site.out() == {}
     assert [one["gpus"] for one in site.events("return", "h1")] == [[idle]]
     assert not site.events("drain")
+
+
+def install_perftest(site: Site, **slow: float) -> None:
+    """On all hosts a stand-in for perftest, by which these are slow, in GB/s."""
+    folder = site.cluster.folder / "programs/perftest"
+    folder.mkdir(exist_ok=True)
+    write_atomic(folder / "speeds.json", json.dumps(slow))
+    (folder / "speeds.json").chmod(0o644)
+    for name in ("ib_write_bw", "ib_write_lat"):
+        if not (folder / name).exists():
+            shutil.copy(Path(__file__).with_name("stand_in_perftest.py"), folder / name)
+            for node in ("h1", "h2", "h3", "m1"):
+                site.run("mount", "--bind", str(INSIDE / "programs/perftest"), "/usr/local/bin", node=node)
+
+
+def test_a_slow_link_is_found_before_the_job_starts_and_the_job_starts_elsewhere(site: Site) -> None:
+    install_perftest(site, h3=11.0)
+    site.policy(more="preflight: {when: always, least: 30, bound: 30s}\n")
+    job = site.submit("-N3", "-x", "m1,x1", "--gres=gpu:1")
+    site.wait(lambda: site.job(job)["Restarts"] == "1")
+    site.run("scontrol", "update", f"JobId={job}", "ExcNodeList=x1")  # m1 takes h3's place
+    reason = ["sinfo", "-h", "-n", "h3", "-o", "%E"]
+    said = until(lambda: site.run(*reason).strip(), lambda said: said != "none")
+    assert said.startswith("sluice: fabric_link: node h3's link mlx5_") and "slow: 11 of 30 GB/s" in said
+    site.wait(lambda: len(preflights(site, job)) == 2 and site.state(job) == "RUNNING")
+    first, second = preflights(site, job)
+    assert (first["verdict"], [one["node"] for one in first["at_fault"]]) == ("fault", ["h3"])
+    assert (second["verdict"], second["nodes"]) == ("good", "h[1-2],m1")
+    assert first["at"] < first["requeued_at"] < first["released_at"] < second["at"] < first["at"] + 60
+    assert "starts on other nodes than h3" in site.run("sluice", "explain", job)
+    [again] = site.told("fabric.preflight-requeue")
+    assert (again.fields["job"], again.fields["node"]) == (int(job), "h3")
+    [told] = verdicts(site, job, "h1")
+    assert "slow: 11 of 30 GB/s" in told
+    site.clear()
+    install_perftest(site)
+    site.run("scontrol", "update", "nodename=h3", "state=resume")
+    mended = site.submit("-N3", "-x", "m1,x1", "--gres=gpu:1")
+    site.wait(lambda: [one["verdict"] for one in preflights(site, mended)] == ["good"])
+    site.wait(lambda: site.state(mended) == "RUNNING")
+    site.wait(lambda: site.out() == {})
+
+
+def test_a_job_that_a_killed_daemon_followed_waits_for_slurm_and_keeps_its_place_for_minutes_at_most(
+    site: Site,
+) -> None:
+    install_perftest(site, h3=11.0)
+    site.policy(more="preflight: {when: always, least: 30, bound: 30s}\n")
+    job = site.submit("-N3", "-x", "m1,x1", "--gres=gpu:1")
+    site.wait(lambda: site.job(job)["Restarts"] == "1")
+    site.cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
+    leads = said_to_lead(site)
+    site.cluster.start_daemon("controllerd@ctl1")
+    site.wait(lambda: said_to_lead(site) > leads and site.state(job) == "PENDING")
+    [found] = preflights(site, job)
+    assert (found["verdict"], found["released_at"]) == ("fault", None)
+    begins = datetime.fromisoformat(site.job(job)["EligibleTime"]).timestamp()
+    (listed, until_s), *others = re.findall(r"(?m)^(\d+) (\d+)$", (site.cluster.layout.state / FIRST_FILE).read_text())
+    assert (listed, others) == (job, []) and begins < int(until_s) <= found["at"] + 310
+    assert begins > time.time() + 10  # Slurm's pause: nothing else would make the test see whether it was let start
+    site.run("scontrol", "update", f"JobId={job}", "ExcNodeList=x1", "StartTime=now")
+    site.wait(lambda: len(preflights(site, job)) == 2 and site.state(job) == "RUNNING")
+    assert preflights(site, job)[1]["nodes"] == "h[1-2],m1"
+    install_perftest(site)
+    site.policy()  # what preflights found is no finding any more
+    site.run("scontrol", "update", "nodename=h3", "state=resume")
+    site.wait(lambda: site.out() == {})
+
+
+def said_to_lead(site: Site) -> int:
+    """How often the controllers' daemon took charge."""
+    return site.cluster.log("controllerd@ctl1").read_text().count("ctl1 leads")
+
+
+def preflights(site: Site, job: str) -> list[dict[str, Any]]:
+    return list(site.explain(job).get("preflights", ()))
+
+
+def verdicts(site: Site, job: str, node: str) -> list[str]:
+    """Of the job's preflight, in the record of its last run that ended, on a node."""
+    record = json.loads((site.cluster.node_folder(node) / f"records/{job}.json").read_text())
+    return [one["detail"]["what"] for one in record["events"] if one["action"] == "preflight"]
 
 
 def test_jobs_that_a_fault_hit_start_again_and_those_that_failed_by_themselves_do_not(site: Site) -> None:
@@ -411,20 +498,22 @@ def test_a_storm_of_faults_drains_each_for_its_reason_and_the_breaker_holds(site
     assert set(peers.values()) <= {"link_down"}, peers  # a link has two ends
     assert {place: check for place, check in seen.items() if place in expected} == expected
     assert {node for node, _ in seen} == set(sick)  # no healthy node
-    told = {(str(one.fields["node"]), str(gpu)): one.time for one in site.told("out") for gpu in one.fields["gpus"]}
+    told = {
+        (str(one.fields["node"]), str(gpu)): one.time for one in site.told("health.out") for gpu in one.fields["gpus"]
+    }
     took = sorted(told[place] - since[place] for place in expected if expected[place] != "residual_memory")
     print(
         f"{len(expected)} faults on {len(sick)} of {len(nodes)} nodes, rounds every {INTERVAL}: out after "
         f"{took[len(took) // 2]:.1f} s (median), {took[-1]:.1f} s (most)"
     )
     hit = {jobs[node] for node in sick if HIT & {check for (name, _), check in expected.items() if name == node}}
-    site.wait(lambda: {str(one.fields["job"]) for one in site.told("requeue")} >= hit, PATIENCE)
+    site.wait(lambda: {str(one.fields["job"]) for one in site.told("health.requeue")} >= hit, PATIENCE)
     for node, gpu, (_, mended, _) in faults:
         if mended:
             site.set(node, gpu, **mended)
     site.wait(lambda: site.withdrawn() == [], PATIENCE)
     site.wait(all_run, PATIENCE)
-    assert sorted(str(one.fields["job"]) for one in site.told("requeue")) == sorted(hit)  # each once
+    assert sorted(str(one.fields["job"]) for one in site.told("health.requeue")) == sorted(hit)  # each once
     for job in jobs.values():
         assert site.job(job)["Restarts"] == ("1" if job in hit else "0")
     # Now with a breaker that lets a fifth of the nodes out.

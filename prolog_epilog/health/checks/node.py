@@ -50,6 +50,25 @@ def nic_link(node: NodeFacts, policy: NodeHealth) -> Answer:
     return Measured(len(down), ", ".join(down))
 
 
+def fabric_nic(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """Interfaces that the last preflight has named."""
+    del policy
+    return _named(node, "fabric_nic")
+
+
+def fabric_link(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """Links to switches that the last preflight has named."""
+    del policy
+    return _named(node, "fabric_link")
+
+
+def _named(node: NodeFacts, check: str) -> Answer:
+    if node.fabric is None:
+        return Status.SKIPPED
+    found = node.fabric.get(check, [])
+    return Measured(len(found), "; ".join(found))
+
+
 def _fullest(free_by_path: Mapping[str, float | None], shown: str) -> Answer:
     """The least that is free; `shown` makes a text of it."""
     known = [(free, path) for path, free in free_by_path.items() if free is not None]
@@ -88,6 +107,8 @@ CHECKS = {
     "driver": NodeCheck(driver, "{detail}"),
     "driver_version": NodeCheck(driver_version, "driver versions: {detail}"),
     "nic_link": NodeCheck(nic_link, "{detail}"),
+    "fabric_nic": NodeCheck(fabric_nic, "{detail}"),
+    "fabric_link": NodeCheck(fabric_link, "{detail}"),
     "free_space": NodeCheck(free_space, "{detail}", below=True),
     "spool": NodeCheck(spool, "{detail}", below=True),
     "clock_skew": NodeCheck(clock_skew, "clock differs from the controller's by {value:.1f} s"),

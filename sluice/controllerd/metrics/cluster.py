@@ -21,6 +21,7 @@ from sluice.base.errors import SluiceError
 from sluice.controllerd.daemon import Duty, Site
 from sluice.controllerd.metrics.decided import Decided
 from sluice.controllerd.power.duty import power_of
+from sluice.controllerd.preflight import coordinator_of
 from sluice.controllerd.readings import readings_of
 from sluice.exchange.fleet import MOST_AGE_S, FleetStatus, read_status
 from sluice.explain.decisions import FOLDER, DecisionError
@@ -310,6 +311,14 @@ class Throughput:
         return points
 
 
+def preflight_points(cluster: str, counts: Mapping[str, int], stamp: int) -> list[Point]:
+    """Preflights by their verdict."""
+    return [
+        Point("sluice_preflights", {"cluster": cluster, "verdict": verdict}, {"seen_total": count}, stamp)
+        for verdict, count in counts.items()
+    ]
+
+
 def _start(job: Job) -> int | None:
     """When it started; of a job that waits, an expected start is none."""
     return None if job.state == _PENDING else job.start_time
@@ -407,6 +416,7 @@ class ClusterMetrics:
             ),
             *self._pools(name, stamp),
             *power_points(name, power_of(site).show()["budgets"], stamp),
+            *preflight_points(name, coordinator_of(site).counts, stamp),
             *self.output.sender_points(stamp),
         ]
         try:

@@ -137,6 +137,7 @@ def test_what_one_may_not_see_does_not_exist(tmp_path: Path) -> None:
     assert str(hidden.value) == str(unknown.value)
     document = answer(FakeSite(), tmp_path, 2001, JobName(7))
     assert document["slurm"]["reason"] == "Priority"
+    assert "Preflight of alice's job" in render(document)
 
 
 ONE = pwd.getpwuid(1).pw_name

@@ -28,7 +28,18 @@ def test_a_file_says_everything_and_reads_back() -> None:
     assert again == policy
     assert (again.health.mode, again.health.interval_s, again.health.passes) == ("shadow", 15, 5)
     assert set(again.health.checks) == set(CHECKS)
-    sections = {"limits", "health", "metrics", "checkpoint", "alerts", "traces", "power", "power_control", "profiles"}
+    sections = {
+        "limits",
+        "health",
+        "metrics",
+        "checkpoint",
+        "alerts",
+        "traces",
+        "preflight",
+        "power",
+        "power_control",
+        "profiles",
+    }
     assert set(json.loads(policy.render())) == {"schema_version"} | sections
 
 

@@ -130,6 +130,8 @@ def test_every_check_of_a_gpu_has_a_case_that_finds() -> None:
         ("driver_version", {"modules": {"nvidia": "570.2"}}, "module 570.2, library 570.1"),
         ("driver_version", {"problems": {"nvidia": "Driver/library version mismatch"}}, "mismatch"),
         ("nic_link", {"nics": {"mlx5_0": "DOWN", "mlx5_1": "ACTIVE"}}, "mlx5_0 is DOWN"),
+        ("fabric_nic", {"fabric": {"fabric_nic": ["n1's interface mlx5_0 slow"]}}, "mlx5_0 slow"),
+        ("fabric_link", {"fabric": {"fabric_link": ["n1's link mlx5_0 slow", "and another"]}}, "slow; and another"),
         ("free_space", {"free_percent": {"/a": 60.0, "/b": 4.9}}, "/b: 4.9 % free"),
         ("spool", {"room_mib": {"/run/sluice": 900.0, "/spool": 15.9, "/gone": None}}, "/spool: 16 MiB free"),
         ("clock_skew", {"skew_s": -31.0}, "31.0 s"),

@@ -85,6 +85,54 @@ def test_the_prolog_tells_the_job(answering: Answering, tmp_path: Path) -> None:
     ]
 
 
+SEVERAL = {**JOB, "SLURM_JOB_NUM_NODES": "2"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "job", "times"), [({}, SEVERAL, 1), ({"preflight": 9}, JOB, 1), ({"preflight": 9}, SEVERAL, 2)]
+)
+def test_a_preflight_is_asked_for_where_there_is_one(
+    answering: Answering, tmp_path: Path, answer: dict[str, int], job: dict[str, str], times: int
+) -> None:
+    path, asked = answering([json.dumps({"ok": answer}).encode() + b"\n", b'{"ok": {}}\n'])
+    done = program("sluice-prolog", path, tmp_path, **job)
+    assert (done.returncode, done.stderr, len(asked)) == (0, "", times)
+
+
+@pytest.mark.parametrize("answer", [b"", b"x\n", b'{"ok"', b'{"error": "unexpected"}\n', b'{"ok": 1}\n', None])
+def test_a_preflight_that_fails_to_run_does_not_fail_the_prolog(
+    answering: Answering, tmp_path: Path, answer: bytes | None
+) -> None:
+    """None: the agent is gone by then. slurmd would drain the node."""
+    path, _ = answering([b'{"ok": {"preflight": 1}}\n', *([] if answer is None else [answer])])
+    done = program("sluice-prolog", path, tmp_path, **SEVERAL)
+    assert done.returncode == 0 and done.stderr.startswith("no preflight: ") and "Traceback" not in done.stderr
+
+
+def test_an_agent_that_hangs_in_a_preflight_is_not_waited_for(tmp_path: Path) -> None:
+    """It is stopped, say: the kernel takes the request, and nobody answers."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(tmp_path / "agent.sock"))
+    listener.listen()
+
+    def answer_once() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.makefile("rb").readline()
+            connection.sendall(b'{"ok": {"preflight": 1}}\n')
+
+    threading.Thread(target=answer_once, daemon=True).start()
+    with listener:
+        done = program("sluice-prolog", str(tmp_path / "agent.sock"), tmp_path, **SEVERAL)
+    assert (done.returncode, done.stderr) == (0, "no preflight: timed out\n")
+
+
+def test_a_node_at_fault_fails_the_prolog(answering: Answering, tmp_path: Path) -> None:
+    path, _ = answering([b'{"ok": {"preflight": 9}}\n', b'{"ok": {"fault": "link slow"}}\n'])
+    done = program("sluice-prolog", path, tmp_path, **SEVERAL)
+    assert (done.returncode, done.stderr) == (1, "sluice-prolog: link slow\n")
+
+
 def test_the_prolog_tells_which_run_of_the_job_it_is(answering: Answering, tmp_path: Path) -> None:
     path, asked = answering([b'{"ok": {}}\n'] * 2)
     assert program("sluice-prolog", path, tmp_path, **JOB, SLURM_JOB_RESTART_COUNT="0").returncode == 0

@@ -487,9 +487,10 @@ def test_the_helper_of_a_refused_job_fails_and_says_why(tmp_path: Path, blame: s
 @pytest.mark.parametrize("share", ["50%", "", "x" * 100000, "\udcff"])
 def test_the_prolog_passes_on_whatever_share_a_user_wrote(tmp_path: Path, name: str, share: str) -> None:
     text = PROGRAM.read_text().replace(
-        '    if numbers("SLURM_JOB_GPUS"):\n        ask(', "    if True:\n        print_request("
+        '    if numbers("SLURM_JOB_GPUS"):\n        answer = ask(', "    if True:\n        answer = print_request("
     )
-    text = text.replace("def prolog()", "def print_request(**request):\n    print(encode(request))\n\n\ndef prolog()")
+    printing = "def print_request(**request):\n    print(encode(request))\n    return {}\n\n\n"
+    text = text.replace("def prolog()", f"{printing}def prolog()")
     (tmp_path / "sluice-prolog").write_text(text)
     environment = {os.fsencode(key): os.fsencode(value) for key, value in SLURMS.items()}
     environment[b"SPANK__SLURM_SPANK_OPTION_sluice_" + name.encode()] = share.encode(errors="surrogateescape")

@@ -1,0 +1,61 @@
+"""The policy's preflight section: which jobs of several nodes are tested before they start, and what is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from policy.names import Name
+from policy.units import Percent, Seconds
+
+When = Literal["always", "after-maintenance", "on-suspicion", "never"]
+Gigabytes = Annotated[float, Field(gt=0, le=10_000)]
+MOST_BOUND_S = 60
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    when: When = "after-maintenance"
+    """Which jobs: `always`; those with a node that was down or drained since its last good preflight, or is suspected
+    (`after-maintenance`); those with a node that is suspected, as an earlier preflight could not tell it from another
+    one, or as its health checks find something (`on-suspicion`); or `never`. Example: `always`."""
+    share: Annotated[Percent, Field(ge=10, le=95)] = 75
+    """A result is slow below this percentage of the median of its class. Example: `80`."""
+    least: Gigabytes | None = None
+    """GB/s between two nodes below which a result is slow, whatever its class gives. Example: `40`."""
+
+
+class Preflight(_Settings):
+    """Nodes of a job test each other before it starts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    classes: list[Name] = []
+    """Classes of GPUs whose jobs are tested; empty: all. Example: `[h100]`."""
+    bound: Annotated[Seconds, Field(ge=2, le=MOST_BOUND_S)] = 15
+    """The longest that a job waits for its preflight; then it starts without a verdict. Less than slurm.conf's
+    PrologTimeout, where that is set. Example: `20s`."""
+
+
+class NodePreflight(_Settings):
+    """The section as nodes and controllers read it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    when: When = "never"
+    types: tuple[str, ...] = ()
+    """GRES types of the classes; empty: all."""
+    bound_s: Annotated[int, Field(ge=2, le=MOST_BOUND_S)] = 15
+
+
+def compile_preflight(section: Preflight | None, types_of: Mapping[str, Sequence[str]]) -> NodePreflight:
+    """What nodes and controllers read; no preflights without a section. `types_of`: GRES types of each class."""
+    if section is None:
+        return NodePreflight()
+    types = sorted({kind for name in section.classes for kind in types_of[name]})
+    return NodePreflight(
+        when=section.when, share=section.share, least=section.least, types=tuple(types), bound_s=section.bound
+    )

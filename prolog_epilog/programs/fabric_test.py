@@ -1,0 +1,398 @@
+#!/usr/bin/python3 -IS
+"""Measures bandwidth and latency to other nodes of a job. The node agent starts it as a user without rights.
+
+It prints ``{"port": N, "tools": [...]}``: where it listens for its peers, and what it can measure with. Each line that
+it reads is a list of rounds of tests, and each line that it prints is one result. A test has `id`, `round`, `role`
+("serve", "ask" or "alone"), `tool`, `nic`, the peer's `address` and `port`, and a `token`, which only the two nodes
+know: peers prove to each other that they have it, and nobody else is measured with. A result has `id`, `gbs` (None
+where the peer did not answer) and `us`. Standard library only: it runs outside of the agent's environment.
+
+perftest (ib_write_bw, ib_write_lat) measures RDMA, to itself for a test that is "alone". Where it is not installed,
+TCP is measured, in both directions, the slower of which counts; of that, a test "alone" is of this host's own stack.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+BLOCK = 256 << 10
+STREAM_S = 0.2  # in each direction
+PINGS = 64
+CONNECT_S = 1.0
+PROVE_S = 5.0
+WAIT_S = 12.0  # for a peer that is there, and still busy with earlier tests
+TURN_S = 30.0  # the agent ends this program before
+RUN_S = 10.0  # of perftest
+MOST_SILENT = 2  # then this node's own interface is down, and no more is waited for
+MOST_STRANGERS = 64  # connections of one address that have proved nothing; more than a node has interfaces
+TRIES = 3  # of a connection that ends before both have proved themselves
+MOST_LINE = 512
+PR_SET_DUMPABLE = 4
+
+
+class SilentError(Exception):
+    """The peer does not answer."""
+
+
+class Turn:
+    """One test on this node: when it is due, and what came of it."""
+
+    def __init__(self, test: dict[str, Any]) -> None:
+        self.test = test
+        self.due = threading.Event()
+        self.over = threading.Event()
+        self.began = False  # the peer has come, or is there
+        self.gbs: float | None = None
+        self.us = 0.0
+
+    def proof(self, nonce: str, role: str) -> str:
+        """That one has the token."""
+        return hmac.new(self.test["token"].encode(), f"{role}:{nonce}".encode(), hashlib.sha256).hexdigest()
+
+
+class Line:
+    """A connection: lines of JSON, and streams of blocks."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self.connection = connection
+        self.seconds = seconds
+        connection.settimeout(seconds)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def say(self, **words: Any) -> None:
+        """One line. Raises OSError."""
+        self.connection.sendall(json.dumps(words).encode() + b"\n")
+
+    def hear(self) -> dict[str, Any]:
+        """One line, byte by byte: what follows is not ours to read. Raises OSError, ValueError."""
+        data, end = b"", time.monotonic() + self.seconds
+        while not data.endswith(b"\n"):
+            self.connection.settimeout(max(0.001, end - time.monotonic()))
+            part = self.connection.recv(1)
+            if not part or len(data) > MOST_LINE:
+                raise ConnectionResetError
+            data += part
+        self.connection.settimeout(self.seconds)
+        words = json.loads(data)
+        if not isinstance(words, dict):
+            raise ValueError("no object")
+        return words
+
+    def exact(self, view: memoryview) -> None:
+        """Fill it. Raises OSError."""
+        while view:
+            got = self.connection.recv_into(view)
+            if not got:
+                raise ConnectionResetError
+            view = view[got:]
+
+    def send_stream(self) -> None:
+        """Blocks for a while; the first byte of the last one is 0."""
+        block = bytearray(os.urandom(4096) * (BLOCK // 4096))
+        end = time.monotonic() + STREAM_S
+        while True:
+            block[0] = time.monotonic() < end
+            self.connection.sendall(block)
+            if not block[0]:
+                return
+
+    def take_stream(self) -> float:
+        """GB/s from the first block to the last."""
+        block = memoryview(bytearray(BLOCK))
+        self.exact(block)
+        began, count = time.monotonic(), 0
+        while block[0]:
+            self.exact(block)
+            count += 1
+        return count * BLOCK / max(time.monotonic() - began, 1e-6) / 1e9
+
+    def ping(self) -> float:
+        """Median time of a small message one way, in microseconds."""
+        times, echo = [], memoryview(bytearray(8))
+        for _ in range(PINGS):
+            began = time.perf_counter()
+            self.connection.sendall(bytes(8))
+            self.exact(echo)
+            times.append((time.perf_counter() - began) / 2 * 1e6)
+        return statistics.median(times)
+
+    def pong(self) -> None:
+        """The other side of `ping`."""
+        echo = memoryview(bytearray(8))
+        for _ in range(PINGS):
+            self.exact(echo)
+            self.connection.sendall(echo)
+
+
+class Tester:
+    """All tests of this node."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("", 0), backlog=512)
+        self.turns: dict[str, Turn] = {}
+        self.strangers: dict[str, list[socket.socket]] = {}  # by address, the oldest first
+        self.lock = threading.Lock()
+        self.known = threading.Condition()
+        self.silent: Counter[str] = Counter()  # peers that did not answer, by this node's interface
+
+    def serve(self) -> None:
+        """Accept peers, for as long as the program runs."""
+        while True:
+            try:
+                connection, (address, _) = self.listener.accept()
+            except OSError:  # strangers of many addresses have all descriptors: they soon give them back
+                time.sleep(0.05)
+                continue
+            with self.lock:
+                strangers = self.strangers.setdefault(address, [])
+                if len(strangers) >= MOST_STRANGERS:  # a peer proves itself at once: the oldest is none
+                    with suppress(OSError):
+                        strangers.pop(0).shutdown(socket.SHUT_RDWR)
+                strangers.append(connection)
+            threading.Thread(target=self.greet, args=(connection, address), daemon=True).start()
+
+    def greet(self, connection: socket.socket, address: str) -> None:
+        """Whoever connects proves to be the peer of a test, and waits until it is that test's turn."""
+        turn = None
+        try:
+            with connection:
+                turn = self.prove(Line(connection, PROVE_S), address)
+                turn.due.wait(TURN_S)
+                line = Line(connection, TURN_S)
+                turn.began = True
+                line.say(go=True)
+                if turn.test["tool"] == "perftest":
+                    serve_perftest(line, turn)
+                else:
+                    serve_tcp(line, turn)
+        except (OSError, ValueError, KeyError, TypeError, SilentError):
+            pass
+        finally:
+            if turn is not None:
+                turn.over.set()
+
+    def prove(self, line: Line, address: str) -> Turn:
+        """The test of which it has the token. Raises ValueError for a stranger."""
+        try:
+            nonce = secrets.token_hex(16)
+            line.say(nonce=nonce)
+            said = line.hear()
+            turn = self.turn(str(said["id"]))
+            if turn.due.is_set() and turn.over.is_set():
+                raise ValueError("was made")
+            if not hmac.compare_digest(turn.proof(nonce, "ask"), str(said["proof"])):
+                raise ValueError("a stranger")
+            line.say(proof=turn.proof(str(said["nonce"]), "serve"))
+            return turn
+        finally:
+            with self.lock, suppress(ValueError):
+                self.strangers[address].remove(line.connection)
+
+    def turn(self, one: str) -> Turn:
+        """A test by its ID; a peer may hear of it earlier than this node. Raises KeyError."""
+        with self.known:
+            self.known.wait_for(lambda: one in self.turns, PROVE_S)
+            return self.turns[one]
+
+    def run(self, rounds: list[list[dict[str, Any]]]) -> None:
+        """One round after the other, the tests of a round at once."""
+        turns = [[Turn(test) for test in tests] for tests in rounds]
+        with self.known:
+            self.turns |= {turn.test["id"]: turn for some in turns for turn in some}
+            self.known.notify_all()
+        for some in turns:
+            workers = [threading.Thread(target=self.make, args=(turn,), daemon=True) for turn in some]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+            for turn in some:
+                say({"id": turn.test["id"], "gbs": turn.gbs, "us": turn.us})
+
+    def make(self, turn: Turn) -> None:
+        """One test, whatever becomes of it."""
+        turn.due.set()
+        nic = turn.test["nic"]
+        with suppress(OSError, ValueError, KeyError, SilentError):
+            if turn.test["role"] != "alone" and self.silent[nic] >= MOST_SILENT:
+                raise SilentError
+            if turn.test["role"] == "serve":
+                wait_for_peer(turn)
+            elif turn.test["role"] == "alone":
+                self.alone(turn)
+            else:
+                ask_again(turn)
+        self.silent[nic] += turn.gbs is None and not turn.began
+        turn.over.set()
+
+    def alone(self, turn: Turn) -> None:
+        """This host to itself."""
+        if turn.test["tool"] == "perftest":
+            port = free_port()
+            server = start_perftest("ib_write_bw", turn, port)
+            try:
+                turn.gbs = run_perftest("ib_write_bw", turn, "127.0.0.1", port)
+            finally:
+                server.kill()
+                server.wait()
+            return
+        here = {"address": "127.0.0.1", "port": self.listener.getsockname()[1], "role": "ask"}
+        own = Turn({**turn.test, "id": turn.test["id"] + "/own"})
+        self.turns[own.test["id"]] = own
+        own.due.set()
+        asking = Turn({**own.test, **here})
+        ask(asking)
+        turn.gbs, turn.us = asking.gbs, asking.us
+
+
+def wait_for_peer(turn: Turn) -> None:
+    """Until it has come, or does not answer any more."""
+    end = time.monotonic() + WAIT_S
+    while not turn.over.wait(CONNECT_S) and (turn.began or time.monotonic() < end):
+        with socket.create_connection((turn.test["address"], turn.test["port"]), CONNECT_S):
+            pass
+
+
+def ask_again(turn: Turn) -> None:
+    """As `ask`, some times where strangers from this host have pushed its connection out. Raises as `ask`."""
+    for _ in range(TRIES - 1):
+        with suppress(ConnectionError):
+            return ask(turn)
+        if turn.began:
+            raise SilentError
+    return ask(turn)
+
+
+def ask(turn: Turn) -> None:
+    """The asking side of a test. Raises OSError, ValueError, SilentError."""
+    with socket.create_connection((turn.test["address"], turn.test["port"]), CONNECT_S) as connection:
+        line = Line(connection, PROVE_S)
+        nonce = secrets.token_hex(16)
+        line.say(id=turn.test["id"], nonce=nonce, proof=turn.proof(str(line.hear()["nonce"]), "ask"))
+        if not hmac.compare_digest(turn.proof(nonce, "serve"), str(line.hear()["proof"])):
+            raise ValueError("a stranger")
+        line = Line(connection, TURN_S)
+        turn.began = True
+        line.hear()  # that it is this test's turn
+        if turn.test["tool"] == "perftest":
+            port = int(line.hear()["port"])
+            turn.gbs = run_perftest("ib_write_bw", turn, turn.test["address"], port)
+            port = int(line.hear()["port"])
+            turn.us = run_perftest("ib_write_lat", turn, turn.test["address"], port)
+            line.say(done=True)
+            return
+        turn.us = line.ping()
+        line.send_stream()
+        back = line.take_stream()
+        turn.gbs = min(float(line.hear()["gbs"]), back)
+
+
+def serve_tcp(line: Line, turn: Turn) -> None:
+    """The serving side; it reports nothing, as the asking side knows both directions."""
+    line.pong()
+    there = line.take_stream()
+    line.send_stream()
+    line.say(gbs=there)
+
+
+# ---- perftest ----
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
+
+
+def start_perftest(program: str, turn: Turn, port: int, *host: str) -> subprocess.Popen[str]:
+    """One side of a test. Raises OSError."""
+    words = [program, "-F", "-d", turn.test["nic"], "-p", str(port)]
+    words += ["-D", "1"] if program == "ib_write_bw" else ["-n", "1000"]
+    words += ["--report_gbits"] if program == "ib_write_bw" else []
+    return subprocess.Popen(
+        [*words, *host], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+
+
+def run_perftest(program: str, turn: Turn, host: str, port: int) -> float:
+    """GB/s or microseconds. Raises OSError, ValueError, SilentError."""
+    end = time.monotonic() + RUN_S
+    while time.monotonic() < end:
+        with start_perftest(program, turn, port, host) as one:
+            try:
+                out, _ = one.communicate(timeout=RUN_S)
+            except subprocess.TimeoutExpired:
+                one.kill()
+                raise SilentError from None
+        if one.returncode == 0:
+            return figure(program, out)
+        time.sleep(0.05)  # its server is not there yet
+    raise SilentError
+
+
+def figure(program: str, out: str) -> float:
+    """What perftest's last row of numbers says: of ib_write_bw the average in Gb/s, of ib_write_lat the median.
+
+    Raises SilentError where there is none.
+    """
+    rows = [line.split() for line in out.splitlines()]
+    numbers = [row for row in rows if len(row) >= 5 and all(word.replace(".", "", 1).isdecimal() for word in row[:5])]
+    if not numbers:
+        raise SilentError
+    return float(numbers[-1][3]) / 8 if program == "ib_write_bw" else float(numbers[-1][4])
+
+
+def serve_perftest(line: Line, turn: Turn) -> None:
+    """Bandwidth, then latency, each on a port that the peer gets."""
+    for program in ("ib_write_bw", "ib_write_lat"):
+        port = free_port()
+        server = start_perftest(program, turn, port)
+        try:
+            line.say(port=port)
+            server.wait(RUN_S)
+        except subprocess.TimeoutExpired:
+            raise SilentError from None
+        finally:
+            server.kill()
+            server.wait()
+    line.hear()
+
+
+def say(words: dict[str, Any]) -> None:
+    """One line to the agent."""
+    sys.stdout.write(json.dumps(words) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Until the agent closes standard input."""
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no other preflight's program reads the tokens
+    tester = Tester()
+    threading.Thread(target=tester.serve, daemon=True).start()
+    rdma = all(shutil.which(name) for name in ("ib_write_bw", "ib_write_lat"))
+    say({"port": tester.listener.getsockname()[1], "tools": ["perftest", "tcp"] if rdma else ["tcp"]})
+    for line in sys.stdin:
+        tester.run(json.loads(line))
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # perftest that waits for a peer would outlive an agent that died
+
+
+if __name__ == "__main__":
+    main()

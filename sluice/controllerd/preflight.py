@@ -1,0 +1,491 @@
+"""Preflights on the controllers: the nodes of a job join from its prolog, get their tests, and get the verdict.
+
+Nodes ask with MUNGE, as root, like for all that they send; who belongs to a job is what Slurm says of it. A node that
+does not join is waited for a few seconds only, and a controller that is lost ends its preflights: nodes that ask
+another one about them go on without a verdict. What outlives the daemon is StateSaveLocation/sluice.preflight.json.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import secrets
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from policy.node import FILE_NAME, NodePolicyFile
+from policy.preflight import NodePreflight
+from sluice.base import events
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.hostlist import expand, fold
+from sluice.base.text import one_line
+from sluice.controllerd.daemon import Duty, Site, of_site
+from sluice.controllerd.health.controller import controller_of
+from sluice.controllerd.preflight_restarts import PERIOD_S, Restarts, record_of
+from sluice.exchange.preflight import STATE_FILE, Memory
+from sluice.exchange.preflight_jobs import FILE_NAME as JOBS_FILE
+from sluice.exchange.preflight_jobs import AtFault, JobPreflight, keep_preflight, read_preflights, write_preflights
+from sluice.fabric.preflight import Preflight, Verdict
+from sluice.fabric.tested import Member, Part, Result, Test
+from sluice.fabric.usual import Rules
+from sluice.slurm.answers import Job
+from sluice.slurm.topology import switch_rows
+
+_WATCH_S = 10.0
+_JOIN_S = 3.0  # from the first node that joins
+_LEFT_S = 1.0  # of the bound, for answers on their way
+_KEPT_S = 300.0
+_TOPOLOGY_S = 300.0
+_POLL_S = 0.1
+_POLL_NODE_S = 0.001  # so that all nodes of all jobs ask no more than a thousand times a second
+_ON_NODES = ("running", "suspended", "completing", "stopped")
+_CHECKS = {"nic": "fabric_nic", "link": "fabric_link"}
+_WORD = re.compile(r"[A-Za-z0-9_.:@-]{1,63}")
+_MOST_NICS = 32
+_MOST_WORDS = 1000
+_MOST_GBS, _MOST_US = 1e5, 1e9
+
+log = logging.getLogger("sluice.preflight")
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a node says of itself when it joins."""
+
+    port: int
+    tools: tuple[str, ...]
+    nics: tuple[str, ...]
+    interface: str
+    types: tuple[str, ...]
+
+
+@dataclass
+class _Run:
+    """One preflight; a job that starts again has another one."""
+
+    job: int
+    bound_s: float
+    began: float
+    record: Job | None = None  # Slurm's, of the job
+    nodes: tuple[str, ...] = ()  # empty: Slurm is asked which they are
+    shared: frozenset[str] = frozenset()  # nodes on which other jobs run
+    asked: set[str] = field(default_factory=set)  # nodes whose prolog has begun
+    joined: dict[str, Joined] = field(default_factory=dict)
+    tool: str = ""
+    preflight: Preflight | None = None
+    batch: int = -1
+    rounds: list[dict[str, Test]] = field(default_factory=list)  # of the batch, by the test's ID
+    of_node: dict[str, list[dict[str, Test]]] = field(default_factory=dict)  # the same, of each node
+    tokens: dict[str, str] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)  # for what these measured
+    done: dict[str, Any] | None = None
+    faults: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    good: set[str] = field(default_factory=set)
+    doubted: set[str] = field(default_factory=set)  # named, and not to be drained for it
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.done is None and self.age < self.bound_s
+
+    def is_another(self, node: str) -> bool:
+        """Whether a node that begins is of a later start of the job: it has begun before, or was not one of its."""
+        return node in self.asked or bool(self.nodes and node not in self.nodes)
+
+
+class Coordinator:
+    """All preflights that are under way, and what is remembered of earlier ones."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._lock = threading.RLock()
+        self._runs: dict[int, _Run] = {}  # by job
+        self._policy: NodePolicyFile | None = None
+        self._memory: Memory | None = None
+        self._addresses: dict[str, str] = {}
+        self._leaves: tuple[float, dict[str, str]] = (-_TOPOLOGY_S, {})
+        self.counts: dict[str, int] = {"passed": 0, "found": 0, "undecided": 0}
+        self.restarts = Restarts(site, self._requeued)
+
+    # ---- requests of nodes ----
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """``preflight`` of the inbox: a node joins, asks what to measure, or says what it has measured.
+
+        Raises SluiceError for what is no such request.
+        """
+        try:
+            return self._reply(request)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise SluiceError(f"preflight: not a valid request: {one_line(repr(error))[:200]}") from error
+
+    def _reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        job, node, begins = int(request["job"]), _word(request["node"]), request.get("begins") is True
+        with self._lock:
+            run = self._runs.get(job)
+            first = begins and (run is None or run.is_another(node))
+            if first:
+                run = self._runs[job] = _Run(job, float(self.policy.bound_s), time.monotonic())
+            if run is None:
+                return {"state": "none"}  # another controller's, which is lost
+            run.asked |= {node} if begins else set()
+        if first:
+            self._begin(run, request)
+        with self._lock:
+            return self._answer(run, node, request)
+
+    def _answer(self, run: _Run, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        if run.done is not None:
+            return self._outcome(run, node)
+        if not run.nodes:
+            return self._wait()
+        if node not in run.nodes:
+            raise SluiceError(f"preflight: node {node} is not one of the job's")
+        if "port" in request and run.preflight is None:
+            run.joined[node] = _joined(request)
+        if request.get("batch") == run.batch and "results" in request:
+            self._take(run, node, request["results"])
+        self._advance(run)
+        if run.done is not None:
+            return self._outcome(run, node)
+        if node not in run.joined:
+            return {"state": "join"} if run.preflight is None else {"state": "none"}
+        if node in run.waiting and request.get("batch") != run.batch:
+            return {"state": "test", "batch": run.batch, "rounds": self._orders(run, node)}
+        return self._wait()
+
+    def _wait(self) -> dict[str, Any]:
+        asking = sum(len(one.nodes) for one in self._runs.values() if one.is_under_way)
+        return {"state": "wait", "again_s": max(_POLL_S, _POLL_NODE_S * asking)}
+
+    def _outcome(self, run: _Run, node: str) -> dict[str, Any]:
+        known = controller_of(self.site).keeper.state.nodes.get(node)
+        faults, drained = run.faults.get(node, {}), known is not None and bool(known.drained)
+        if faults and drained:
+            self.restarts.refused(run.job)
+        return {**(run.done or {}), "faults": faults, "good": node in run.good, "drained": drained}
+
+    # ---- the life of one preflight ----
+
+    @property
+    def policy(self) -> NodePreflight:
+        """In force. Raises SluiceError."""
+        if self._policy is None:
+            self._policy = NodePolicyFile(self.site.conf_folder / FILE_NAME)
+        return self._policy.current().preflight
+
+    def _begin(self, run: _Run, request: Mapping[str, Any]) -> None:
+        """Ask Slurm for the job's nodes, without a lock: other nodes wait meanwhile."""
+        job = run.job
+        nodes: tuple[str, ...] = ()
+        shared: frozenset[str] = frozenset()
+        wanted = False
+        try:
+            types = _words(request.get("types", ()))
+            run.record = record_of(self.site.client.jobs(ids=[job], states=["all"]), job)
+            nodes = tuple(expand(run.record.nodes)) if run.record is not None else ()
+            if len(nodes) > 1 and self._wanted(nodes, types):
+                self._look(nodes)
+                shared = self._shared(job, nodes)
+                wanted = True
+        except (SluiceError, TypeError) as error:
+            log.error("job %d: %s", job, one_line(str(error)))
+        with self._lock:
+            run.nodes, run.shared = nodes, shared
+            others = [one for one in self._runs.values() if one is not run and one.is_under_way]
+            # Two at once would make each other's nodes look slow; the other one's verdict is of these nodes as well.
+            if not wanted or any(not set(nodes).isdisjoint(one.nodes) for one in others):
+                run.done = {"state": "none"}
+
+    def _shared(self, job: int, nodes: Iterable[str]) -> frozenset[str]:
+        """Nodes where other jobs run: their users can fill a node's interface, or its ports, and it looks slow."""
+        others = [one for one in self.site.client.jobs(states=_ON_NODES) if one.id != job and one.nodes]
+        return frozenset(nodes) & {node for one in others for node in expand(one.nodes)}
+
+    def _look(self, nodes: Iterable[str]) -> None:
+        """Addresses of nodes, and their leaf switches."""
+        if not self._addresses.keys() >= set(nodes):
+            self._addresses = {one.name: one.address for one in self.site.client.nodes()}
+        if time.monotonic() - self._leaves[0] > _TOPOLOGY_S:
+            said = self.site.commands.run("scontrol", "show", "topology", check=False).stdout
+            leaves = [row for row in switch_rows(said) if row["kind"] == "switch" and not row["switches"]]
+            found = {node: str(row["name"]) for row in leaves if row["nodes"] for node in expand(row["nodes"])}
+            self._leaves = time.monotonic(), found
+
+    def _wanted(self, nodes: Iterable[str], types: tuple[str, ...]) -> bool:
+        """Whether the policy has this job's nodes tested."""
+        policy, memory = self.policy, self.memory
+        if policy.when == "never" or (policy.types and not set(policy.types) & set(types)):
+            return False
+        if policy.when == "always" or any(node in memory.suspects for node in nodes):
+            return True
+        if policy.when == "after-maintenance" and any(node not in memory.proved for node in nodes):
+            return True
+        reports = controller_of(self.site).keeper.state.reports
+        return any(node in reports and reports[node][1].severity not in (None, "info") for node in nodes)
+
+    def _advance(self, run: _Run) -> None:
+        """Begin when all have joined, give out what comes next, and end with a verdict, or when time is over."""
+        late = run.age > run.bound_s - _LEFT_S
+        if run.preflight is None:
+            if len(run.joined) < len(run.nodes) and run.age < min(_JOIN_S, run.bound_s / 3):
+                return
+            if len(run.joined) < 2 or late:
+                self._end(run, None, "too few nodes joined")
+                return
+            self._plan(run)
+        assert run.preflight is not None  # noqa: S101 - for the type checker
+        if not run.waiting:
+            self._give_results(run)
+            self._next_batch(run, [tests] if (tests := run.preflight.next_round()) else [])
+            if not run.rounds:
+                self._end(run, run.preflight.verdict(), "")
+        elif late:
+            self._end(run, None, f"no answer from {fold(sorted(run.waiting))} in time")
+
+    def _plan(self, run: _Run) -> None:
+        tools = [set(one.tools) for one in run.joined.values() if one.nics or "perftest" not in one.tools]
+        rdma = len(tools) == len(run.joined) and all("perftest" in some for some in tools)
+        run.tool = "perftest" if rdma else "tcp"
+        leaves = self._leaves[1]
+        members = []
+        for name, one in sorted(run.joined.items()):
+            nics = one.nics if rdma else (one.interface,)
+            model = "/".join([*one.types, run.tool, str(len(nics))])
+            members.append(Member(name, nics, (leaves.get(name, ""),) * len(nics), 0, model))
+        policy = self.policy
+        run.preflight = Preflight(members, Rules(policy.share / 100, policy.least), self.memory.past)
+        self._next_batch(run, run.preflight.planned())
+
+    def _next_batch(self, run: _Run, rounds: list[list[Test]]) -> None:
+        run.batch += 1
+        run.rounds = [
+            {f"{run.batch}.{turn}.{number}": test for number, test in enumerate(tests)}
+            for turn, tests in enumerate(rounds)
+        ]
+        run.of_node = {}
+        for turn, tests in enumerate(run.rounds):
+            for one, test in tests.items():
+                for node in test.nodes():
+                    run.of_node.setdefault(node, [{} for _ in run.rounds])[turn][one] = test
+        run.tokens = {one: secrets.token_hex(16) for tests in run.rounds for one in tests}
+        run.results = {}
+        run.waiting = set(run.of_node)
+
+    def _orders(self, run: _Run, node: str) -> list[list[dict[str, Any]]]:
+        """The tests of a node, round by round; the first of two nodes asks, the second serves."""
+        rounds = run.of_node[node]
+        return [[self._order(run, one, test, node) for one, test in tests.items()] for tests in rounds]
+
+    def _order(self, run: _Run, one: str, test: Test, node: str) -> dict[str, Any]:
+        peer = next((other for other in test.nodes() if other != node), node)
+        role = "alone" if test.kind == "loopback" else "ask" if node == test.node else "serve"
+        nics = run.joined[node].nics
+        return {
+            "id": one,
+            "role": role,
+            "tool": run.tool,
+            "nic": nics[test.place] if run.tool == "perftest" else "",
+            "address": self._addresses.get(peer, peer),
+            "port": run.joined[peer].port,
+            "token": run.tokens[one],
+        }
+
+    def _take(self, run: _Run, node: str, results: Any) -> None:
+        """What a node has measured: of tests in which it asks, or is alone. Each of these once."""
+        mine = run.of_node.get(node, ())
+        asked = {one: test for tests in mine for one, test in tests.items() if test.node == node}
+        for one in asked.keys() & dict(results).keys():
+            gbs, us = results[one]
+            run.results[one] = Result(asked[one], _number(gbs, _MOST_GBS), _number(us, _MOST_US) or 0.0)
+        run.waiting.discard(node)
+
+    def _give_results(self, run: _Run) -> None:
+        assert run.preflight is not None  # noqa: S101 - for the type checker
+        for tests in run.rounds:
+            run.preflight.take([run.results.get(one, Result(test, None)) for one, test in tests.items()])
+
+    # ---- the end ----
+
+    def _end(self, run: _Run, verdict: Verdict | None, why: str) -> None:
+        """Keep what was learned, and what the nodes are to get."""
+        verdict = verdict or Verdict()
+        absent = sorted(set(run.nodes) - run.joined.keys())
+        texts = [*_found(verdict), *self._blame(run, verdict)]
+        texts += [f"{fold(absent)} did not join"] if absent else []
+        texts += [why] if why else []
+        judged = verdict.tests > verdict.unjudged
+        if not texts:
+            texts = [f"{len(run.nodes)} nodes are good" if judged else "nothing to compare with yet"]
+        words = f"preflight: {verdict.rounds} rounds, {run.age:.1f} s by {run.tool or 'nothing'}, {'; '.join(texts)}"
+        words = one_line(words, limit=_MOST_WORDS)
+        suspects = {part.node for parts in verdict.undecided for part in parts if part.kind != "uplink"}
+        suspects |= {*absent, *run.doubted}
+        run.good = run.joined.keys() - suspects - set(verdict.drain) if judged else set()
+        self._remember(run, verdict, suspects, words)
+        run.done = {"state": "done", "text": words, "verdict": self._keep(run, verdict, suspects, absent, words)}
+
+    def _blame(self, run: _Run, verdict: Verdict) -> list[str]:
+        """Whom the findings have drained, and whom suspected only; words of the latter."""
+        texts = []
+        for finding in verdict.findings:
+            check = next((_CHECKS[part.kind] for part in finding.parts if part.kind in _CHECKS), None)
+            if finding.node in run.shared:
+                run.doubted.add(finding.node)
+                texts.append(f"{finding.node} is not the job's alone, and suspected only")
+            elif finding.node and check is None:  # of a silent node: its tools may not run
+                run.doubted.add(finding.node)
+            elif check is not None:
+                run.faults.setdefault(finding.node, {}).setdefault(check, []).append(finding.text)
+        return texts
+
+    def _remember(self, run: _Run, verdict: Verdict, suspects: Collection[str], words: str) -> None:
+        """Of nodes and of classes, for the next preflights."""
+        memory = self.memory
+        if run.preflight is not None and verdict.tests:
+            memory.learn(run.preflight.good_results())
+        memory.judge(run.good, suspects, run.faults, words, time.time())
+        self.counts["found" if verdict.findings else "undecided" if verdict.undecided else "passed"] += 1
+        self._save(memory)
+        if verdict.findings or verdict.undecided:
+            self._event("fabric.preflight", job=run.job, nodes=fold(run.nodes), reason=words)
+        log.warning("job %d, %s: %s", run.job, fold(run.nodes), words)
+
+    def _keep(self, run: _Run, verdict: Verdict, suspects: Collection[str], absent: Collection[str], words: str) -> str:
+        """For the job's explanation; the verdict in a word. Where a node is at fault, the job is followed."""
+        faults = [
+            AtFault(node, "; ".join(text for some in of.values() for text in some)) for node, of in run.faults.items()
+        ]
+        kept = JobPreflight(
+            user=run.record.user if run.record is not None else "",
+            time=time.time(),
+            nodes=fold(run.nodes),
+            rounds=verdict.rounds,
+            seconds=run.age,
+            tool=run.tool,
+            verdict="fault" if faults else "undecided" if suspects else "good" if run.good else "none",
+            words=words,
+            at_fault=faults,
+            suspected=fold(suspects),
+            left_out=fold(absent),
+        )
+        self._keep_of_job(run.job, kept)
+        if faults:
+            self.restarts.follow(run.job, kept, run.record)
+        return kept.verdict
+
+    def _requeued(self, job: int, preflight: JobPreflight) -> None:
+        """What came of a job whose node was at fault."""
+        self._keep_of_job(job, preflight)
+        for part in preflight.at_fault if preflight.released is None else ():
+            why = f"preflight found {part.what}; requeued, starts on other nodes"
+            self._event("fabric.preflight-requeue", job=job, node=part.node, reason=one_line(why, limit=_MOST_WORDS))
+
+    def _keep_of_job(self, job: int, preflight: JobPreflight) -> None:
+        path = self.site.state_save / JOBS_FILE
+        with self._lock:
+            try:
+                jobs = read_preflights(path)
+            except SluiceError as error:
+                log.error("%s", one_line(str(error)))
+                jobs = {}
+            keep_preflight(jobs, job, preflight)
+            try:
+                write_preflights(path, jobs)
+            except (OSError, SluiceError) as error:
+                log.error("%s", one_line(str(error)))
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        try:
+            events.append(self.site.events, kind, **fields)
+        except (OSError, SluiceError) as error:
+            log.error("%s", one_line(str(error)))
+
+    def _save(self, memory: Memory) -> None:
+        try:
+            write_atomic(self.site.state_save / STATE_FILE, memory.render(), mode=0o600)
+        except (OSError, SluiceError) as error:
+            log.error("%s", one_line(str(error)))
+
+    @property
+    def memory(self) -> Memory:
+        """What is remembered; nothing where its file cannot be read. Raises SluiceError."""
+        if self._memory is None:
+            path = self.site.state_save / STATE_FILE
+            try:
+                self._memory = Memory.load(path)
+            except SluiceError as error:
+                log.error("%s", one_line(str(error)))
+                self._memory = Memory()
+        return self._memory
+
+    def watch(self, site: Site) -> None:
+        """The duty: nodes that are down or drained have to prove themselves again."""
+        nodes = site.client.nodes()
+        away = {one.name for one in nodes if one.state == "down" or "drain" in one.flags}
+        with self._lock:
+            self._addresses = {one.name: one.address for one in nodes}
+            if self.memory.forget(away, self._addresses.keys()):
+                self._save(self.memory)
+            self._runs = {job: run for job, run in self._runs.items() if run.age < _KEPT_S}
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str) or not _WORD.fullmatch(value):
+        raise SluiceError(f"preflight: {one_line(repr(value))[:80]} is not a name")
+    return value
+
+
+def _words(values: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_word(value) for value in list(values)[:_MOST_NICS]))
+
+
+def _joined(request: Mapping[str, Any]) -> Joined:
+    port = int(request["port"])
+    if not 0 < port < 65536:
+        raise SluiceError(f"preflight: {port} is not a port")
+    interface = _word(request.get("interface") or "network")
+    return Joined(port, _words(request["tools"]), _words(request["nics"]), interface, _words(request["types"]))
+
+
+def _number(value: Any, most: float) -> float | None:
+    """A figure that can be; None for any other."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value) if 0 < value < most else None
+
+
+def _found(verdict: Verdict) -> list[str]:
+    """What a verdict says, in words."""
+    texts = [finding.text for finding in verdict.findings]
+    texts += [f"undecided: {' or '.join(map(_shown, parts))}" for parts in verdict.undecided]
+    slow = dict.fromkeys(
+        f"{test.node} {'with ' + test.other if test.other else 'alone'}" for test in verdict.slow_paths
+    )
+    return texts + ([f"slow, though not by a fault: {', '.join(slow)}"] if slow else [])
+
+
+def _shown(part: Part) -> str:
+    return f"{part.node}'s {part.kind} {part.name}".rstrip()
+
+
+coordinator_of = of_site(Coordinator)
+"""The coordinator of this daemon."""
+
+
+def duties(site: Site) -> list[Duty]:
+    """The duties that watch which nodes have to prove themselves, and jobs that start again."""
+    coordinator = coordinator_of(site)
+    return [
+        Duty("preflight", _WATCH_S, coordinator.watch),
+        Duty("preflight-restarts", PERIOD_S, lambda _: coordinator.restarts.run()),
+    ]

@@ -1,0 +1,224 @@
+"""The program that measures between nodes: real processes, real TCP, a link that the kernel makes slow, strangers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prolog_epilog.preflight import PROGRAM
+from prolog_epilog.programs import fabric_test
+from sluice.base.errors import SluiceError
+from sluice.base.run import run_command
+from sluice.fabric.preflight import Preflight
+from sluice.fabric.tested import Member, Result
+from sluice.fabric.tested import Test as OneTest
+from sluice.fabric.usual import Rules
+
+STAND_IN = Path(__file__).parents[2] / "integration/stand_in_perftest.py"
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces")
+
+
+class Node:
+    """A host on which the program runs; `address` is that of its peers' way to it."""
+
+    def __init__(self, address: str, before: tuple[str, ...] = (), path: str = "/usr/bin:/bin") -> None:
+        self.address = address
+        self.program = subprocess.Popen(
+            [*before, "/usr/bin/python3", "-IS", str(PROGRAM)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": path}, text=True,
+        )  # fmt: skip
+        self.hello = self.read()
+
+    def read(self) -> dict[str, Any]:
+        assert self.program.stdout is not None
+        return dict(json.loads(self.program.stdout.readline()))
+
+    def order(self, *rounds: list[dict[str, Any]]) -> None:
+        assert self.program.stdin is not None
+        self.program.stdin.write(json.dumps(rounds) + "\n")
+        self.program.stdin.flush()
+
+    def close(self) -> None:
+        self.program.kill()
+        self.program.communicate()
+
+
+@contextmanager
+def nodes(*made: Node) -> Iterator[tuple[Node, ...]]:
+    try:
+        yield made
+    finally:
+        for node in made:
+            node.close()
+
+
+def order(one: str, role: str, peer: Node, tool: str = "tcp", token: str = "secret") -> dict[str, Any]:
+    port = peer.hello["port"]
+    return {"id": one, "role": role, "tool": tool, "nic": "x", "address": peer.address, "port": port, "token": token}
+
+
+def pair(one: Node, other: Node, **more: str) -> dict[str, Any]:
+    """What the first of two measures."""
+    one.order([order("1", "ask", other, **more)])
+    other.order([order("1", "serve", one, **more)])
+    other.read()
+    return one.read()
+
+
+def test_two_hosts_measure_each_other() -> None:
+    with nodes(Node("127.0.0.1"), Node("127.0.0.1")) as (one, other):
+        result = pair(one, other)
+    assert result["id"] == "1"
+    assert result["gbs"] > 0.05
+    assert 0 < result["us"] < 100_000
+
+
+def test_a_peer_that_hears_of_the_test_later_is_waited_for() -> None:
+    with nodes(Node("127.0.0.1"), Node("127.0.0.1")) as (one, other):
+        one.order([order("1", "ask", other)])
+        time.sleep(0.5)
+        other.order([order("1", "serve", one)])
+        assert one.read()["gbs"] > 0.05
+
+
+@pytest.mark.parametrize("role", ["ask", "serve"])
+def test_a_peer_that_is_gone_is_soon_given_up(role: str) -> None:
+    with nodes(Node("127.0.0.1"), Node("127.0.0.1")) as (one, other):
+        other.close()
+        began = time.monotonic()
+        one.order([order("1", role, other)], [order("2", "alone", one)])
+        assert one.read()["gbs"] is None
+        assert one.read()["gbs"] > 0.05
+        assert time.monotonic() - began < 10
+
+
+def test_who_has_another_token_is_not_measured_with() -> None:
+    with nodes(Node("127.0.0.1"), Node("127.0.0.1")) as (one, other):
+        one.order([order("1", "ask", other, token="guessed")])
+        other.order([order("1", "serve", one)])
+        assert one.read()["gbs"] is None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.9", "127.0.0.1"])
+def test_strangers_neither_inject_a_result_nor_keep_peers_out(address: str) -> None:
+    """From an address of their own, or from the peer's own host, where another tenant's job runs."""
+    with nodes(Node("127.0.0.1"), Node("127.0.0.1")) as (one, other):
+        port = other.hello["port"]
+        # Silent, or with something to say.
+        crowd = [socket.create_connection(("127.0.0.1", port), 5, (address, 0)) for _ in range(128)]
+        for number, stranger in enumerate(crowd):
+            try:
+                if number % 2:
+                    stranger.sendall(b'{"id": "1", "nonce": "0", "proof": "00"}\n{"gbs": 0.001}\n')
+            except OSError:  # it was turned away
+                continue
+        result = pair(one, other)
+        for stranger in crowd:
+            stranger.close()
+    assert result["gbs"] > 0.05
+
+
+def test_perftest_is_used_where_it_is_installed(tmp_path: Path) -> None:
+    for name in ("ib_write_bw", "ib_write_lat"):
+        (tmp_path / name).write_bytes(STAND_IN.read_bytes())
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "speeds.json").write_text("{}")
+    path = f"{tmp_path}:/usr/bin:/bin"
+    with nodes(Node("127.0.0.1", path=path), Node("127.0.0.1", path=path)) as (one, other):
+        assert one.hello["tools"] == ["perftest", "tcp"]
+        assert pair(one, other, tool="perftest") == {"id": "1", "gbs": 48.0, "us": 2.4}
+
+
+@pytest.mark.parametrize("out", ["", "Couldn't connect\n", " #bytes #iterations\n", " 65536 x 0.00 1.0 2.0\n"])
+def test_output_of_perftest_without_figures_is_no_answer(out: str) -> None:
+    with pytest.raises(fabric_test.SilentError):
+        fabric_test.figure("ib_write_bw", out)
+
+
+def test_output_of_perftest_is_parsed_whatever_it_is() -> None:
+    chance = random.Random(1)
+    words = ["65536", "0.00", "48.1", "nan", "-1", "1e9", ".", "", "\u0663", "9" * 400, "#", "\n", "\x00", "x"]
+    for _ in range(3000):
+        out = " ".join(chance.choices(words, k=chance.randint(0, 30)))
+        with suppress(fabric_test.SilentError):
+            assert fabric_test.figure(chance.choice(["ib_write_bw", "ib_write_lat"]), out) >= 0
+
+
+@contextmanager
+def switched(count: int, slow: int) -> Iterator[list[int]]:
+    """Network namespaces on one switch, 10.9.0.1 and so on; the cable of one of them passes 200 Mbit/s."""
+    holders = [subprocess.Popen(["unshare", "--net", "sleep", "600"]) for _ in range(count + 1)]
+    try:
+        time.sleep(0.3)
+        switch, *hosts = [holder.pid for holder in holders]
+
+        def there(pid: int, *words: str) -> None:
+            run_command(["nsenter", "-t", str(pid), "-n", *words], timeout=30)
+
+        there(switch, "ip", "link", "add", "br0", "type", "bridge")
+        there(switch, "ip", "link", "set", "br0", "up")
+        for number, pid in enumerate(hosts):
+            there(switch, "ip", "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+            there(switch, "ip", "link", "set", f"p{number}", "master", "br0", "up")
+            there(pid, "ip", "address", "add", f"10.9.0.{number + 1}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                there(pid, "ip", "link", "set", device, "up")
+        shape = ["root", "tbf", "rate", "200mbit", "burst", "64k", "latency", "50ms"]
+        there(hosts[slow], "tc", "qdisc", "add", "dev", "eth0", *shape)
+        yield hosts
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait()
+
+
+@needs_root
+def test_a_link_that_the_kernel_makes_slow_is_named() -> None:
+    try:
+        with switched(4, slow=2) as hosts:
+            made = [Node(f"10.9.0.{n + 1}", ("nsenter", "-t", str(pid), "-n")) for n, pid in enumerate(hosts)]
+            with nodes(*made):
+                verdict = judged({f"n{n}": node for n, node in enumerate(made)})
+    except SluiceError as error:
+        pytest.skip(f"no such network on this kernel: {error}")
+    [finding] = verdict.findings
+    assert finding.node == "n2"
+    assert finding.text.startswith("node n2's link eth0 slow: 0.02")
+
+
+def judged(by_name: dict[str, Node]) -> Any:
+    """A whole preflight, with the core's own tests."""
+    members = [Member(name, ("eth0",), ("",), 0, "tcp") for name in by_name]
+    preflight = Preflight(members, Rules(least=0.1))
+    for turn in range(40):
+        tests = preflight.next_round()
+        if not tests:
+            return preflight.verdict()
+        preflight.take(measured(by_name, tests, turn))
+    raise AssertionError
+
+
+def measured(by_name: dict[str, Node], tests: list[OneTest], turn: int) -> list[Result]:
+    orders: dict[str, list[dict[str, Any]]] = {name: [] for name in by_name}
+    for number, test in enumerate(tests):
+        one = f"{turn}.{number}"
+        if test.kind == "loopback":
+            orders[test.node].append(order(one, "alone", by_name[test.node]))
+        else:
+            orders[test.node].append(order(one, "ask", by_name[test.other]))
+            orders[test.other].append(order(one, "serve", by_name[test.node]))
+    for name, some in orders.items():
+        by_name[name].order(some)
+    said = {(name, (result := by_name[name].read())["id"]): result for name, some in orders.items() for _ in some}
+    found = [(test, said[test.node, f"{turn}.{number}"]) for number, test in enumerate(tests)]
+    return [Result(test, one["gbs"], one["us"]) for test, one in found]
