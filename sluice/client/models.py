@@ -129,6 +129,7 @@ class PlacedPart(Model):
     gpu_compute_percent: int | None
     cpus: float
     host_memory_mib: int
+    nics: list[int] | None = None
 
 
 class RequestSeen(Model):
@@ -147,6 +148,9 @@ class RequestSeen(Model):
     one_numa_node: str | None = None
     near_nic: str | None = None
     one_switch: str | None = None
+    nics: int | None = Field(None, description="RDMA interfaces on each node.")
+    nics_per_gpu: int | None = None
+    segment: int | None = Field(None, description="Nodes of each segment, in one block or below one leaf switch.")
 
 
 class ScoreTerm(Model):
@@ -172,6 +176,13 @@ class Choice(Model):
     next_best: NextBest | None
 
 
+class GpusWithoutNic(Model):
+    """A node with free GPUs that have no free RDMA interface near them; some of them are named."""
+
+    node: str
+    gpus: int
+
+
 class Decision(Model):
     """The last decision."""
 
@@ -187,6 +198,7 @@ class Decision(Model):
     nodes: int | None = None
     nodes_by_reason: list[NodesByReason] | None = None
     nodes_that_fit: int | None = None
+    gpus_without_nic: list[GpusWithoutNic] | None = None
     choice: Choice | None = None
     stock_nodes: list[str] | None = None
 
@@ -261,6 +273,7 @@ class Waiting(Model):
     nodes: int | None = None
     nodes_by_reason: list[NodesByReason] | None = None
     nodes_that_fit: int | None = None
+    gpus_without_nic: list[GpusWithoutNic] | None = None
     would_start_now: list[SmallerRequest] | None = None
 
 
@@ -284,6 +297,49 @@ class SlurmFacts(Model):
     refused: str
 
 
+class Checkpoint(Model):
+    """Whether a job saves its state when it is signalled, how often it is, and what came of it."""
+
+    mode: Literal["app", "system", "no"]
+    saved: float | None = Field(description="When it last saved its state.")
+    signal: str | None = None
+    daly: bool | None = Field(None, description="Whether the interval is the one that loses least by Daly's formula.")
+    interval_s: int | None = Field(None, description="Between two signals; null: only before it is ended.")
+    signals: int | None = None
+    answers: int | None = Field(None, description="Signals after which it saved.")
+    save_s: float | None = Field(None, description="What a save takes.")
+    mttf_s: float | None = Field(None, description="Mean time until one of its nodes fails.")
+    problem: str | None = Field(None, description="Why what was measured of it cannot be read.")
+    limit_mib: int | None = Field(None, description="Of a job with system: the most memory with which it is saved.")
+
+
+class PartAtFault(Model):
+    """A node, and what is at fault of it."""
+
+    node: str
+    what: str
+
+
+class JobPreflight(Model):
+    """What the nodes of a job found when they tested each other before it started; `nodes`, `suspected` and `left_out`
+    are hostlists."""
+
+    at: float
+    nodes: str
+    rounds: int
+    seconds: float
+    tool: str = Field(description="perftest or tcp; empty: nothing was measured.")
+    verdict: Literal["good", "fault", "undecided", "none"] = Field(
+        description="fault: a node was drained, or was to be; undecided: nodes are suspected; none: nothing was judged."
+    )
+    at_fault: list[PartAtFault]
+    suspected: str
+    left_out: str = Field(description="Nodes that did not join.")
+    requeued_at: float | None = Field(description="When the job was seen to wait again, as a node was at fault.")
+    released_at: float | None = Field(description="When it was let start again, before Slurm's own pause was over.")
+    text: str = Field(description="All of it in a sentence.")
+
+
 class Explanation(Document):
     """Why a job has its priority and its nodes, or why it waits (docs/explain.md)."""
 
@@ -297,6 +353,13 @@ class Explanation(Document):
     start: Started | None = None
     waiting: Waiting | None = None
     slurm: SlurmFacts | None = None
+    checkpoint: Checkpoint | None = None
+    moves: list[str] | None = Field(
+        None, description="Moves of the job to make room for others, and of others to make room for it, in sentences."
+    )
+    preflights: list[JobPreflight] | None = Field(
+        None, description="Tests of the job's nodes before it started, the oldest first (docs/fabric.md#preflight)."
+    )
     pools: list[str] | None = Field(None, description="What it waits for of pools, in sentences.")
     private: list[str] | None = Field(None, description="The words of PrivateData that kept something back.")
 
@@ -506,9 +569,10 @@ class Service(ServiceInList, Viewed):
 
 
 class CallerLimit(Model):
-    """What gateways let through of a caller or of one of its tenants, over all services. None: there is no limit."""
+    """What gateways let through of a caller, one of its keys or one of its tenants, over all services. None: there is
+    no limit."""
 
-    kind: Literal["user", "tenant"]
+    kind: Literal["user", "key", "tenant"]
     name: str
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -517,10 +581,12 @@ class CallerLimit(Model):
     tokens: int | None = Field(description="Of a tenant in each usage period.")
     used_requests_per_minute: int | None = Field(description="Of the last five minutes; null: not known, or private.")
     used_tokens_per_minute: int | None = Field(description="Of the last five minutes; null: not known, or private.")
+    used_concurrent: int | None = Field(description="Now, at all gateways; null: not known, or private.")
 
 
 class CallerLimits(Viewed):
-    """The caller's own limits at services, and those of its tenants."""
+    """The caller's own limits at services, those of its keys that have any or are in use, and those of its tenants; for
+    operators those of all tenants that have any or are served."""
 
     limits: list[CallerLimit]
 
@@ -539,6 +605,18 @@ class ServiceSeries(Viewed):
     """A service over the last day, as far as this server has seen it."""
 
     moments: list[ServiceMoment]
+
+
+class Shortage(Model):
+    """Of a shape in a zone: why its last launches came to nothing."""
+
+    shape: str
+    zone: str
+    difference: str
+    text: str = Field(description="The provider's words.")
+    since: float
+    times: int = Field(description="How often in a row, as far as that makes the back-off longer.")
+    again: float = Field(description="From when on it is asked again, if a node is wanted then.")
 
 
 class PoolInList(Model):
@@ -563,6 +641,7 @@ class PoolInList(Model):
     launches: int = Field(description="Machines that the provider has made, ever.")
     failures: dict[str, int] = Field(description="How often a launch came to nothing or a machine was lost, by why.")
     oldest_wait_since: float | None = Field(description="Since when Slurm has waited longest for a node.")
+    shortages: list[Shortage] = Field([], description="Of which shapes and zones there is none now, as they are asked.")
 
 
 class PoolNode(Model):
@@ -570,7 +649,7 @@ class PoolNode(Model):
 
     node: str
     pool: str
-    slurm: Literal["off", "up", "on", "down", "invalid", "unknown"]
+    slurm: Literal["off", "due", "up", "on", "down", "invalid", "unknown"]
     stage: Literal["asked", "launched", "registered", "terminating", "gone"] | None
     machine: str
     shape: str
@@ -947,6 +1026,7 @@ class Report(Viewed):
     total: int | None = Field(None, description="Lines; more than `rows` where they are too many for one answer.")
     recent_at: float | None = Field(None, description="When the accounting was last read for the days that are new.")
     missing: list[str] = Field([], description="Days of which nothing is known: not rolled up, as `sluice report`.")
+    notes: list[str] = Field([], description="What the figures lack, in sentences.")
 
 
 class ServiceRow(Model):
@@ -1092,6 +1172,20 @@ class JobGpuUse(Model):
     now_mib: int | None
 
 
+class JobBinding(Model):
+    """What tasks of a job on a node may use, next to what is near their GPUs; NUMA nodes are lists such as `0-1`."""
+
+    node: str
+    step: str
+    tasks: int = Field(description="How many had the same.")
+    gpu_nodes: str = Field(description="NUMA nodes of their GPUs.")
+    cpus: int = Field(description="That each may use.")
+    cpus_near: int = Field(description="Of these, on the GPUs' NUMA nodes.")
+    cpu_nodes: str
+    memory_nodes: str
+    agrees: bool = Field(description="All of its CPUs are near, and its memory may be.")
+
+
 class JobUsed(Model):
     """What a job used of its GPUs."""
 
@@ -1106,6 +1200,7 @@ class JobUsed(Model):
     rung: str
     reported_at: float | None = Field(description="Of a running job: when its node last reported it.")
     saved_at: float | None = Field(None, description="When it last saved its state, on all of its nodes.")
+    bindings: list[JobBinding] = Field([], description="What its tasks were bound to, and what is near their GPUs.")
     told: float | None = Field(None, description="`reported_at` under its earlier name.", deprecated=True)
 
 
@@ -1317,6 +1412,12 @@ class JobRequest(Body):
     gpu_power: str | None = Field(None, pattern=r"^[0-9]{1,6}[Ww]?$", description="Watts of each GPU, as 300W.")
     gpu_affinity: Name | None = None
     gpu_spread: bool = False
+    fabric: str | None = Field(
+        None,
+        pattern=r"^(any|(block|rail)(@[0-9:-]{1,16})?)$",
+        description="Where its nodes are: block, rail@30:00, any.",
+    )
+    segment: int | None = Field(None, ge=1, le=65533, description="Nodes of each segment, in one block each.")
     gang: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:-]{1,128}$")
     gres: str | None = Field(None, pattern=_GRES)
     constraint: str | None = Field(None, max_length=256, pattern=r"^[A-Za-z0-9_.,&|*()\[\]-]+$")
@@ -1512,6 +1613,14 @@ class ProfiledCopies(BaseModel):
     gb_per_s: float | None
 
 
+class ProfiledFunction(BaseModel):
+    """Where threads of the job's processes were when they were sampled."""
+
+    name: str
+    samples: int
+    percent: float | None
+
+
 class ProfiledRank(BaseModel):
     """What one process did; `compute_seconds` are without collectives."""
 
@@ -1549,6 +1658,8 @@ class ProfileSummary(Document):
     collectives_overlapped_percent: float | None
     kernels: list[ProfiledKernel]
     copies: list[ProfiledCopies]
+    samples: int = 0
+    functions: list[ProfiledFunction] = []
     slowest_over_median_percent: float | None
     ranks: list[ProfiledRank]
     lost_events: int

@@ -58,11 +58,15 @@ from sluice.exchange.live import LIVE_FILE, Live, latest, read_live
 from sluice.exchange.pool_costs import read_costs
 from sluice.exchange.recent_use import CallerUse, RecentUse, ServiceUse
 from sluice.exchange.serve_status import ask_status
-from sluice.exchange.serving import GATEWAY_USER, REPLICAD_USER
+from sluice.exchange.serving import GATEWAY_USER, REPLICAD_USER, Callers
 from sluice.exchange.serving import SOCKET as REPLICAD_SOCKET
 from sluice.exchange.snapshot import MOST_REQUEST, SOCKET, VERSION, Snapshot, encode, render_answer
+from sluice.explain.checkpoints import SiteCheckpoints
 from sluice.explain.decisions import FOLDER, DecisionError
+from sluice.explain.explain_service import private_words
 from sluice.explain.explanation import explain_job, parse_job
+from sluice.explain.moves import sentences, site_moves
+from sluice.explain.preflights import site_preflights
 from sluice.failover.history import history_rows
 from sluice.failover.shared import read_cluster
 from sluice.failover.status import look
@@ -151,6 +155,7 @@ class Publisher:
         self.serving = Serving(site)
         self._asked = -WANTED_S
         self._explaining = threading.Lock()
+        self._checkpoints: SiteCheckpoints | None = None  # once slurmctld's configuration is known
         self._paces = threading.Lock()
         self._paid_until = 0.0
         self._jobs: dict[int, int] = {}  # of each job as it was last published, what differs when anything of it does
@@ -359,7 +364,10 @@ class Publisher:
         cut = {row["name"]: {**row, "replicas": row["replicas"][:_MOST_REPLICAS]} for row in rows}
         self.snapshot.put("services", cut)
         self.snapshot.put("serving-use", {name: asdict(one) for name, one in self._callers.items()})
-        self.snapshot.put_one("serving", "serving", {"address": policy.address, "counted": self._use is not None})
+        callers = Callers({}, whole=False) if status is None else status.callers
+        self.snapshot.put("serving-open", {name: {"requests": open_} for name, open_ in callers.open.items()})
+        serving = {"address": policy.address, "counted": self._use is not None, "open_whole": callers.whole}
+        self.snapshot.put_one("serving", "serving", serving)
 
     def _read_use(self, policy: ServicesPolicy) -> dict[str, ServiceUse] | None:
         """What was used of services lately; None where the records cannot be read, as on a host without gateways."""
@@ -505,7 +513,7 @@ class Publisher:
         self._grouping = found.policy.grouping or Grouping()
         shown = found.policy.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
         self.snapshot.put_one("policy", "policy", shown)
-        limits = [one for one in compile_services(found.policy).limits if one.kind in ("user", "tenant")]
+        limits = [one for one in compile_services(found.policy).limits if one.kind in ("key", "user", "tenant")]
         self.snapshot.put("serving-limits", {f"{one.kind}/{one.name}": one.model_dump() for one in limits})
         text = found.text if len(found.text) <= _MOST_POLICY else ""
         self.snapshot.put_one("policy-text", "text", text)
@@ -588,10 +596,31 @@ class Publisher:
                 log.info("explain %s: %s", name, one_line(str(error)))
                 found = None
         if isinstance(job, dict):
-            words = words_for_job(job["id"], job["state"], job["nodes"], job["partition"], self.settings.fleet)
-            if words:
-                found = {"schema_version": 1, "job": str(name), **(found or {}), "pools": words}
+            self._checkpoints = self._checkpoints or SiteCheckpoints(self.site.config())
+            found = {"schema_version": 1, "job": str(name), **(found or {})}
+            found["checkpoint"] = self._checkpoints.of(name.id, job["account"], job["comment"])
+            found |= self._moves_of(name.id) | self._preflights_of(name.id, job["user"])
+            if words := words_for_job(job["id"], job["state"], job["nodes"], job["partition"], self.settings.fleet):
+                found["pools"] = words
         return {"explanation": found}
+
+    def _moves_of(self, number: int) -> dict[str, list[str]]:
+        """What is said of moves of a job; without the numbers of other jobs, where users may not see those."""
+        config = self.site.config()
+        try:
+            said = sentences(site_moves(config), number, others="jobs" not in private_words(config))
+        except (OSError, SluiceError) as error:
+            log.info("explain %d: %s", number, one_line(str(error)))
+            return {}
+        return {"moves": said} if said else {}
+
+    def _preflights_of(self, number: int, user: str) -> dict[str, list[dict[str, Any]]]:
+        try:
+            found = site_preflights(self.site.config(), number, user)
+        except SluiceError as error:
+            log.info("explain %d: %s", number, one_line(str(error)))
+            return {}
+        return {"preflights": found} if found else {}
 
     def _verify(self, token: str) -> dict[str, Any]:
         """Whose token of Slurm it is: the key stays here, as who has it can be anybody."""

@@ -161,10 +161,14 @@ class SlurmSite:
         return self.commands.run("sacctmgr", "--noheader", "--parsable2", "--readonly", *words).stdout.splitlines()
 
 
-def _private(site: Site) -> set[str]:
+def private_words(config: Mapping[str, str]) -> set[str]:
     """The words of PrivateData, as Slurm reads them."""
-    words = {word.strip() for word in site.config().get("PrivateData", "").lower().split(",")}
+    words = {word.strip() for word in config.get("PrivateData", "").lower().split(",")}
     return words | {"jobs", "nodes", "usage"} if "all" in words else words
+
+
+def _private(site: Site) -> set[str]:
+    return private_words(site.config())
 
 
 def may_see(site: Site, uid: int, owner: int, account: str) -> bool:

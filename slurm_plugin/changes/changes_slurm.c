@@ -32,7 +32,8 @@
 #include "src/slurmctld/locks.h"
 
 enum {
-    PERIOD_MS = 500,
+    PERIOD_MS = 500, /* from one look's begin to the next */
+    LEAST_PAUSE_MS = 50,
     SHARE = 8,
     WANTED_S = 60,
     LOOK_SLICE = 20000, /* jobs under one hold of the locks: looked at; each hold may wait for a scheduler first ... */
@@ -369,8 +370,9 @@ static int64_t step(void)
         return RETRY_MS;
     }
     watch.failure_logged = false;
-    int64_t pause = (int64_t)cpu * SHARE / 1000;
-    return pause > PERIOD_MS ? pause : PERIOD_MS;
+    int64_t period = (int64_t)cpu * SHARE / 1000;
+    int64_t pause = (period > PERIOD_MS ? period : PERIOD_MS) - (int64_t)took / 1000;
+    return pause > LEAST_PAUSE_MS ? pause : LEAST_PAUSE_MS; /* next to none after one that waited for locks */
 }
 
 /* The level that was asked for: without a policy none is in force, and there are viewers all the same. */

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shlex
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -207,6 +209,33 @@ def test_batches_are_jobs_of_their_callers(site: ServeSite, client: openai.OpenA
     records = site.cluster.run(["sh", "-c", "cat /var/lib/sluice-gateway/requests/*"], node="ctl1", cwd="/").stdout
     ids = [row["id"] for row in map(json.loads, records.splitlines()) if row["endpoint"] == "/v1/batches"]
     assert len(ids) == len(set(ids)) == 12 + 60 + left.request_counts.completed
+
+
+def test_a_caller_sees_how_many_requests_it_has_now(site: ServeSite, client: openai.OpenAI) -> None:
+    policy = json.loads((site.cluster.layout.sluice / "sluice.yaml").read_text())
+    url, head = f"{policy['serving']['batches']['api']}/api/v1/limits", {"Authorization": f"Bearer {client.api_key}"}
+
+    def open_now() -> dict[str, int | None]:
+        try:
+            answer = urllib.request.urlopen(urllib.request.Request(url, headers=head), timeout=10)
+        except urllib.error.URLError:  # it starts
+            return {}
+        with answer:
+            rows = {row["name"]: row["used_concurrent"] for row in json.load(answer)["limits"]}
+        return {name: rows[name] for name in ("alice", key, "physics")}
+
+    key = client.api_key.split("_")[1]
+    none = {"alice": 0, key: 0, "physics": None}  # a tenant's use is private
+    site.until(open_now, none.__eq__)
+    asking = []
+    for _ in range(3):
+        asking.append(http.client.HTTPConnection(str(client.base_url.host), client.base_url.port or 0))
+        body = json.dumps({"model": "broken", "messages": [{"role": "user", "content": "x"}]})  # it never comes
+        asking[-1].request("POST", URL, body, head | {"Content-Type": "application/json"})
+    site.until(open_now, {"alice": 3, key: 3, "physics": None}.__eq__)
+    for one in asking:
+        one.close()
+    site.until(open_now, none.__eq__)
 
 
 def test_more_come_while_requests_wait_but_never_more_than_the_most(site: ServeSite) -> None:

@@ -77,7 +77,8 @@ def test_why_a_job_waits(site: Site) -> None:
         lambda one: "order" in one and one["slurm"]["reason"] == "AssocGrpGRES",
     )
     assert found["job"] == str(site.jobs["waits"]) and found["slurm"]["account"] == "physics"
-    assert site.get(f"/jobs/{site.jobs['waits']}/explanation", "oper")["order"]
+    explained = site.get(f"/jobs/{site.jobs['waits']}/explanation", "oper")
+    assert explained["order"] and explained["checkpoint"]["mode"] == "no"
 
 
 def test_tenants_and_their_quota(site: Site) -> None:

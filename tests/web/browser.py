@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium.common.exceptions import (
+    NoSuchElementException,
+    StaleElementReferenceException,
+    WebDriverException,
+)
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.expected_conditions import staleness_of
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +56,24 @@ field.focus();
 field.select?.();
 return field;
 """
+
+
+class ElementGoneError(Exception):
+    """An element's page, or the part of it, was replaced."""
+
+
+@contextmanager
+def _of_a_page_that_goes() -> Iterator[None]:
+    """Raises ElementGoneError for what ChromeDriver says of such an element; it has no error of its own for one that
+    goes while it is looked at."""
+    try:
+        yield
+    except StaleElementReferenceException as error:
+        raise ElementGoneError from error
+    except WebDriverException as error:
+        if "does not belong to the document" not in str(error):
+            raise
+        raise ElementGoneError from error
 
 
 def require_browser() -> None:
@@ -111,10 +133,8 @@ class Browser:
 
     def text(self, selector: str = "body") -> str:
         """The visible text of an element; of the page that comes where one is just going."""
-        from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
-
         for _ in range(20):
-            with suppress(NoSuchElementException, StaleElementReferenceException):
+            with suppress(NoSuchElementException, ElementGoneError), _of_a_page_that_goes():
                 return self.driver.find_element(By.CSS_SELECTOR, selector).text
             time.sleep(0.1)
         return self.driver.find_element(By.CSS_SELECTOR, selector).text
@@ -157,7 +177,16 @@ class Browser:
         """Click on what sends a form, and wait for the page that answers."""
         before = self.one("html")
         self.press(selector)
-        WebDriverWait(self.driver, 60).until(staleness_of(before))
+
+        def is_gone(_: Chrome) -> bool:
+            try:
+                with _of_a_page_that_goes():
+                    before.is_enabled()
+            except ElementGoneError:
+                return True
+            return False
+
+        WebDriverWait(self.driver, 60).until(is_gone)
 
     # ---- how it looks ----
 

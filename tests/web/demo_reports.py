@@ -157,6 +157,7 @@ def profile(job: int, kernel: str) -> dict[str, Any]:
         "copies_overlapped_percent": 65.0, "collectives_overlapped_percent": 0.0,
         "kernels": [{"name": kernel, "calls": 81_000, "seconds": 8.1, "percent": 100.0, "mean_us": 100.0}],
         "copies": [{"direction": "host (pinned) to device", "count": 9, "bytes": 1 << 30, "seconds": 2.0, "gb_per_s": 0.537}],
+        "samples": 0, "functions": [],
         "slowest_over_median_percent": 4.2, "ranks": [rank, {**rank, "rank": 1}], "lost_events": 7, "lost_because": ["budget"],
         "cost_percent": 0.9, "clocks": [{"node": "gpu01", "ahead_ms": 0.1, "uncertainty_us": 41.0}], "notes": [kernel],
     }  # fmt: skip

@@ -273,8 +273,13 @@ class Demo:
             })  # fmt: skip
         made.put("services", self.services())
         made.put_one(
-            "serving", "serving", {"address": "https://models.lab.org/v1" if self.gpus else "", "counted": True}
-        )
+            "serving", "serving", {
+                "address": "https://models.lab.org/v1" if self.gpus else "", "counted": True, "open_whole": True,
+            }
+        )  # fmt: skip
+        made.put("serving-open", {
+            "user/alice": {"requests": 5}, "tenant/physics": {"requests": 21}, "tenant/biology": {"requests": 2},
+        } if self.gpus else {})  # fmt: skip
         made.put("serving-limits", {
             key: {"requests_per_minute": None, "tokens_per_minute": None, "concurrent": None, "queued": None, "tokens": None, **limits}
             for key, limits in {
@@ -537,6 +542,15 @@ class Demo:
                 "tenant": {"account": job.account, "shares": 20, "fair_share": 0.5, "gpu_hours": 4.6, "tier": 0},
             },
         }  # fmt: skip
+        if number % 2:
+            runs = job.state == "RUNNING"
+            found["checkpoint"] = {
+                "mode": "app", "saved": self.now - 400 if runs else None, "signal": "USR1", "daly": True,
+                "interval_s": 1260 if runs else None, "signals": 3 if runs else 0, "answers": 2 if runs else 0,
+                "save_s": 8.0 if runs else None, "mttf_s": 864_000.0 if runs else None,
+            }  # fmt: skip
+        else:
+            found["checkpoint"] = {"mode": "no", "saved": None}
         if job.state == "PENDING":
             total = max(1, len(self.nodes))
             found["waiting"] = {

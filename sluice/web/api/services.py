@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sluice.base.errors import SluiceError
 from sluice.client import models
+from sluice.exchange.serving import SCOPE
 from sluice.web.access import Viewer
 from sluice.web.endpoint import Endpoint, Site
 from sluice.web.problems import ProblemError, not_found
@@ -13,6 +15,7 @@ from sluice.web.problems import ProblemError, not_found
 _SHOWN = models.ServiceInList.model_fields
 _RATES = ("requests_per_minute", "tokens_per_minute")
 _AMOUNTS = (*_RATES, "concurrent", "queued", "tokens")
+_MOST_KEYS = 100
 
 
 def _services(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
@@ -37,22 +40,41 @@ def _service(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) ->
 
 
 def _limits(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:
-    written, use = site.store.rows("serving-limits"), site.store.rows("serving-use")
-    counted = (site.store.one("serving") or {}).get("counted", False)
+    written, use, open_ = (site.store.rows(f"serving-{name}") for name in ("limits", "use", "open"))
+    serving = site.store.one("serving") or {}
+    counted, whole = serving.get("counted", False), serving.get("open_whole", False)
 
     def limit(kind: str, name: str) -> dict[str, Any]:
-        row = written.get(f"{kind}/{name}") or written.get(f"{kind}/*") or {}
-        shown = counted and (kind == "user" or name in viewer.coordinates or not viewer.withholds("usage"))
-        used = use.get(f"{kind}/{name}", {})
+        subject = f"{kind}/{name}"
+        row = written.get(subject) or written.get(f"{kind}/*") or {}
+        shown = kind != "tenant" or name in viewer.coordinates or not viewer.withholds("usage")
+        used = use.get(subject, {})
+        now = open_[subject]["requests"] if subject in open_ else 0 if whole else None
         return {
             "kind": kind,
             "name": name,
             **{one: row.get(one) for one in _AMOUNTS},
-            **{f"used_{one}": used.get(one, 0) if shown else None for one in _RATES},
+            **{f"used_{one}": used.get(one, 0) if shown and counted and kind != "key" else None for one in _RATES},
+            "used_concurrent": now if shown else None,
         }
 
-    tenants = [limit("tenant", name) for name in sorted(viewer.accounts)]
-    return {**site.viewed("services", "policy"), "limits": [limit("user", viewer.user), *tenants]}
+    tenants = set(viewer.accounts | viewer.coordinates)
+    if viewer.operator:
+        tenants |= {subject.removeprefix("tenant/") for subject in (*written, *open_) if subject.startswith("tenant/")}
+    found = [("user", viewer.user), *(("key", name) for name in _keys(site, viewer, written, open_))]
+    found += [("tenant", name) for name in sorted(tenants - {"*"})]
+    return {**site.viewed("services", "policy"), "limits": [limit(*one) for one in found]}
+
+
+def _keys(site: Site, viewer: Viewer, written: Mapping[str, Any], open_: Mapping[str, Any]) -> list[str]:
+    """Those of the viewer's keys that have a limit or are in use; none where its tokens cannot be read here."""
+    try:
+        tokens = site.login.tokens.tokens()
+    except SluiceError:
+        return []
+    known = (subject.removeprefix("key/") for subject in (*written, *open_) if subject.startswith("key/"))
+    names = tokens.keys() if "key/*" in written else tokens.keys() & set(known)
+    return sorted(one for one in names if tokens[one].user == viewer.user and SCOPE in tokens[one].scopes)[:_MOST_KEYS]
 
 
 def _series(site: Site, viewer: Viewer, query: Any, path: Mapping[str, str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from sluice.web.limits import LARGE, MOST_BODY
 from sluice.web.pages import FORMS, NAVIGATION, VIEWS, static
 from sluice.web.pages.show import Ui, count, parse_have, visible
 from sluice.web.pages.view import Done, Form, Seen, View
-from sluice.web.pages.why import why
+from sluice.web.pages.why import saves, why
 from sluice.web.pages.words import LANGUAGES, TEMPLATES, choose, say_in
 from sluice.web.problems import ProblemError
 
@@ -87,7 +87,8 @@ def render(
         "cluster": (site.store.one("cluster") or {}).get("cluster", ""), "site_stale": stale(site, viewer),
         "writes": proof is not None and viewer is not None and "write" in viewer.scopes,
         "said": unquote(request.cookies.get(_SAID, ""))[:_MOST_SAID],
-        "problem": None, "reasons": why(ui, seen.get("explanation")), "title": say(title), "now": time.time(), **seen,
+        "problem": None, "reasons": why(ui, seen.get("explanation")), "saves": saves(ui, seen.get("explanation")),
+        "title": say(title), "now": time.time(), **seen,
     }  # fmt: skip
     made = templates().get_template(template)
     block = request.headers.get("hx-target", "").replace("-", "_") if "hx-request" in request.headers else ""

@@ -34,12 +34,13 @@ _MOST_POINTS = 120
 
 
 class Limit(NamedTuple):
-    """What is limited, and how much of it is used. `whose`: the tenant's, if it is not of a service or the viewer."""
+    """What is limited, and how much of it is used. `tenant`, `key`: whose, if it is not a service's or the viewer's."""
 
     title: str
     used: float | None
-    limit: float
-    whose: str = ""
+    limit: float | None
+    tenant: str = ""
+    key: str = ""
 
 
 def _services(site: Site, viewer: Viewer, request: Request) -> Seen:
@@ -52,12 +53,12 @@ def _services(site: Site, viewer: Viewer, request: Request) -> Seen:
 
 
 def _own_limits(rows: Iterable[Mapping[str, Any]]) -> list[Limit]:
-    """Those that there are, of the viewer and then of its tenants."""
+    """Those that there are, of the viewer and then of its keys and tenants, and who has requests now."""
     return [
-        Limit(title, row.get(f"used_{name}"), row[name], row["name"] if row["kind"] == "tenant" else "")
+        Limit(title, row.get(f"used_{name}"), row[name], **{row["kind"]: row["name"]} if row["kind"] != "user" else {})
         for row in rows
         for name, title in OWN_LIMITS.items()
-        if row[name] is not None
+        if row[name] is not None or (name == "concurrent" and row["used_concurrent"])
     ]
 
 

@@ -1,4 +1,4 @@
-"""Why a job waits, or has its place: an explanation in sentences."""
+"""Why a job waits, or has its place, and whether it can be saved: an explanation in sentences."""
 
 from __future__ import annotations
 
@@ -29,10 +29,59 @@ def why(ui: Ui, document: Mapping[str, Any] | None) -> list[Markup]:
         found += _waits(ui, document, waiting, slurm)
     elif document.get("start"):
         found += _started(ui, document)
+    for part in ("moves", "pools"):
+        found += [escape(visible(_sentence(one))) for one in document.get(part) or ()]
+    found += [escape(visible(_sentence(one["text"]))) for one in document.get("preflights") or ()]
     kept = [ui.t(_PRIVATE.get(word, word)) for word in document.get("private") or ()]
     if kept:
         found.append(escape(ui.t("Not shown, as it is private on this cluster: {what}", what=", ".join(kept))))
     return found
+
+
+def _sentence(words: str) -> str:
+    return f"It {words}" if words.startswith(("waits", "is ", "was ")) else f"{words[:1].upper()}{words[1:]}"
+
+
+def saves(ui: Ui, document: Mapping[str, Any] | None) -> list[Markup]:
+    """Whether what the job has done is lost when it is ended; none where it is not known."""
+    found = (document or {}).get("checkpoint")
+    if not found:
+        return []
+    t = ui.t
+    if found["mode"] == "no":
+        no = t("It cannot be saved: it does not ask for signals (--checkpoint=app). What ends it costs all its work.")
+        return [escape(no)]
+    if found["mode"] == "system":
+        return [escape(t("Its node saves it as it runs before it is ended, if it has no connections to others."))]
+    signalled = t("It saves its state when it gets the signal {signal}.", signal=found["signal"])
+    said = [Markup("{} {}").format(signalled, _how_often(ui, found))]
+    n = found["signals"]
+    if found["saved"]:
+        said.append(Markup("{} {}").format(t("Last saved:"), ui.time(found["saved"])))
+        said.append(escape(t("It answered {n} of {all} signals.", n=found["answers"], all=n)))
+    elif n:
+        none = t("It has answered none of {n} signals: it is not known whether it can be saved.", n=n)
+        said.append(escape(none))
+    elif found.get("problem"):
+        said.append(escape(t("What came of its signals cannot be read now.")))
+    else:
+        said.append(escape(t("It has had no signal yet: it is not known whether it can be saved.")))
+    return said
+
+
+def _how_often(ui: Ui, found: Mapping[str, Any]) -> str:
+    t = ui.t
+    if found["interval_s"] is None:
+        return t("How often is found out once it runs.") if found["daly"] else t("It gets it before it is ended only.")
+    every = ui.duration(found["interval_s"])
+    if not found["daly"]:
+        return t("It gets it every {time}.", time=every)
+    if found["save_s"] is None:
+        return t("It gets it every {time} until a save has been measured.", time=every)
+    return t(
+        "It gets it every {time}, which loses least: a save takes {save}, and one of its nodes fails every {fails}.",
+        time=every, save=ui.duration(found["save_s"]), fails=ui.duration(found["mttf_s"]),
+    )  # fmt: skip
 
 
 def _waits(ui: Ui, document: Mapping[str, Any], waiting: Mapping[str, Any], slurm: Mapping[str, Any]) -> list[Markup]:

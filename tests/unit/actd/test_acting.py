@@ -110,6 +110,8 @@ def test_each_value_is_in_its_options_word(world: World) -> None:
     assert {word.partition("=")[0] for word in words} == {
         "--parsable", "--job-name", "--comment", "--output", "--chdir", "--propagate", "--export-file",
     }  # fmt: skip
+    world.ask("submit", script="#!/bin/sh\n", nodes="8", fabric="block@30:00", segment=4)
+    assert {"--nodes=8", "--fabric=block@30:00", "--segment=4"} <= set(seen.pop())
     world.ask("update", job="17", name=hostile, comment="JobId=1")
     assert seen[1] == ["update", "JobId=17", "Comment=JobId=1", f"JobName={hostile}"]
 

@@ -23,13 +23,15 @@ import pytest
 from policy.service_jobs import FILE_NAME as SERVICES_FILE
 from policy.service_jobs import ServicePolicy, ServicesPolicy
 from sluice.base.errors import SluiceError
+from sluice.client import models
 from sluice.controllerd import published_nodes
 from sluice.controllerd import snapshot as module
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.readings import readings_of
 from sluice.controllerd.snapshot import Publisher, Settings
+from sluice.exchange.saves import SAVES_FILE, JobSaves, Saves
 from sluice.exchange.serve_status import ServiceStatus, Status, replica_status
-from sluice.exchange.serving import Abilities, Heartbeat, Load, State
+from sluice.exchange.serving import Abilities, Callers, Heartbeat, Load, State
 from sluice.exchange.snapshot import ask, encode
 from sluice.slurm import Commands, SlurmClient
 from sluice.slurm.answers import Job, Node, SeenJob
@@ -133,11 +135,15 @@ def test_services_are_published_with_their_jobs_and_no_secret(
     assert (found["state"], found["waiting"], [one["job"] for one in found["replicas"]]) == ("running", None, [7])
     load, secret, print_ = Load(running=2), "5" * 64, "f" * 64
     beat = Heartbeat("llm", LAUNCH, 7, "n1", 4000, print_, secret, State.READY, Abilities(), 16, load, None)
-    said = Status({"llm": ServiceStatus(waiting=3)}, {LAUNCH: replica_status(beat, 5.0)})
+    assert rows(publisher, "serving")["serving"]["open_whole"] is False, "replicad does not answer"
+    callers = Callers({"user/alice": 2, "tenant/nlp": 2})
+    said = Status({"llm": ServiceStatus(waiting=3)}, {LAUNCH: replica_status(beat, 5.0)}, callers)
     monkeypatch.setattr(module, "ask_status", lambda path, timeout: said)
     read_again(publisher, "services")
     found = rows(publisher, "services")["llm"]
     assert (found["state"], found["waiting"], found["replicas"][0]["running"]) == ("ready", 3, 2)
+    assert rows(publisher, "serving-open") == {"user/alice": {"requests": 2}, "tenant/nlp": {"requests": 2}}
+    assert rows(publisher, "serving")["serving"]["open_whole"] is True
     assert beat.secret not in json.dumps(found) and beat.fingerprint not in json.dumps(found)
     slurm.jobs_now = slurm.jobs_now[:2]
     read_again(publisher, "jobs")
@@ -354,6 +360,20 @@ def test_only_a_token_that_the_key_signed_names_a_user(publisher: Publisher) -> 
     }  # fmt: skip
     for why, text in bad.items():
         assert "error" in request(publisher, do="jwt", token=text), why
+
+
+def test_an_explanation_says_whether_the_job_can_be_saved(
+    publisher: Publisher, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.jobs_now = [a_job(1), replace(a_job(2), comment="sluice:checkpoint=20m")]
+    Saves({2: JobSaves(signals=3, answers=2, saved=1000.0)}).write(tmp_path / SAVES_FILE)
+    request(publisher, do="changes")
+    publisher.refresh("jobs")
+    assert request(publisher, do="explain", job="1")["explanation"]["checkpoint"]["mode"] == "no"
+    found = request(publisher, do="explain", job="2")["explanation"]["checkpoint"]
+    assert (found["mode"], found["interval_s"], found["saved"], found["answers"]) == ("app", 1200, 1000.0, 2)
+    models.Explanation.model_validate(request(publisher, do="explain", job="2")["explanation"])
+    assert request(publisher, do="explain", job="3")["explanation"] is None
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import time
 from collections import OrderedDict, defaultdict
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,8 @@ def a_snapshot(private: list[str]) -> Snapshot:
     limits = [*compile_services(SERVED).limits]
     made.put("serving-limits", {f"{one.kind}/{one.name}": one.model_dump() for one in limits if one.kind != "key"})
     made.put("serving-use", {"user/alice": asdict(CallerUse(3, 900)), "tenant/physics": asdict(CallerUse(7, 2000))})
-    made.put_one("serving", "serving", {"address": "", "counted": True})
+    made.put("serving-open", {"user/alice": {"requests": 2}, "tenant/physics": {"requests": 6}, "tenant/biology": {"requests": 1}})  # fmt: skip  # noqa: E501
+    made.put_one("serving", "serving", {"address": "", "counted": True, "open_whole": True})
     made.put("pools", {row["name"]: row for row in fleet.pool_documents(FLEET)})
     made.put("pool-nodes", {"n1": fleet.why_document(FLEET, "n1")})
     made.put("pool-events", {"p5": fleet.history_document(FLEET, "p5")})
@@ -295,8 +297,9 @@ class Role:
 
     @property
     def limits(self) -> set[Any]:
-        """Its own, and those of its tenants."""
-        return {("user", self.user)} | {("tenant", a) for u, a in OWNERS.values() if u == self.user}
+        """Its own, and those of its tenants; for operators those of all that have any or are served."""
+        mine = {a for u, a in OWNERS.values() if u == self.user} if not self.operator else {"physics", "biology"}
+        return {("user", self.user)} | {("tenant", one) for one in mine}
 
     def own(self, path: str) -> bool:
         """Whether it sees the object of a path."""
@@ -376,18 +379,42 @@ def test_a_caller_sees_its_own_limits_and_what_is_used_of_them(tmp_path: Path, p
             "tokens_per_minute",
             "used_tokens_per_minute",
             "concurrent",
+            "used_concurrent",
         )
         return {f"{row['kind']}/{row['name']}": [row[name] for name in fields] for row in rows}
 
-    neighbours = [None, None] if private else [7, 2000]
+    neighbours = [None, None, None] if private else [7, 2000, 6]
     assert seen("alice") == {
-        "user/alice": [60, 3, None, 900, 4],
-        "tenant/physics": [None, neighbours[0], 50_000, neighbours[1], 32],
+        "user/alice": [60, 3, None, 900, 4, 2],
+        "tenant/physics": [None, neighbours[0], 50_000, neighbours[1], 32, neighbours[2]],
     }
-    assert seen("bob")["tenant/physics"] == [None, 7, 50_000, 2000, 32], "its coordinator"
-    assert seen("mallory")["user/mallory"] == [10, 0, None, 0, 4], "no line of its own"
-    web.site.store.sections["serving"]["serving"] = {"address": ""}
-    assert seen("alice")["user/alice"] == [60, None, None, None, 4], "there are no records here"
+    assert seen("bob")["tenant/physics"] == [None, 7, 50_000, 2000, 32, 6], "its coordinator"
+    assert seen("mallory")["user/mallory"] == [10, 0, None, 0, 4, 0], "no line of its own"
+    assert seen("oscar")["tenant/biology"] == [None, 0, None, 0, 32, 1], "an operator"
+    web.site.store.sections["serving"]["serving"] = {"address": "", "open_whole": False}
+    assert seen("alice")["user/alice"] == [60, None, None, None, 4, 2], "there are no records here"
+    assert seen("mallory")["user/mallory"][-1] is None, "the busiest alone are known"
+
+
+def test_a_caller_sees_its_own_keys_that_have_limits_or_are_in_use(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    create = partial(web.site.login.tokens.create, now=time.time(), seconds=60)
+    busy, limited, idle, other = (
+        create(user, [scope])[0].id
+        for user, scope in (("alice", "serve"), ("alice", "serve"), ("alice", "serve"), ("mallory", "serve"))
+    )
+    sections = web.site.store.sections
+    sections["serving-open"] |= {f"key/{one}": {"requests": 3} for one in (busy, other)}
+    sections["serving-limits"][f"key/{limited}"] = {"concurrent": 9}
+
+    def keys(user: str) -> dict[str, Any]:
+        rows = web.get("/limits", user).json()["limits"]
+        return {row["name"]: (row["concurrent"], row["used_concurrent"]) for row in rows if row["kind"] == "key"}
+
+    assert keys("alice") == {busy: (None, 3), limited: (9, 0)}
+    assert keys("oscar") == {}, "an operator's own, and it has none"
+    sections["serving-limits"]["key/*"] = {"concurrent": 5}
+    assert keys("alice") == {busy: (5, 3), limited: (9, 0), idle: (5, 0)}
 
 
 WORDS = ["accounts", "events", "jobs", "nodes", "usage", "users"]

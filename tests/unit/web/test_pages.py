@@ -566,6 +566,66 @@ def test_the_page_of_a_job_says_when_it_last_saved(tmp_path: Path) -> None:
     assert "Last saved" not in fetch(web, "/jobs/1", "alice").text
 
 
+def test_the_page_of_a_job_that_waits_says_what_its_priority_is_made_of_and_what_pools_do(tmp_path: Path) -> None:
+    demo = Demo(40)
+    number = next(job.id for job in demo.jobs.values() if job.state == "PENDING")
+    web = DemoSite(demo, tmp_path)
+
+    async def explained(do: str, **words: Any) -> dict[str, Any]:
+        more = {"pools": ["waits for p1, which boots"], "preflights": [{"text": "preflight at 3: 4 nodes are <good>"}]}
+        return {"explanation": demo.explain(number)["explanation"] | more}
+
+    web.site.feed.ask = explained  # type: ignore[method-assign]
+    text = fetch(web, f"/jobs/{number}", "root").text
+    order = re.search(r'<section id="order".*?</section>', text, re.DOTALL)
+    assert order is not None and "<dt>fair-share</dt><dd>500 of 1,000</dd>" in order[0]
+    assert "<li>It waits for p1, which boots</li>" in text
+    assert "<li>Preflight at 3: 4 nodes are &lt;good&gt;</li>" in text
+
+
+@pytest.mark.parametrize("known", [None, {"schema_version": 1, "job": "1"}], ids=["nothing", "nothing of its order"])
+def test_a_job_that_waits_has_its_page_before_it_was_looked_at(tmp_path: Path, known: dict[str, Any] | None) -> None:
+    demo = Demo(40)
+    number = next(job.id for job in demo.jobs.values() if job.state == "PENDING")
+    web = DemoSite(demo, tmp_path)
+
+    async def explained(do: str, **words: Any) -> dict[str, Any]:
+        return {"explanation": known}
+
+    web.site.feed.ask = explained  # type: ignore[method-assign]
+    said = fetch(web, f"/jobs/{number}", "root")
+    assert said.status_code == 200 and "What its priority is made of" not in said.text
+
+
+def test_the_page_of_a_job_says_whether_it_can_be_saved(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    answer = web.daemon.answer
+    checkpoint: dict[str, Any] = {"mode": "no", "saved": None}
+
+    async def with_saves(do: str, **words: Any) -> dict[str, Any]:
+        found = answer(do, **words)
+        return {"explanation": found["explanation"] | {"checkpoint": checkpoint}} if do == "explain" else found
+
+    def card(number: int = 1) -> str:
+        text = fetch(web, f"/jobs/{number}", "root").text
+        found = re.search(r'<section id="saves".*?</section>', text, re.DOTALL)
+        return "" if found is None else " ".join(re.sub("<[^>]*>", " ", found[0]).split())
+
+    assert card() == ""
+    web.site.feed.ask = with_saves  # type: ignore[method-assign]
+    assert "costs all its work" in card()
+    checkpoint = {
+        "mode": "app", "signal": "USR1", "daly": False, "interval_s": None, "saved": None, "signals": 0, "answers": 0,
+        "save_s": None, "mttf_s": None,
+    }  # fmt: skip
+    assert card().endswith("when it gets the signal USR1. It gets it before it is ended only. It has had no signal yet:"
+                           " it is not known whether it can be saved.")  # fmt: skip
+    checkpoint |= {"interval_s": 1200, "signals": 4}
+    assert "every 20 min." in card() and "none of 4 signals" in card()
+    checkpoint |= {"saved": 1_780_000_000.0, "answers": 3, "daly": True, "save_s": 8.0, "mttf_s": 864_000.0}
+    assert "a save takes 8" in card() and "Last saved: 2026-05-" in card() and "answered 3 of 4" in card()
+
+
 # ---- a form that was left open, and errors of the outermost layer ----
 
 

@@ -123,7 +123,7 @@ def test_each_report_is_json_and_csv(tmp_path: Path, kind: str) -> None:
 def test_costs_of_pools_are_divided_by_use_and_idle_time_is_the_operators_to_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spent = {YESTERDAY.isoformat(): Spent(machine_s=3600.0, cost=90.0)}
+    spent = {YESTERDAY.isoformat(): Spent(machine_s=3600.0, cost=90.0, unpriced_s=1800.0)}
     pools = {"p5": PoolCosts("of-alice", 8, 192, spent)}
     monkeypatch.setattr(module, "read_costs", lambda: pools)
 
@@ -133,10 +133,13 @@ def test_costs_of_pools_are_divided_by_use_and_idle_time_is_the_operators_to_see
 
     web = Web(tmp_path, [])
     used = costs(web, "root")["physics"]
+    assert "50.0% of the machine-hours" in web.get(f"/reports/cost?{DAYS}", "root").json()["notes"][0]
     assert 0 < used < 90 and costs(web, "root") == {"physics": used, "(idle)": 90 - used}
     assert costs(web, "root", "&account=physics") == {"physics": used}
     private = Web(tmp_path / "private", ["usage"])
     assert costs(private, "alice") == {"physics": used} and costs(private, "mallory") == {}
+    notes = {who: private.get(f"/reports/cost?{DAYS}", who).json()["notes"] for who in ("alice", "mallory")}
+    assert len(notes["alice"]) == 1 and notes["mallory"] == []  # of no pool that none of their jobs has used
     assert web.get(f"/reports/cost?{DAYS}&format=csv", "root").text.splitlines()[0].endswith("MachineHours,Cost")
 
 

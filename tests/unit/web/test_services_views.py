@@ -51,10 +51,11 @@ def test_a_callers_own_limits_are_on_the_page_of_services(site: DemoSite) -> Non
         return [" ".join(re.sub("<[^>]*>", " ", row).split()) for row in found]
 
     assert rows("alice") == [
-        "Requests a minute yours 31 120", "Tokens a minute yours 22,400 60,000", "Requests at once yours \u2013 16",
+        "Requests a minute yours 31 120", "Tokens a minute yours 22,400 60,000", "Requests at once yours 5 16",
         "Tokens a minute physics \u2013 400,000", "Tokens in the period physics \u2013 500,000,000",
     ]  # fmt: skip
     assert "Tokens a minute physics 140,300 400,000" in rows("carla"), "its coordinator: use is private at this site"
+    assert "Requests at once physics 21 \u2013" in rows("carla")
     assert rows("grace")[0] == "Requests a minute yours 0 120"
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from gres_probe.inventory import Inventory, Link, LinkType
 from sluice.web.pages.topology import Drawing, draw
-from tests.web.demo_site import Demo
+from tests.unit.web.test_pages import fetch
+from tests.web.demo_site import Demo, DemoSite
 
 
 def drawn(inventory: Inventory) -> Drawing:
@@ -62,3 +64,8 @@ def test_a_node_without_gpus_or_with_too_many_is_not_drawn() -> None:
     inventory = asdict(Demo(40).inventory("gpu01"))
     assert draw({**inventory, "gpus": []}) is None
     assert draw({**inventory, "gpus": inventory["gpus"] * 9}) is None
+
+
+def test_nothing_drawn_has_the_class_of_the_pages_frame_whose_width_it_would_take(tmp_path: Path) -> None:
+    text = fetch(DemoSite(Demo(40), tmp_path), "/nodes/gpu01", "oper").text
+    assert text.count('class="numa"') == 2 and text.count('class="frame"') == 1
