@@ -134,10 +134,13 @@ static enum sluice_error audit_replicas(const struct sluice_gate *gate, const st
         service->known++;
         if (kept->removed || kept->state == SLUICE_GATE_NOT_USABLE)
             continue;
-        service->slots += kept->slots;
+        bool out = kept->state == SLUICE_GATE_USABLE && kept->standing != SLUICE_GATE_IN;
+        uint32_t slots = !out ? kept->slots : kept->standing == SLUICE_GATE_TRIAL && kept->slots;
+        service->out += out;
+        service->slots += slots;
         service->replica_count++;
         service->usables += kept->state == SLUICE_GATE_USABLE;
-        service->free += kept->slots > kept->in_flight ? kept->slots - kept->in_flight : 0;
+        service->free += slots > kept->in_flight ? slots - kept->in_flight : 0;
     }
     return SLUICE_OK;
 }
@@ -154,18 +157,21 @@ static enum sluice_error audit_services(const struct sluice_gate *gate, const st
                                      {kept->slots, found->slots},
                                      {kept->replica_count, found->replica_count},
                                      {kept->usables, found->usables},
+                                     {kept->out, found->out},
                                      {kept->free, found->free},
                                      {kept->known, found->known}};
         static const char *const names[] = {"waiting tickets of service", "tickets in flight of service",
                                             "waiting tokens of service",  "tokens in flight of service",
                                             "slots of service",           "replicas of service",
-                                            "usable replicas of service", "free places of service",
-                                            "known replicas of service"};
+                                            "usable replicas of service", "slow replicas of service",
+                                            "free places of service",     "known replicas of service"};
         if (!kept->row.in_use && !found->waiting && !found->in_flight && !found->known)
             continue;
         for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
             if (pairs[i][0] != pairs[i][1])
                 return differs(text, names[i], kept->row.id, pairs[i][0], pairs[i][1]);
+        if (kept->out > gate_most_out(kept->usables))
+            return differs(text, "most slow replicas of service", kept->row.id, kept->out, gate_most_out(kept->usables));
         if (kept->waiting && kept->free && !kept->is_dirty)
             return differs(text, "places not given out of service", kept->row.id, kept->free, kept->waiting);
     }

@@ -96,6 +96,23 @@ uint32_t gate_choose_replica(const struct sluice_gate *gate, const struct gate_t
 /* A ticket's tokens begin on a replica, or end there. */
 void gate_load_replica(struct sluice_gate *gate, uint32_t replica, uint64_t tokens);
 void gate_unload_replica(struct sluice_gate *gate, uint32_t replica, uint64_t tokens);
+/* Add to its service what a replica contributes, or take it away: around each change of what decides that. */
+void gate_contribute(struct sluice_gate *gate, const struct gate_replica *replica, bool add);
+/* How many requests it may have at a time, as it is now. */
+uint32_t gate_slots_of(const struct gate_replica *replica);
+/* It would get requests if it was not slow, or on trial. */
+bool gate_is_out(const struct gate_replica *replica);
+struct sluice_gate_replica gate_show_replica(const struct sluice_gate *gate, uint32_t replica);
+
+/* ---- gate_pace.c ---- */
+
+/* How many of a service's usable replicas may be out. */
+uint32_t gate_most_out(uint32_t usable);
+/* Of a service whose replicas have changed: those that are too many to be out are in again. O(replicas), if there are. */
+void gate_bound_out(struct sluice_gate *gate, uint32_t service);
+void gate_set_standing(struct sluice_gate *gate, uint32_t replica, enum sluice_gate_standing standing, uint64_t at_us);
+/* The first replica whose time to be tried has come is on trial. O(1), O(replicas) where there is one. */
+void gate_begin_trial(struct sluice_gate *gate, uint64_t now_us);
 
 /* ---- gate_prefix.c ---- */
 

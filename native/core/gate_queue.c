@@ -246,6 +246,7 @@ enum sluice_error sluice_gate_turn(struct sluice_gate *gate, uint32_t worker, ui
     enum sluice_error error = begin(gate, worker, &now_us, &steps, text);
     if (error)
         return error;
+    gate_begin_trial(gate, now_us);
     error = give_turns(gate, now_us, &steps, text);
     struct gate_worker *self = gate_find_worker(gate, worker);
     while (!error && self && found < room && (row = self->turns.first)) {

@@ -17,7 +17,7 @@
 #include <stdalign.h>
 
 #define GATE_MAGIC 0x6574616765636973u /* "sicegate", little-endian */
-enum { GATE_VERSION = 2, GATE_LOG_ENTRIES = 2048, GATE_PREFIX_WAYS = 8 };
+enum { GATE_VERSION = 3, GATE_LOG_ENTRIES = 2048, GATE_PREFIX_WAYS = 8 };
 
 /* A doubly linked list of rows; the row has the link. */
 struct gate_list {
@@ -84,6 +84,8 @@ struct gate_service {
     uint32_t waiting, in_flight;
     uint32_t free;                          /* places of replicas that are usable or last */
     uint32_t slots, replica_count, usables; /* likewise */
+    uint32_t out;                           /* of the usable ones: slow, or on trial */
+    uint32_t reserved;
     uint32_t known;                         /* replicas of any state */
 };
 
@@ -97,15 +99,29 @@ struct gate_flow {
     uint32_t epoch; /* counts the times that virtual time passed it while it was idle */
 };
 
+/* What answers of one kind took lately, and what may explain it: averages of binary logarithms. gate_pace.c. */
+enum { GATE_PACE_REQUESTS = 3, GATE_PACE_TERMS = 4, GATE_PACES = 5 };
+struct gate_pace {
+    int32_t term[GATE_PACE_TERMS]; /* microseconds; tokens of the prompt, of the answer, requests that it had */
+    uint32_t count;                /* of samples, as far as it matters */
+    uint32_t second;               /* of the latest one */
+};
+
 struct gate_replica {
     struct gate_row row; /* id: its name */
     struct gate_link link;
     uint64_t tokens;
+    uint64_t standing_us; /* in, on trial: since then; out: until then */
     uint32_t service;
     uint32_t slots, in_flight;
     uint32_t state;
     uint32_t removed;
     uint32_t generation; /* of the row's use, 16 bits */
+    uint32_t standing;   /* enum sluice_gate_standing */
+    uint32_t times_out;  /* one after the other */
+    uint32_t slow_kind;  /* why it was put out: a row of `pace`, and by how much, as a binary logarithm */
+    uint32_t slow_level;
+    struct gate_pace pace[GATE_PACES];
 };
 
 enum gate_ticket_state {
@@ -176,6 +192,7 @@ struct gate_header {
     uint32_t not_logged; /* the other half of the log's own word */
     uint64_t latest_us, sequence;
     uint64_t parts_until_us;
+    uint64_t trial_us; /* when a replica that is out is to be tried; 0 or UINT64_MAX: none is */
     uint32_t serial, reserved;
     uint32_t ticket_fresh, ticket_free;
     uint32_t ticket_count;

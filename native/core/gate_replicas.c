@@ -43,23 +43,37 @@ static bool counts(const struct gate_replica *replica)
     return !replica->removed && replica->state != SLUICE_GATE_NOT_USABLE;
 }
 
-static uint32_t free_places(const struct gate_replica *replica)
+bool gate_is_out(const struct gate_replica *replica)
 {
-    return counts(replica) && replica->slots > replica->in_flight ? replica->slots - replica->in_flight : 0;
+    return !replica->removed && replica->state == SLUICE_GATE_USABLE && replica->standing != SLUICE_GATE_IN;
 }
 
-/* Adds to a service what a replica contributes, or takes it away. */
-static void contribute(struct sluice_gate *gate, const struct gate_replica *replica, bool add)
+uint32_t gate_slots_of(const struct gate_replica *replica)
+{
+    if (!gate_is_out(replica))
+        return replica->slots;
+    return replica->standing == SLUICE_GATE_TRIAL && replica->slots;
+}
+
+static uint32_t free_places(const struct gate_replica *replica)
+{
+    uint32_t slots = gate_slots_of(replica);
+    return counts(replica) && slots > replica->in_flight ? slots - replica->in_flight : 0;
+}
+
+void gate_contribute(struct sluice_gate *gate, const struct gate_replica *replica, bool add)
 {
     struct gate_service *service = &gate->services[replica->service];
     uint32_t sign = add ? 1 : UINT32_MAX;
     gate_add32(gate, &service->free, sign * free_places(replica));
     if (!counts(replica))
         return;
-    gate_add32(gate, &service->slots, sign * replica->slots);
+    gate_add32(gate, &service->slots, sign * gate_slots_of(replica));
     gate_add32(gate, &service->replica_count, sign);
     if (replica->state == SLUICE_GATE_USABLE)
         gate_add32(gate, &service->usables, sign);
+    if (gate_is_out(replica))
+        gate_add32(gate, &service->out, sign);
 }
 
 static void forget_if_gone(struct sluice_gate *gate, uint32_t row)
@@ -118,6 +132,7 @@ struct gate_choice {
     uint32_t service;
     enum rank rank;
     struct group group;
+    uint32_t trial; /* a replica that is to be tried */
 };
 
 static enum rank rank_of(const struct gate_replica *replica, uint64_t avoid)
@@ -136,7 +151,7 @@ bool gate_choice_better(const struct sluice_gate *gate, uint32_t row, uint32_t t
 /* Not more than 5/4 of its share with one more in flight (consistent hashing with bounded loads, Mirrokni 2018). */
 static bool within_share(const struct gate_replica *replica, const struct group *group)
 {
-    uint64_t share = (5 * (group->in_flight + 1) * replica->slots + 4 * group->slots - 1) / (4 * group->slots);
+    uint64_t share = (5 * (group->in_flight + 1) * gate_slots_of(replica) + 4 * group->slots - 1) / (4 * group->slots);
     return replica->in_flight + 1 <= share;
 }
 
@@ -150,27 +165,32 @@ bool gate_choice_suits(const struct sluice_gate *gate, const struct gate_choice 
 static struct gate_choice look(const struct sluice_gate *gate, uint32_t service, uint64_t avoid)
 {
     struct group groups[RANKS] = {0};
+    uint32_t trial = 0;
     uint32_t row = gate->services[service].replicas.first;
     for (; row; row = gate->replicas[row].link.next) {
         const struct gate_replica *replica = &gate->replicas[row];
-        if (!counts(replica))
+        if (!counts(replica) || (gate_is_out(replica) && replica->standing == SLUICE_GATE_OUT))
             continue;
         struct group *group = &groups[rank_of(replica, avoid)];
         group->in_flight += replica->in_flight;
-        group->slots += replica->slots;
+        group->slots += gate_slots_of(replica);
+        if (gate_is_out(replica) && free_places(replica) && replica->row.id != avoid && !trial)
+            trial = row;
         if (free_places(replica) && gate_choice_better(gate, row, group->best))
             group->best = row;
     }
     enum rank rank = RANK_USABLE;
     while (rank < RANK_AVOIDED && !groups[rank].best)
         rank++;
-    return (struct gate_choice){.avoid = avoid, .service = service, .rank = rank, .group = groups[rank]};
+    return (struct gate_choice){.avoid = avoid, .service = service, .rank = rank, .group = groups[rank], .trial = trial};
 }
 
 uint32_t gate_choose_replica(const struct sluice_gate *gate, const struct gate_ticket *ticket, uint32_t *blocks)
 {
     struct gate_choice choice = look(gate, ticket->service, ticket->avoid);
     *blocks = 0;
+    if (choice.trial && !ticket->front) /* else it would never be tried where others have less to do */
+        return choice.trial;
     if (!choice.group.best || !ticket->prefix_count)
         return choice.group.best;
     uint32_t found = gate_find_prefix(gate, ticket, &choice, blocks);
@@ -218,11 +238,12 @@ static void change_replica(struct sluice_gate *gate, uint32_t row, uint32_t slot
                            bool removed)
 {
     struct gate_replica *replica = &gate->replicas[row];
-    contribute(gate, replica, false);
+    gate_contribute(gate, replica, false);
     gate_put32(gate, &replica->slots, slots);
     gate_put32(gate, &replica->state, state);
     gate_put32(gate, &replica->removed, removed);
-    contribute(gate, replica, true);
+    gate_contribute(gate, replica, true);
+    gate_bound_out(gate, replica->service);
     gate_mark_dirty(gate, replica->service);
 }
 
@@ -265,6 +286,26 @@ enum sluice_error sluice_gate_remove_replica(struct sluice_gate *gate, uint64_t 
     return gate_unlock(gate, error, text);
 }
 
+struct sluice_gate_replica gate_show_replica(const struct sluice_gate *gate, uint32_t row)
+{
+    const struct gate_replica *replica = &gate->replicas[row];
+    return (struct sluice_gate_replica){
+        .name = replica->row.id,
+        .service = gate->services[replica->service].row.id,
+        .tokens = replica->tokens,
+        .slots = replica->slots,
+        .in_flight = replica->in_flight,
+        .state = (enum sluice_gate_state)replica->state,
+        .removed = replica->removed,
+        .standing_us = replica->standing_us,
+        .standing = (enum sluice_gate_standing)replica->standing,
+        .slow_time = replica->slow_kind == 4 ? SLUICE_GATE_TOKEN
+                     : replica->slow_kind < 2 ? SLUICE_GATE_FIRST
+                                              : SLUICE_GATE_WHOLE,
+        .times_slower = replica->standing == SLUICE_GATE_IN ? 0 : 1U << replica->slow_level,
+    };
+}
+
 enum sluice_error sluice_gate_replicas(struct sluice_gate *gate, uint32_t room, struct sluice_gate_replica *replicas,
                                        uint32_t *count, struct sluice_error_text *text)
 {
@@ -277,15 +318,7 @@ enum sluice_error sluice_gate_replicas(struct sluice_gate *gate, uint32_t room, 
         if (!replica->row.in_use)
             continue;
         if (found < room)
-            replicas[found] = (struct sluice_gate_replica){
-                .name = replica->row.id,
-                .service = gate->services[replica->service].row.id,
-                .tokens = replica->tokens,
-                .slots = replica->slots,
-                .in_flight = replica->in_flight,
-                .state = (enum sluice_gate_state)replica->state,
-                .removed = replica->removed,
-            };
+            replicas[found] = gate_show_replica(gate, row);
         found++;
     }
     *count = found;
@@ -312,6 +345,7 @@ enum sluice_error sluice_gate_get_service(struct sluice_gate *gate, uint64_t id,
             .slots = service->slots,
             .replicas = service->replica_count,
             .usable = service->usables,
+            .out = service->out,
         };
     }
     return gate_unlock(gate, SLUICE_OK, text);

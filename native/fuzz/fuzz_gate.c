@@ -136,9 +136,29 @@ static void change_replica(struct state *state, struct input *input)
                                   (enum sluice_gate_state)((flags >> 5) % 3), NULL, NULL);
 }
 
+/* Times that differ a thousand times, and many samples at once: replicas come out, on trial and in. */
+static void took(struct state *state, uint64_t ticket, struct input *input)
+{
+    uint32_t flags = take(input);
+    struct sluice_gate_replica changed;
+    struct sluice_gate_took sample = {.us = UINT64_C(1000) << (flags & 31),
+                                      .tokens = take(input),
+                                      .time = (enum sluice_gate_time)(flags >> 5 & 3),
+                                      .so_far = flags >> 7};
+    for (uint32_t i = take(input) % 16; i > 0; i--) {
+        enum sluice_error error = sluice_gate_took(state->gate, ticket, state->now_us, &sample, &changed, NULL);
+        require(error == SLUICE_OK || error == SLUICE_ERROR_UNKNOWN || (error == SLUICE_ERROR_RANGE && flags & 64));
+        require(error || !changed.name || changed.standing <= SLUICE_GATE_TRIAL);
+    }
+}
+
 static void end(struct state *state, struct input *input)
 {
     uint32_t choice = take(input);
+    if (choice & 32) {
+        took(state, state->tickets[choice % TICKETS], input);
+        return;
+    }
     uint64_t *ticket = &state->tickets[choice % TICKETS];
     enum sluice_error error;
     if (choice & 128) {

@@ -68,6 +68,22 @@ class Use(IntEnum):
     NO = lib.SLUICE_GATE_NOT_USABLE
 
 
+class Standing(IntEnum):
+    """Whether a replica is slow. OUT: it gets nothing; TRIAL: one request at a time."""
+
+    IN = lib.SLUICE_GATE_IN
+    OUT = lib.SLUICE_GATE_OUT
+    TRIAL = lib.SLUICE_GATE_TRIAL
+
+
+class Time(IntEnum):
+    """What a replica took: until a stream's first token, from one to the next, for an answer that is not streamed."""
+
+    FIRST = lib.SLUICE_GATE_FIRST
+    TOKEN = lib.SLUICE_GATE_TOKEN
+    WHOLE = lib.SLUICE_GATE_WHOLE
+
+
 class Shape(NamedTuple):
     """How much a region has room for; `prefixes` is rounded up to a power of two."""
 
@@ -175,10 +191,17 @@ class Replica(NamedTuple):
     tokens: int
     use: Use
     removed: bool
+    standing: Standing
+    standing_us: int
+    """Out: until then, else since then."""
+    slow: Time
+    times_slower: int
+    """Not in: it takes at least so many times as long as most of the others do, for `slow`; in: 0."""
 
 
 class Service(NamedTuple):
-    """A service now; `slots` and `replicas` are those usable and last; `oldest_us`: since when the first waits."""
+    """A service now; `slots` and `replicas` are those usable and last; `oldest_us`: since when the first waits; `out`:
+    usable ones that are slow, or on trial."""
 
     waiting: int
     in_flight: int
@@ -188,6 +211,7 @@ class Service(NamedTuple):
     slots: int
     replicas: int
     usable: int
+    out: int
 
 
 class Subject(NamedTuple):
@@ -227,6 +251,8 @@ class Gate:
         self._request_bytes = ffi.buffer(self._request)
         self._answer = ffi.new("struct sluice_gate_answer *")
         self._settled = ffi.new("struct sluice_gate_settled *")
+        self._took = ffi.new("struct sluice_gate_took *")
+        self._changed = ffi.new("struct sluice_gate_replica *")
         self._turns = ffi.new("struct sluice_gate_turn[]", _BATCH)
         self._turn_bytes = memoryview(ffi.buffer(self._turns))
         self._tickets = ffi.new("uint64_t[]", _BATCH)
@@ -334,10 +360,7 @@ class Gate:
         room = self.shape.replicas
         found = ffi.new("struct sluice_gate_replica[]", room)
         self._call(lib.sluice_gate_replicas, room, found, self._count)
-        return [
-            Replica(r.name, r.service, r.slots, r.in_flight, r.tokens, Use(r.state), bool(r.removed))
-            for r in found[0 : self._count[0]]
-        ]
+        return [_replica(r) for r in found[0 : self._count[0]]]
 
     # ---- requests ----
 
@@ -432,6 +455,19 @@ class Gate:
         if error:
             check(error, self._text)
 
+    def took(
+        self, ticket: int, now_us: int, time: Time, us: int, *, tokens: int = 0, so_far: bool = False
+    ) -> Replica | None:
+        """What the ticket's replica took for it; the replica, where it is out or in by that.
+
+        `tokens`: of a whole answer. `so_far`: it is not over, and takes at least so long."""
+        took, changed = self._took, self._changed
+        took.us, took.tokens, took.time, took.so_far = us, tokens, time, so_far
+        error = lib.sluice_gate_took(self._gate, ticket, now_us, took, changed, self._text)
+        if error:
+            check(error, self._text)
+        return _replica(changed) if changed.name else None
+
     def settle(self, ticket: int, now_us: int, prompt_tokens: int, completion_tokens: int) -> Settled:
         """End a ticket with the tokens that it used; what it reserved beyond them goes back, more becomes debt."""
         error = lib.sluice_gate_settle(
@@ -485,6 +521,14 @@ def _limit(limit: Limit) -> Any:
 
 def _amount(amount: int, none: int) -> int | None:
     return None if amount == none else amount
+
+
+def _replica(replica: Any) -> Replica:
+    return Replica(
+        replica.name, replica.service, replica.slots, replica.in_flight, replica.tokens, Use(replica.state),
+        bool(replica.removed), Standing(replica.standing), replica.standing_us, Time(replica.slow_time),
+        replica.times_slower,
+    )  # fmt: skip
 
 
 def _settled(settled: Any) -> Settled:

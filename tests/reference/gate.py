@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sluice.core.gate import Kind, Limit, Reason, Refused, Settled, Turn, Use
+from sluice.core.gate import Kind, Limit, Reason, Refused, Settled, Standing, Time, Turn, Use
 
 MINUTE_US = 60_000_000
 LEAD = 32768 << 16
@@ -57,6 +57,39 @@ class Service:
     flows: dict[int, Flow] = field(default_factory=dict)
 
 
+def log2(value: int) -> int:
+    """With 24 fraction bits, rounded down."""
+    value = max(value, 1)
+    exponent = value.bit_length() - 1
+    mantissa, result = value << (63 - exponent), exponent
+    for _ in range(24):
+        square = mantissa * mantissa
+        carry = square >> 127
+        mantissa = square >> (63 + carry)
+        result = result << 1 | carry
+    return result
+
+
+@dataclass
+class Pace:
+    """Averages of logarithms: microseconds, tokens of the prompt, of the answer, requests at a time."""
+
+    terms: list[int] = field(default_factory=lambda: [0] * 4)
+    count: int = 0
+    second: int = 0
+
+    def add(self, sample: list[int], second: int) -> None:
+        self.count, self.second = min(self.count + 1, 8), second
+        for i in range(4):
+            difference = sample[i] - self.terms[i]
+            self.terms[i] += abs(difference) // self.count * (1 if difference > 0 else -1)
+
+    def level_over(self, other: Pace) -> int:
+        more = [max(0, a - b) for a, b in zip(self.terms, other.terms, strict=True)]
+        excess = self.terms[0] - other.terms[0] - more[1] - more[2] - more[3] // 2
+        return min(max(excess, 0) >> 24, 15)
+
+
 @dataclass(eq=False)
 class Replica:
     name: int
@@ -65,6 +98,15 @@ class Replica:
     slots: int
     use: Use
     removed: bool = False
+    standing: Standing = Standing.IN
+    standing_us: int = 0
+    times_out: int = 0
+    slow: tuple[Time, bool] = (Time.FIRST, False)
+    paces: dict[tuple[Time, bool], Pace] = field(default_factory=dict)
+
+    @property
+    def out(self) -> bool:
+        return not self.removed and self.use == Use.USABLE and self.standing != Standing.IN
 
 
 @dataclass(eq=False)
@@ -146,7 +188,10 @@ class Reference:
         return [r for r in self.replicas.values() if r.service == service and not r.removed and r.use != Use.NO]
 
     def free(self, replica: Replica) -> int:
-        return max(0, replica.slots - len(self.on(replica)))
+        slots = replica.slots
+        if replica.out:
+            slots = min(slots, 1) if replica.standing == Standing.TRIAL else 0
+        return max(0, slots - len(self.on(replica)))
 
     def places(self, service: int) -> int:
         return sum(map(self.free, self.usable(service)))
@@ -186,11 +231,13 @@ class Reference:
             self.services.setdefault(service, Service())
         replica = self.replicas[name]
         replica.slots, replica.use, replica.removed = slots, use, False
+        self.bound_out(service)
         self.mark(service)
         return replica.slot
 
     def remove_replica(self, name: int) -> None:
         self.replicas[name].removed = True
+        self.bound_out(self.replicas[name].service)
         self.mark(self.replicas[name].service)
         self.forget(self.replicas[name])
 
@@ -198,6 +245,81 @@ class Reference:
         if replica.removed and not self.on(replica):
             del self.replicas[replica.name]
             self.free_slots.append(replica.slot)
+
+    # ---- slow replicas ----
+
+    def most_out(self, service: int) -> int:
+        usable = len([r for r in self.usable(service) if r.use == Use.USABLE])
+        return max(usable // 3, min(1, usable // 2))
+
+    def outs(self, service: int) -> list[Replica]:
+        return [r for r in self.usable(service) if r.out]
+
+    def bound_out(self, service: int) -> None:
+        while len(outs := self.outs(service)) > self.most_out(service):
+            known = list(self.replicas.values())
+            self.stand(min(outs, key=lambda r: (r.standing_us, known.index(r))), Standing.IN, self.now)
+
+    def stand(self, replica: Replica, standing: Standing, at_us: int) -> None:
+        replica.standing, replica.standing_us = standing, at_us
+        for pace in replica.paces.values():
+            pace.count = 0
+        self.mark(replica.service)
+
+    def level(self, replica: Replica, kind: tuple[Time, bool], pace: Pace) -> int:
+        others = [
+            pace.level_over(r.paces[kind])
+            for r in self.usable(replica.service)
+            if r is not replica and r.use == Use.USABLE and r.standing == Standing.IN and kind in r.paces
+            and r.paces[kind].count >= 8 and pace.second - r.paces[kind].second <= 60
+        ]  # fmt: skip
+        return max((one for one in range(16) if 2 * sum(other >= one for other in others) > len(others)), default=0)
+
+    def took(self, id_: int, now_us: int, time: Time, us: int, tokens: int, so_far: bool) -> Replica | None:
+        """The replica, where its standing is another one."""
+        self.time(now_us)
+        ticket = self.tickets[id_]
+        replica = ticket.replica
+        assert replica is not None
+        before = replica.standing
+        if replica.removed or before == Standing.OUT:
+            return None
+        if before == Standing.TRIAL and ticket.granted < replica.standing_us:
+            return None
+        kind = (time, time != Time.TOKEN and ticket.blocks > 0)
+        prompt = 0 if time == Time.TOKEN else ticket.prompt
+        sample = Pace([log2(us), log2(prompt), log2(tokens), log2(len(self.on(replica)))], 8, self.now // 10**6)
+        if so_far and (us < 10_000 or self.level(replica, kind, sample) < 2):
+            return None
+        pace = replica.paces.setdefault(kind, Pace())
+        pace.add(sample.terms, sample.second)
+        self.judge(replica, kind, pace)
+        return replica if replica.standing != before else None
+
+    def judge(self, replica: Replica, kind: tuple[Time, bool], pace: Pace) -> None:
+        trial = replica.standing == Standing.TRIAL
+        if pace.count < (4 if trial else 8):
+            return
+        level = self.level(replica, kind, pace) if pace.terms[0] >= log2(10_000) else 0
+        if trial and level >= 1:
+            self.put_out(replica, kind)
+        elif trial and pace.count == 8 and (kind == replica.slow or self.now - replica.standing_us >= 60_000_000):
+            self.stand(replica, Standing.IN, self.now)
+        elif not trial and level >= 2 and replica.use == Use.USABLE:
+            if len(self.outs(replica.service)) < self.most_out(replica.service):
+                self.put_out(replica, kind)
+
+    def put_out(self, replica: Replica, kind: tuple[Time, bool]) -> None:
+        if replica.standing == Standing.IN and self.now - replica.standing_us > 600_000_000:
+            replica.times_out = 0
+        seconds = min(10 * 2 ** min(replica.times_out, 10), 300)
+        replica.times_out, replica.slow = replica.times_out + 1, kind
+        self.stand(replica, Standing.OUT, self.now + seconds * 10**6)
+
+    def begin_trial(self) -> None:
+        due = [r for r in self.replicas.values() if r.standing == Standing.OUT and r.standing_us <= self.now]
+        if due:
+            self.stand(min(due, key=lambda r: r.slot), Standing.TRIAL, self.now)
 
     # ---- requests ----
 
@@ -323,11 +445,18 @@ class Reference:
         def load(replica: Replica) -> tuple[int, int]:
             return sum(t.tokens for t in self.on(replica)), replica.slot
 
-        best = min(rank(r) for r in self.usable(ticket.service) if self.free(r))
-        group = [r for r in self.usable(ticket.service) if rank(r) == best]
+        def slots_of(replica: Replica) -> int:
+            return min(replica.slots, 1) if replica.out else replica.slots
+
+        chosen = [r for r in self.usable(ticket.service) if not (r.out and r.standing == Standing.OUT)]
+        for replica in chosen:
+            if replica.out and self.free(replica) and replica.name != ticket.avoid and not ticket.front:
+                return replica, 0
+        best = min(rank(r) for r in chosen if self.free(r))
+        group = [r for r in chosen if rank(r) == best]
         free = [r for r in group if self.free(r)]
-        in_flight, slots = sum(len(self.on(r)) for r in group), sum(r.slots for r in group)
-        suited = [r for r in free if len(self.on(r)) + 1 <= -(-5 * (in_flight + 1) * r.slots // (4 * slots))]
+        in_flight, slots = sum(len(self.on(r)) for r in group), sum(map(slots_of, group))
+        suited = [r for r in free if len(self.on(r)) + 1 <= -(-5 * (in_flight + 1) * slots_of(r) // (4 * slots))]
         for blocks in range(len(ticket.prefix), 0, -1):
             known = [r for r in suited if self.knows(ticket.prefix[blocks - 1], r)]
             if known:
@@ -358,6 +487,7 @@ class Reference:
     def turn(self, worker: int, now_us: int) -> list[Turn]:
         self.time(now_us)
         self.expire()
+        self.begin_trial()
         while self.dirty:
             service = self.dirty[0]
             if self.places(service) and self.open(Kind.SERVICE, service, "waiting"):

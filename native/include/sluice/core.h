@@ -1110,6 +1110,12 @@ enum sluice_error sluice_ledger_get_fragmentation(struct sluice_ledger *ledger,
  * the ticket has lost. Among equal ones the replica that is known to have the longest prefix of the request, unless it has
  * more than 5/4 of its share of what is in flight; else the one with the fewest tokens in flight, then the lowest slot.
  *
+ * Slow replicas. Workers report with sluice_gate_took what answers took. A usable replica whose average is at least four
+ * times that of more than half of the service's others is out: it keeps what it has and gets nothing. After 10 s, twice
+ * as long each time up to 300 s, it is on trial: one request at a time, which it gets before all others. If it is then not
+ * twice as slow it is in again. Of a service's usable replicas at most a third is out or on trial, one of two to five, and
+ * never the only one; where fewer are usable, those that would be tried next are in again.
+ *
  * Times are microseconds of any clock that all workers share (CLOCK_MONOTONIC); a `now_us` before an earlier call's
  * counts as that one's. Calls on one handle must not overlap, unless a function says otherwise; each process, and each
  * thread, opens its own. One lock orders all calls of all processes for some 100 ns each. Only one user's processes may
@@ -1134,7 +1140,7 @@ enum {
 };
 
 /* How much a region has room for; each at least 1. Subjects without limit or weight take room only while they have
- * tickets. About 490 bytes a ticket, 184 a subject, 76 a replica, 16 a prefix block. */
+ * tickets. About 490 bytes a ticket, 184 a subject, 248 a replica, 16 a prefix block. */
 struct sluice_gate_shape {
     uint32_t workers;
     uint32_t subjects;
@@ -1251,6 +1257,28 @@ enum sluice_gate_state {
     SLUICE_GATE_NOT_USABLE = 2, /* drains: keeps what it has, gets nothing */
 };
 
+/* Whether a replica is slow. Append only. */
+enum sluice_gate_standing {
+    SLUICE_GATE_IN = 0,
+    SLUICE_GATE_OUT = 1,   /* slow: gets nothing */
+    SLUICE_GATE_TRIAL = 2, /* was slow: gets one request at a time */
+};
+
+/* Times that are compared. Append only. */
+enum sluice_gate_time {
+    SLUICE_GATE_FIRST = 0, /* from a ticket's turn to the first token of its stream */
+    SLUICE_GATE_TOKEN = 1, /* from one token of a stream to the next one */
+    SLUICE_GATE_WHOLE = 2, /* from a ticket's turn to the end of an answer that is not streamed */
+};
+
+/* What a replica took for a ticket. */
+struct sluice_gate_took {
+    uint64_t us;
+    uint64_t tokens; /* of a whole answer; at most SLUICE_GATE_MAX_AMOUNT */
+    enum sluice_gate_time time;
+    uint32_t so_far; /* 1: it is not over yet, and takes at least so long; counts only where that is slow already */
+};
+
 struct sluice_gate_replica {
     uint64_t name;
     uint64_t service;
@@ -1258,7 +1286,12 @@ struct sluice_gate_replica {
     uint32_t slots;
     uint32_t in_flight;
     enum sluice_gate_state state;
-    uint32_t removed; /* 1: forgotten as soon as nothing is in flight */
+    uint32_t removed;     /* 1: forgotten as soon as nothing is in flight */
+    uint64_t standing_us; /* in, on trial: since then; out: until then */
+    enum sluice_gate_standing standing;
+    enum sluice_gate_time slow_time; /* not in: why */
+    uint32_t times_slower;           /* than more than half of the others, when it was put out: 2, 4, 8, ...; in: 0 */
+    uint32_t reserved;
 };
 
 struct sluice_gate_service {
@@ -1270,6 +1303,8 @@ struct sluice_gate_service {
     uint64_t slots;     /* of its replicas that are usable or last */
     uint32_t replicas;  /* usable or last */
     uint32_t usable;
+    uint32_t out; /* of the usable ones: slow, or on trial */
+    uint32_t reserved;
 };
 
 struct sluice_gate_subject {
@@ -1428,6 +1463,15 @@ enum sluice_error sluice_gate_again(struct sluice_gate *gate, uint64_t ticket, u
  */
 enum sluice_error sluice_gate_progress(struct sluice_gate *gate, uint64_t ticket, uint64_t prompt_tokens,
                                        uint64_t completion_tokens, struct sluice_error_text *text);
+
+/*
+ * What a ticket's replica took for it. *changed: the replica, where its standing is another one by that; else all 0.
+ * Times of less than 10 ms are never slow. O(replicas of the service). Errors: UNKNOWN (ticket, or it has no replica),
+ * RANGE.
+ */
+enum sluice_error sluice_gate_took(struct sluice_gate *gate, uint64_t ticket, uint64_t now_us,
+                                   const struct sluice_gate_took *took, struct sluice_gate_replica *changed,
+                                   struct sluice_error_text *text);
 
 /*
  * End a ticket, in whichever state, with what it used: reserved tokens that it did not use go back to all its subjects,

@@ -17,7 +17,21 @@ import pytest
 from sluice.base.errors import SluiceError
 from sluice.core import ffi, lib
 from sluice.core.errors import CoreError
-from sluice.core.gate import ALIGNMENT, Gate, Kind, Limit, Part, Reason, Refused, Settled, Shape, Turn, Use
+from sluice.core.gate import (
+    ALIGNMENT,
+    Gate,
+    Kind,
+    Limit,
+    Part,
+    Reason,
+    Refused,
+    Settled,
+    Shape,
+    Standing,
+    Time,
+    Turn,
+    Use,
+)
 from sluice.core.layout import layout_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
@@ -219,7 +233,8 @@ def test_bad_regions_and_arguments() -> None:
 class Pair:
     """The core and the reference, given the same calls; each answer is compared."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, steady: bool = False) -> None:
+        self.steady = steady  # replicas stay, so that it is seen which of them are slow
         self.random = random.Random(seed)
         shape = Shape(workers=3, subjects=64, services=4, replicas=6, tickets=24, prefixes=16)
         self.core, self.plain = new_gate(shape), reference.Reference(24, 16)
@@ -228,18 +243,20 @@ class Pair:
         self.open: dict[int, int] = {}  # ticket: worker
         self.refused: set[Reason] = set()
         self.turns = self.with_prefix = 0
+        self.standings: set[tuple[Standing, Standing]] = set()
 
     def step(self) -> None:
-        self.now += (
+        self.now += self.random.choice([0, 0, 500_000, 3_000_000]) if self.steady else (
             90_000_000 if self.random.random() < 0.02 else self.random.choice([0, 0, 1, 500, 500, 20_000, 400_000])
         )
         choices: list[tuple[float, Callable[[], None]]] = [
             (12, self.admit),
             (6, self.fetch),
             (6, self.end),
+            (12 if self.steady else 4, self.took),
             (2, self.again),
             (0.5, self.set),
-            (2, self.replica),
+            (0.2 if self.steady else 2, self.replica),
         ]
         self.random.choices([act for _, act in choices], [weight for weight, _ in choices])[0]()
         self.compare()
@@ -321,6 +338,27 @@ class Pair:
         self.core.again(ticket, self.now, avoid, deadline)
         self.plain.again(ticket, self.now, avoid, deadline)
 
+    def took(self) -> None:
+        has_replica = [t for t in self.open if self.plain.tickets[t].replica]
+        if not has_replica:
+            return
+        ticket = self.random.choice(has_replica)
+        replica = self.plain.tickets[ticket].replica
+        assert replica is not None
+        usual = 200_000 if replica.name in (2, 3) and self.now // 200_000_000 % 3 < 2 else 12_000
+        time, so_far = self.random.choice([*Time, *[Time.TOKEN] * 4]), self.random.random() < 0.2
+        for _ in range(self.random.randrange(9)):
+            us, tokens = int(usual * 2 ** self.random.gauss(0, 1)), self.random.choice([0, 5, 60])
+            before = replica.standing
+            changed = self.core.took(ticket, self.now, time, us, tokens=tokens, so_far=so_far)
+            plain = self.plain.took(ticket, self.now, time, us, tokens, so_far)
+            assert (changed is None) == (plain is None)
+            if changed is not None and plain is not None:
+                assert (changed.name, changed.standing, changed.standing_us, changed.slow) == (
+                    plain.name, plain.standing, plain.standing_us, plain.slow[0]
+                )  # fmt: skip
+                self.standings.add((before, changed.standing))
+
     def set(self) -> None:
         amount = lambda *amounts: self.random.choice([*[None] * 8, *amounts])  # noqa: E731
         kind, subject = self.random.choice(list(Kind)), self.random.randrange(1, 5)
@@ -355,6 +393,7 @@ class Pair:
         waiting = self.plain.open(Kind.SERVICE, service, "waiting")
         figures = self.core.service(service)
         assert figures.waiting == len(waiting)
+        assert figures.out == len(self.plain.outs(service))
         assert figures.oldest_us == min((t.since for t in waiting), default=0)
         kind, id_ = self.random.choice(list(Kind)), self.random.randrange(1, 5)
         subject, plain = self.core.subject(kind, id_, self.now), self.plain.subjects.get((kind, id_))
@@ -380,6 +419,21 @@ def test_as_the_reference() -> None:
     assert refused == set(Reason) - {Reason.NO_PART}  # of gates that share limits: test_parts_of_a_limit
     assert turns > 2000
     assert with_prefix > 200
+
+
+def test_slow_replicas_as_the_reference() -> None:
+    """Which are out, for how long, and who gets requests on trial."""
+    standings: set[tuple[Standing, Standing]] = set()
+    for seed in range(300 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 12):
+        pair = Pair(seed, steady=True)
+        for name in range(1, 7):
+            pair.core.set_replica(name, 1 + name % 3, 5)
+            pair.plain.set_replica(name, 1 + name % 3, 5, Use.USABLE)
+        for _ in range(800):
+            pair.step()
+        standings |= pair.standings
+    out, trial = Standing.OUT, Standing.TRIAL
+    assert standings == {(Standing.IN, out), (trial, out), (trial, Standing.IN)}
 
 
 # ---- real processes ----
