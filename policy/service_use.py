@@ -102,12 +102,20 @@ def _replica(launch: str, job: ReplicasJob | None, said: ReplicaStatus | None) -
         "job_state": None if job is None else job.state,
         "nodes": "" if job is None else job.nodes,
         "start_time": None if job is None or waits else job.start_time,
-        "why": said.why if said is not None and said.why else job.reason if job is not None and waits else "",
+        "why": _why(job, said),
         **{name: None if said is None else getattr(said, name) for name in _SAID},
     }
 
 
-_SAID = ("slots", "running", "waiting", "prompt_tokens", "completion_tokens", "cache_used", "heard", "ends")
+def _why(job: ReplicasJob | None, said: ReplicaStatus | None) -> str:
+    if said is not None and said.why:
+        return said.why
+    if said is not None and said.slow:
+        return f"slow: takes at least {said.slow} times as long as most others; gateways leave it out for a while"
+    return job.reason if job is not None and job.state in _WAITS else ""
+
+
+_SAID = ("slots", "running", "waiting", "prompt_tokens", "completion_tokens", "cache_used", "heard", "ends", "slow")
 
 
 def _document(

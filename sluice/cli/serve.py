@@ -212,7 +212,7 @@ def show(
 
 def _replica_columns() -> list[Column[dict[str, Any]]]:
     return [
-        *map(_of_replica, (*_REPLICA, "slots", "prompt_tokens", "completion_tokens")),
+        *map(_of_replica, (*_REPLICA, "slow", "slots", "prompt_tokens", "completion_tokens")),
         Column("cache", lambda row: row["cache_used"], lambda value: f"{value:.0%}", right=True),
         Column("heard", lambda row: row["heard"], _moment),
         Column("ends", lambda row: row["ends"], _moment),
@@ -220,7 +220,7 @@ def _replica_columns() -> list[Column[dict[str, Any]]]:
 
 
 def _of_replica(name: str) -> Column[dict[str, Any]]:
-    numbers = ("job", "running", "waiting", "slots", "prompt_tokens", "completion_tokens")
+    numbers = ("job", "running", "waiting", "slow", "slots", "prompt_tokens", "completion_tokens")
     return Column(name, lambda row: row[name], right=name in numbers)
 
 

@@ -551,6 +551,10 @@ class ServiceReplica(Model):
     prompt_tokens: int | None
     completion_tokens: int | None
     cache_used: float | None = Field(description="Part of the KV cache.")
+    slow: int | None = Field(
+        default=None,
+        description="Gateways leave it out for a while: it takes at least so many times as long as most others.",
+    )
     heard: float | None
     ends: float | None
 

@@ -53,6 +53,8 @@ class ReplicaStatus:
     heard: float
     ends: float | None
     why: str = ""
+    slow: int | None = None
+    """Gateways leave it out, as it takes at least so many times as long as most others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,8 @@ def service_status(row: ServiceRow, demands: Iterable[Demand], wanted: int | Non
     )
 
 
-def replica_status(beat: Heartbeat, heard: float) -> ReplicaStatus:
-    """Of a replica, without what gateways alone may know."""
+def replica_status(beat: Heartbeat, heard: float, demands: Iterable[Demand] = ()) -> ReplicaStatus:
+    """Of a replica, without what gateways alone may know; with what they last said of it."""
     load = beat.load
     return ReplicaStatus(
         service=beat.service,
@@ -98,6 +100,7 @@ def replica_status(beat: Heartbeat, heard: float) -> ReplicaStatus:
         heard=heard,
         ends=beat.ends,
         why=beat.why,
+        slow=max((one.slow[beat.launch] for one in demands if beat.launch in one.slow), default=None),
     )
 
 

@@ -13,7 +13,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -258,6 +258,7 @@ class Demand:
     in_flight: int
     tokens_in_flight: int
     delay_s: float  # time in the queue of those that were begun lately, 95th percentile
+    slow: dict[str, int] = field(default_factory=dict)  # replicas that are left out: how many times slower than others
     version: int = VERSION
 
 

@@ -61,6 +61,8 @@ SILENT_S: Final = 60.0
 """...and go on with it."""
 SUSPECT_SILENT_S: Final = 2.0
 """The same for one that is not heard."""
+PATIENCE_S: Final = 1.0
+"""After which silence says that a replica takes at least so long; then after twice as long, ..."""
 MOST_IDLE_UPSTREAM: Final = 256
 """Connections to a replica that are kept without a request."""
 UPSTREAM_IDLE_S: Final = 60.0

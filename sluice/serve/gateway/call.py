@@ -7,7 +7,7 @@ import logging
 import time
 from typing import Any, Final, Protocol, cast
 
-from sluice.core.gate import Gate, Refused
+from sluice.core.gate import Gate, Refused, Time
 from sluice.exchange.requests import Outcome, RequestRecord
 from sluice.exchange.serving import Priority, ReplicaRow, ServiceRow
 from sluice.serve.gateway import body, bounds, continuation, heads
@@ -83,6 +83,9 @@ class Worker(Protocol):
     def failed(self, pool: Pool, why: str, *, surely: bool) -> None:
         """A replica failed."""
 
+    def took(self, call: Call, time: Time, seconds: float, tokens: int = 0, *, so_far: bool = False) -> None:
+        """What a call's replica took: slow ones get nothing for a while."""
+
     def refuse(self, client: Client, request: Request, refusal: RefusalError, call: Call | None = None) -> None:
         """Answer that there is no answer."""
 
@@ -112,7 +115,9 @@ class Call(Handler):
         "_kept_size",
         "_last",
         "_last_comment",
+        "_paced",
         "_passing",
+        "_patience",
         "_plan",
         "_pool",
         "_read",
@@ -120,6 +125,7 @@ class Call(Handler):
         "_rewriter",
         "_story",
         "_tries",
+        "_turn",
         "_usage",
         "_waits_since",
         "_why_not",
@@ -187,6 +193,9 @@ class Call(Handler):
         self._first: float | None = None
         self._read = 0  # tokens of the prompt that the replica has
         self._granted = 0.0
+        self._turn = 0.0  # when the replica that it has now got it
+        self._paced = 0.0  # when the latest parts of a stream came whose time was taken; 0: not known
+        self._patience = bounds.PATIENCE_S
         self._done = False
         self._tries = 0
         self._waits_since = 0.0
@@ -394,8 +403,9 @@ class Call(Handler):
             worker.loop.call_later(_UNKNOWN_S, self._unknown, launch)
             return
         self._pool, self.replica = pool, pool.row
+        self._turn, self._paced, self._patience = time.monotonic(), 0.0, bounds.PATIENCE_S
         if not self._granted:
-            self._granted = time.monotonic()
+            self._granted = self._turn
             worker.delays.add(pool.row.service, self._granted, self._granted - self.admitted)
         self._ask()
 
@@ -660,15 +670,24 @@ class Call(Handler):
 
     def _text(self, event: bytes, story: Story) -> bytes:
         if self._first is None:
-            self._first = time.monotonic()
+            self._first = self._paced = time.monotonic()
+            self.worker.took(self, Time.FIRST, self._first - self._turn)
         self._count += 1
         if not self._count % _PROGRESS:
             self.worker.gate.progress(self.ticket, self._count)
+            self._pace()
         if not self.why_not_resumable():
             story.keep(event)
         if self._rewriter is not None:
             return self._rewriter.text(event)
         return continuation.without_ids(event) if self.wanted_ids else event
+
+    def _pace(self) -> None:
+        """So many parts have come since the last time, unless the client has taken nothing meanwhile."""
+        now, before = time.monotonic(), self._paced
+        self._paced, self._patience = now, bounds.PATIENCE_S
+        if before:
+            self.worker.took(self, Time.TOKEN, (now - before) / _PROGRESS)
 
     def _special(self, event: bytes, story: Story) -> bytes:
         """An event that may have the usage, or an error."""
@@ -719,6 +738,7 @@ class Call(Handler):
                 self._lost("ended its stream before the end")
         elif self._passing:
             self._usage = usage_at_end(b"".join(self._kept))
+            self._took_whole()
             self._settle("ok" if self._head < 400 else "failed", self._head)
             self.client.end_answer(b"")
         else:
@@ -751,9 +771,14 @@ class Call(Handler):
             return
         if self._head == 200:
             self._usage = usage_of(answer)
+            self._took_whole()
         self.status = self._head
         self._settle("ok" if self._head < 400 else "failed", self._head)
         self.client.answer(self._head, self._type(), answer)
+
+    def _took_whole(self) -> None:
+        if self._usage is not None and not cast(Asked, self.asked).stream:
+            self.worker.took(self, Time.WHOLE, time.monotonic() - self._turn, self._usage.completion)
 
     # ---- ends ----
 
@@ -809,6 +834,7 @@ class Call(Handler):
 
     def client_full(self) -> None:
         """Read no more of the replica."""
+        self._paced = 0.0
         if self.upstream is not None:
             self.upstream.pause()
 
@@ -823,6 +849,7 @@ class Call(Handler):
         if upstream is None or replica is None or self.client.full or self.over:
             return
         silent = now - upstream.heard
+        self._took_so_far(now, silent)
         row = self.worker.directory.replicas.get(int(replica.launch, 16))
         whole_s = None if cast(Asked, self.asked).stream else cast(ServiceRow, self.service).answer_s
         if row is None or row.suspect:
@@ -839,6 +866,18 @@ class Call(Handler):
             self._unanswered(whole_s)
         else:
             self._lost(f"sent nothing for {silent:.0f} s", surely=True)
+
+    def _took_so_far(self, now: float, silent: float) -> None:
+        """While nothing comes, a replica is known to be slow after a second, two, four, ..."""
+        if self._plan is not None or (silent if self._count else now - self._turn) < self._patience:
+            return
+        if self._count:
+            self._patience = 2 * silent
+            self.worker.took(self, Time.TOKEN, silent, so_far=True)
+            return
+        seconds = now - self._turn
+        self._patience = 2 * seconds
+        self.worker.took(self, Time.FIRST if cast(Asked, self.asked).stream else Time.WHOLE, seconds, so_far=True)
 
     def _unanswered(self, seconds: float) -> None:
         """The replica says that it is well. The request may be what takes so long: no other one is asked."""

@@ -16,6 +16,7 @@ _ABOUT: Final = {
     "batch_prompt_tokens": "Tokens of prompts of batches.",
     "batch_completion_tokens": "Tokens of answers of batches.",
     "replica_failures": "Times that a replica failed a request.",
+    "replica_slow": "Times that a replica was left out because it was slow.",
     "resumed": "Times that a stream went on with another replica.",
     "cancelled": "Requests whose client went away.",
     "stream_errors": "Streams in which the engine reported an error.",

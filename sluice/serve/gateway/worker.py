@@ -35,7 +35,7 @@ from sluice.base.oidc import Provider, load_settings
 from sluice.base.rates import Budgets, FewLines, Rate
 from sluice.base.tokens import TokenStore
 from sluice.core.errors import UNKNOWN, CoreError
-from sluice.core.gate import Gate, Limit, Use
+from sluice.core.gate import Gate, Limit, Standing, Time, Use
 from sluice.exchange.requests import RequestLog, RequestRecord, render
 from sluice.exchange.serving import Callers, Demand, State, SubjectKind, callers_of
 from sluice.exchange.snapshot import SOCKET as CONTROLLERD_SOCKET
@@ -62,6 +62,9 @@ MOST_LATE_RECORDS: Final = 10_000
 """Usage records that wait for the disk, those of requests that run included; then nothing more is taken."""
 _MOST_SUBJECTS: Final = 100_000
 _REFUSED_RECORDS: Final = (Rate(100, 10), Rate(20, 1))
+_TIMES: Final = {
+    Time.FIRST: "first tokens take", Time.TOKEN: "tokens take", Time.WHOLE: "answers take",
+}  # fmt: skip
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 log = logging.getLogger("sluice.gateway")
@@ -136,6 +139,7 @@ class Worker:
         self._subjects: dict[tuple[SubjectKind, str], int] = {}
         self._callers: dict[tuple[str, str, str, str], tuple[int, int, int, int]] = {}
         self._salts: dict[str, bytes] = {}
+        self._slow: dict[str, dict[str, int]] = {}  # by service and launch: how many times slower
         self._turning = False
         self._asked: set[str] = set()
         self._refused = Budgets(*_REFUSED_RECORDS)
@@ -431,6 +435,34 @@ class Worker:
         self._set_replica(int(pool.row.launch, 16), pool)
         self.loop.call_later(seconds + 0.01, self._back, int(pool.row.launch, 16))
 
+    def took(self, call: Call, time: Time, seconds: float, tokens: int = 0, *, so_far: bool = False) -> None:
+        """What a call's replica took; where it is slow, or no longer, that is said once."""
+        changed = self.gate.took(call.ticket, now_us(), time, int(seconds * 1e6), tokens=tokens, so_far=so_far)
+        row = call.replica
+        if changed is None or row is None:
+            return
+        self._slow[row.service] = {}
+        if changed.standing is Standing.OUT:
+            self.metrics.add("replica_slow", row.service)
+            log.warning(
+                "replica %s of %s: slow: %s at least %d times as long as with most others; left out for %g s",
+                row.launch, row.service, _TIMES[time], changed.times_slower, (changed.standing_us - now_us()) / 1e6,
+            )  # fmt: skip
+        else:
+            log.warning("replica %s of %s: no longer slow", row.launch, row.service)
+        self.turn_soon()
+
+    def _look_at_slow(self) -> None:
+        """Which replicas are slow, of services that had some."""
+        if not self._slow:
+            return
+        names = {subject("service", name): name for name in self._slow}
+        found: dict[str, dict[str, int]] = {}
+        for one in self.gate.replicas():
+            if one.service in names and one.times_slower and not one.removed:
+                found.setdefault(names[one.service], {})[f"{one.name:016x}"] = one.times_slower
+        self._slow = found
+
     def _back(self, launch: int) -> None:
         pool = self.pools.get(launch)
         if pool is not None:
@@ -665,7 +697,8 @@ class Worker:
             else:
                 flying[name] += 1
                 tokens[name] += call.asked.reserved(call.service.default_tokens)
-        names = {*waiting, *flying}
+        self._look_at_slow()
+        names = {*waiting, *flying, *self._slow}
         if names or self._said_demand:
             self.tell(
                 {
@@ -679,6 +712,7 @@ class Worker:
                                 flying[name],
                                 tokens[name],
                                 self.delays.high(name, now),
+                                self._slow.get(name, {}),
                             )  # fmt: skip
                         )
                         for name in names

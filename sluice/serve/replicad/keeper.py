@@ -716,7 +716,7 @@ class Keeper:
                 wanted = service.decision.wanted if service is not None and service.decision is not None else None
                 services[row.name] = service_status(row, demands, wanted)
             replicas: dict[str, ReplicaStatus] = {
-                one.launch: replica_status(one.heard, one.heard_at)
+                one.launch: replica_status(one.heard, one.heard_at, demands)
                 for one in self._known.values()
                 if one.heard is not None
             }
