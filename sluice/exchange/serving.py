@@ -57,6 +57,8 @@ MOST_LEASE_ROWS = 200
 """In one report."""
 MOST_CLAIMS = 200
 """In one report, and as many that have ended."""
+MOST_REVOKED = 100
+"""Keys in one report and in one answer."""
 MOST_CALLERS = 200
 """Keys, users and tenants in one message."""
 SubjectKind = Literal["key", "user", "tenant", "service"]
@@ -367,6 +369,10 @@ class LeaseReport:
     """Names of requests that it would answer, so that no other gateway does."""
     ended: tuple[tuple[str, bool], ...] = ()
     """Those that it answers no more, and whether they have a bill."""
+    revoked: tuple[tuple[str, float], ...] = ()
+    """Digests of keys that hold no more, and when they would have been over."""
+    revoked_seen: int = 0
+    """How many the authority has told it."""
     version: int = VERSION
 
 
@@ -404,6 +410,10 @@ class LeaseAnswer:
     """Of what it claims, what another gateway answers now."""
     billed: tuple[str, ...] = ()
     """And what has a bill: nobody holds it."""
+    revoked: tuple[tuple[str, float], ...] = ()
+    """Keys that were revoked anywhere, from `revoked_seen` of the report on."""
+    revoked_seen: int = 0
+    """Up to here, with these."""
     version: int = VERSION
 
 

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -60,6 +60,8 @@ class Keys:
         self._failed = Budgets(*FAILED_KEYS)
         self._asking = {"oidc": asyncio.Lock(), "slurm": asyncio.Lock()}
         self._waiting = Counter[str]()
+        self._revoked: frozenset[str] = frozenset()
+        self._silent = False
 
     def refresh(self) -> None:
         """Look whether the store has changed; what is known is forgotten then. Raises SluiceError."""
@@ -68,6 +70,11 @@ class Keys:
             self._tokens = tokens
             self._known.clear()
         self._failed.forget(time.monotonic())
+
+    def revoked(self, digests: Iterable[str], *, silent: bool) -> None:
+        """What was revoked on any host; `silent`: nothing was heard of the others for too long."""
+        self._revoked, self._silent = frozenset(digests), silent
+        self._known.clear()
 
     def check(self, authorization: bytes | None, address: str) -> Caller | str:
         """Who calls, or the token that `check_later` has to look at. Raises RefusalError."""
@@ -90,7 +97,14 @@ class Keys:
 
     def _of_store(self, text: str, digest: bytes, address: str) -> Caller:
         self._may_fail(address)
+        if self._silent:
+            raise RefusalError(
+                503, "whether keys were revoked is not known: no controller answers", remedy="ask another gateway",
+                retry_after=5.0, close=True,
+            )  # fmt: skip
         try:
+            if self._revoked and hashlib.sha256(text.split("_", 2)[-1].encode()).hexdigest() in self._revoked:
+                raise SluiceError("token: was revoked", remedy="get another")
             token = self._store.check(text, SCOPE, time.time())
         except ScopeError as error:
             raise RefusalError(403, error.what, remedy=error.remedy, code="insufficient_scope") from error

@@ -53,6 +53,7 @@ from sluice.serve.gateway.claims import Claims
 from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.figures import Key, render
 from sluice.serve.gateway.leases import Leases, Need, State
+from sluice.serve.gateway.revoked import Revoked
 from sluice.serve.gateway.shelf import prune_files
 from sluice.serve.gateway.spare import recover
 from sluice.serve.gateway.worker import Settings, now_us, spare_of
@@ -63,6 +64,8 @@ _START_S: Final = 30.0  # until a worker must listen
 _AGAIN_S: Final = 0.5  # between two starts of one worker
 _DRAIN_S: Final = 3600.0
 _SECTIONS: Final = (SERVICES, REPLICAS, LIMITS, ACCOUNTS)
+REVOKED: Final = "revoked.json"
+"""In the folder of records: keys that were revoked, on any host."""
 _BACKLOG: Final = 4096
 _DEMAND_S: Final = 3.0
 _CALLERS_S: Final = 1.0
@@ -198,8 +201,14 @@ class Child:
 class Leasing:
     """Asks the authority of limits for this gateway's parts of them, and tells workers that wait."""
 
-    def __init__(self, leases: Leases, ask: Callable[[LeaseReport], Awaitable[LeaseAnswer]]) -> None:
+    def __init__(
+        self, leases: Leases, ask: Callable[[LeaseReport], Awaitable[LeaseAnswer]], revoked: Revoked,
+        tell_keys: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.leases = leases
+        self.revoked = revoked
+        self._tell_keys = tell_keys
+        self._keys_at = 0.0
         self._ask = ask
         self._waiting: list[tuple[Child, int]] = []  # who is to hear of the next answer, and of which request
         self._soon = asyncio.Event()
@@ -223,10 +232,12 @@ class Leasing:
 
     async def _step(self) -> None:
         self.leases.sweep(now_us())
+        self._look_at_keys()
         if self.leases.state is State.SHARE and self._waiting:
             waiting, self._waiting = self._waiting, []
             self._tell(waiting, known=True)
-        if self.leases.due(now_us()) or self.claims.due:
+        if self.leases.due(now_us()) or self.claims.due or self._keys_due:
+            self._keys_due = False
             await self._exchange()
             await asyncio.sleep(_LEASE_LEAST_S)
             return
@@ -234,14 +245,24 @@ class Leasing:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._soon.wait(), self._pause())
 
+    _keys_due = False
+
+    def _look_at_keys(self) -> None:
+        """Ten times a second: what was revoked here is said at once."""
+        if time.monotonic() - self._keys_at >= _LEASE_STEP_S:
+            self._keys_at = time.monotonic()
+            if self.revoked.look():
+                self._keys_due = True
+                self._tell_keys()
+
     def _pause(self) -> float:
         watched = self.leases.watched
         return min(_LEASE_WATCH_S * (1 + watched // 50), _LEASE_STEP_S) if watched else _LEASE_STEP_S
 
     async def _exchange(self) -> None:
         waiting, self._waiting = self._waiting, []
-        report = self.claims.of_report(self.leases.report(now_us()))
-        answer = None
+        report = self.revoked.of_report(self.claims.of_report(self.leases.report(now_us())))
+        answer, silent = None, self.revoked.silent(time.monotonic())
         try:
             answer = await self._ask(report)
             self.leases.take(answer, now_us())
@@ -252,6 +273,8 @@ class Leasing:
             self._problem = problem
             log.warning("limits: %s", problem or "are leased again")
         self.claims.take(report, answer)
+        if self.revoked.take(report, answer, time.monotonic()) or self.revoked.silent(time.monotonic()) != silent:
+            self._tell_keys()
         self._tell(waiting, known=not problem and self.leases.state is not State.NONE)
         if problem:
             await asyncio.sleep(_LEASE_STEP_S)
@@ -286,9 +309,12 @@ class Parent:
         self._dead: Counter[Key] = Counter()
         self._follow = Follow(options.replicad, self._changed)
         self._limits: dict[tuple[str, str], Limit] = {}
-        self.leasing = Leasing(Leases(self.gate, lambda: secrets.token_hex(8), self._limit), self._ask_for_parts)
         self._records = RequestLog(Path(options.settings.records))
         self._store = TokenStore(Path(options.settings.tokens))
+        revoked = Revoked(self._store, Path(options.settings.records) / REVOKED, time.time())
+        self.leasing = Leasing(
+            Leases(self.gate, lambda: secrets.token_hex(8), self._limit), self._ask_for_parts, revoked, self._tell_keys
+        )
         self._sent: dict[str, Any] = {}
         self._late: deque[RequestRecord] = deque()
         self._spare = spare_of(self._records.folder)
@@ -337,6 +363,15 @@ class Parent:
             log.error("%d usage records of workers that were killed wait for the disk", len(self._late))
         if self._spare is not None:
             self._spare.close()
+
+    def _keys(self) -> dict[str, Any]:
+        """What workers must know of keys beyond the store."""
+        revoked = self.leasing.revoked
+        return {"revoked": list(revoked.digests), "silent": revoked.silent(time.monotonic())}
+
+    def _tell_keys(self) -> None:
+        for child in self._children:
+            child.tell(self._keys())
 
     async def _tell_callers(self) -> None:
         """Say again and again who has how many requests here."""
@@ -413,6 +448,7 @@ class Parent:
         writer.write(json.dumps(asdict(settings)).encode() + b"\n")
         child = Child(place, process, writer)
         self._children.add(child)
+        child.tell(self._keys())
         if self._follow.complete:
             child.tell({"rows": self._rows()})
         self._start(self._hear(child, reader))

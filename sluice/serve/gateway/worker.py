@@ -495,6 +495,8 @@ class Worker:
             if client is not None and request is not None and client.request is request:
                 self.log(request, 200)
                 client.answer(200, "text/plain; version=0.0.4; charset=utf-8", message["text"].encode())
+        if "revoked" in message:
+            self.keys.revoked(message["revoked"], silent=message["silent"])
         if "parts" in message:
             self.parts.told(message)
         if "claim" in message:

@@ -25,6 +25,7 @@ import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +33,7 @@ from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.exchange.serving import (
     LEASE_S,
+    MOST_REVOKED,
     LeaseAnswer,
     LeaseGrant,
     LeaseReport,
@@ -47,6 +49,8 @@ UNIT: Final = 60_000_000
 HOLD_US: Final = int(LEASE_S * 1.01e6) + 100_000
 """How long a gateway's lease is kept after its report came: clocks differ by less than one in a hundred."""
 MOST_HOLDERS: Final = 64
+MOST_REVOKED_KEYS: Final = 100_000
+"""As many as a token store has."""
 _MOST_SUBJECTS: Final = 200_000
 _TIDY_US: Final = 10_000_000
 _ASKS_US: Final = 500_000  # for so long who asked for a place in vain is taken to wait for it: it asks each 20 ms
@@ -141,6 +145,7 @@ class Book:
         self._holders: dict[str, _Holder] = {}
         self._tidied = grants_from
         self._claims = Claims()
+        self._revoked: dict[str, float] = {}  # digests of keys, in the order in which gateways told them
 
     def set_limits(self, limits: Mapping[Subject, Limit]) -> None:
         """By kind and name; name "*": each one that has none of its own."""
@@ -171,11 +176,21 @@ class Book:
         granted = now >= self._from
         given = [self._row(row, report, holder, now, granted) for row in report.rows]
         held, billed = self._claims.take(report, now)
+        revoked, seen = self._take_revoked(report)
         names = sorted(self._holders)
         return LeaseAnswer(
             self.epoch, report.number, granted, len(names), names.index(report.holder), self.without,
-            tuple(one for one in given if one is not None), held, billed,
+            tuple(one for one in given if one is not None), held, billed, revoked, seen,
         )  # fmt: skip
+
+    def _take_revoked(self, report: LeaseReport) -> tuple[tuple[tuple[str, float], ...], int]:
+        """What a gateway says of keys, and what it has not heard of them. They are few: nobody revokes all day."""
+        for digest, until in report.revoked[:MOST_REVOKED]:
+            if len(self._revoked) < MOST_REVOKED_KEYS:
+                self._revoked.setdefault(digest, until)
+        seen = min(max(report.revoked_seen, 0), len(self._revoked))
+        told = tuple(islice(self._revoked.items(), seen, seen + MOST_REVOKED))
+        return told, seen + len(told)
 
     def left(self, now: int) -> dict[Subject, list[int]]:
         """What is left of buckets that are not full, where all gateways have what they were given."""

@@ -1,0 +1,108 @@
+"""Keys that were revoked on this gateway's host or on another one's, in the gateway's parent.
+
+Each host has a token store of its own, or a copy. What is revoked in one goes with the next report to the authority of
+limits, and from there to all gateways: digests of secrets, a set that only grows until they would be over anyway. It is
+kept in a file, so that a copy of the store from before does not bring a key back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
+from sluice.base.tokens import Token, TokenStore
+from sluice.exchange.serving import MOST_REVOKED, LeaseAnswer, LeaseReport
+
+SILENT_S: Final = 60.0
+"""For so long a gateway that has others next to it believes keys while no authority answers."""
+
+log = logging.getLogger("sluice.gateway")
+
+
+class Revoked:
+    """Digests that hold no more, and when each would have been over."""
+
+    def __init__(self, store: TokenStore, path: Path, now: float) -> None:
+        self.store = store
+        self.path = path
+        self.digests = _read(path, now)
+        self._before: Mapping[str, Token] | None = None
+        self._valid: dict[str, float] = {}
+        self._told = self._seen = 0  # of this gateway's list, to the authority; of the authority's
+        self._epoch = ""
+        self._heard: float | None = None
+        self._others = False
+
+    # ---- the store of this host ----
+
+    def look(self) -> bool:
+        """Whether something was revoked in the store since the last time. A store that is not there says nothing."""
+        try:
+            tokens = self.store.tokens()
+            if tokens is self._before or not self.store.path.exists():
+                return False
+        except SluiceError:
+            return False
+        self._before = tokens
+        before, self._valid = self._valid, _valid(tokens)
+        return self._add({one: until for one, until in before.items() if one not in self._valid})
+
+    def _add(self, digests: Mapping[str, float]) -> bool:
+        new = {one: until for one, until in digests.items() if one not in self.digests}
+        self.digests.update(new)
+        if new:
+            text = json.dumps({"version": 1, "revoked": self.digests}) + "\n"
+            try:
+                write_atomic(self.path, text, mode=0o640, follow_links=False)
+            except OSError as error:
+                log.error("%s: %s; keys stay revoked as long as this gateway runs", self.path, error.strerror)
+        return bool(new)
+
+    # ---- the other gateways ----
+
+    def of_report(self, report: LeaseReport) -> LeaseReport:
+        """With what the authority does not know, and how much of its list is known here."""
+        mine = list(self.digests.items())[self._told : self._told + MOST_REVOKED]
+        return replace(report, revoked=tuple(mine), revoked_seen=self._seen)
+
+    def take(self, report: LeaseReport, answer: LeaseAnswer | None, now: float) -> bool:
+        """The answer to that report; whether something is revoked by it. `now`: of a clock that goes on evenly."""
+        if answer is None:
+            return False
+        self._heard, self._others = now, answer.gateways > 1
+        if answer.epoch != self._epoch:  # another authority knows nothing yet, and what it said is from the begin
+            fresh = self._epoch == ""
+            self._epoch, self._told, self._seen = answer.epoch, 0, 0
+            if not fresh:
+                return False
+        self._told += len(report.revoked)
+        self._seen = answer.revoked_seen
+        return self._add(dict(answer.revoked))
+
+    def silent(self, now: float) -> bool:
+        """Whether there may be revocations that this gateway has not heard of for too long."""
+        return self._others and self._heard is not None and now - self._heard > SILENT_S
+
+
+def _valid(tokens: Mapping[str, Token]) -> dict[str, float]:
+    """Digests that hold, and until when."""
+    found = {one.digest: one.expires for one in tokens.values()}
+    found.update({one.old_digest: one.old_until for one in tokens.values() if one.old_digest})
+    return found
+
+
+def _read(path: Path, now: float) -> dict[str, float]:
+    try:
+        found = json.loads(path.read_bytes())["revoked"]
+        return {str(one): float(until) for one, until in found.items() if float(until) > now}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.error("%s: %s; keys that were revoked on other hosts are learned again", path, error)
+        return {}

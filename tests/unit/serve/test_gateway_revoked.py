@@ -1,0 +1,148 @@
+"""A key that is revoked on one host is refused by the gateways of all hosts, also by one whose store still has it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.base.tokens import TokenStore
+from sluice.exchange.serving import LeaseReport
+from sluice.serve.gateway.keys import Keys
+from sluice.serve.gateway.refusals import RefusalError
+from sluice.serve.gateway.revoked import SILENT_S, Revoked
+from sluice.serve.replicad.leases import Book
+from tests.unit.serve.gateway_bed import plain, run
+from tests.unit.serve.test_gateway_process import ASK, a_replica, two_gateways
+
+
+def test_two_gateways_refuse_a_key_within_a_second(tmp_path: Path) -> None:
+    """Whichever host it is revoked on; the other one's store has it still."""
+
+    async def work() -> None:
+        replica = await a_replica(tmp_path, plain)
+        async with two_gateways(tmp_path, replica) as gateways:
+            for one, other in (gateways, gateways[::-1]):
+                _, key = TokenStore(one.folder / "tokens.json").create("alice", ["serve"], now=time.time(), seconds=3600)
+                (other.folder / "tokens.json").write_bytes((one.folder / "tokens.json").read_bytes())
+                one.key = other.key = key
+                for each in gateways:
+                    while (await each.ask(ASK)).status != 200:
+                        await asyncio.sleep(0.2)
+                TokenStore(one.folder / "tokens.json").revoke([key.split("_")[1]])
+                began = time.monotonic()
+                took: dict[int, float] = {}
+                while len(took) < 2 and time.monotonic() - began < 30:
+                    for each in gateways:
+                        asked_at = time.monotonic()
+                        if each.port not in took and (await each.ask(ASK)).status == 401:
+                            took[each.port] = asked_at - began
+                    await asyncio.sleep(0.02)
+                print(f"refused after {sorted(took.values())} s")
+                assert len(took) == 2
+                if os.getloadavg()[0] < 2 * (os.cpu_count() or 1):
+                    assert max(took.values()) < 1.0
+                assert key.split("_")[1] in TokenStore(other.folder / "tokens.json").tokens()
+
+    run(work())
+
+
+class Host:
+    """A gateway's parent, as far as keys go."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder, self.number = folder, 0
+        self.store = TokenStore(folder / "tokens.json")
+        self.start()
+
+    def start(self) -> None:
+        self.revoked = Revoked(self.store, self.folder / "revoked.json", time.time())
+        self.revoked.look()
+
+    def exchange(self, book: Book | None, now: float = 1.0, *, lost: bool = False) -> None:
+        self.number += 1
+        report = self.revoked.of_report(LeaseReport(str(self.folder), self.number, self.number - 1))
+        answer = None if book is None else book.answer(report, self.number * 1000)
+        self.revoked.take(report, None if lost else answer, now)
+
+    def key(self) -> str:
+        return self.store.create("alice", ["serve"], now=time.time(), seconds=3600)[0].digest
+
+
+def test_what_is_revoked_reaches_all_whatever_is_lost(tmp_path: Path) -> None:
+    one, other, book = Host(tmp_path / "one"), Host(tmp_path / "other"), Book("a", 0, {})
+    digests = [one.key() for _ in range(250)]
+    one.revoked.look()
+    one.store.revoke([each.id for each in one.store.tokens().values() if each.digest in digests[:230]])
+    assert one.revoked.look() and not one.revoked.look()
+    one.exchange(book, lost=True)
+    for _ in range(4):  # a hundred at once
+        one.exchange(book)
+        other.exchange(book, lost=True)
+        other.exchange(book)
+    assert set(other.revoked.digests) == set(digests[:230])
+    # Another authority knows nothing: it learns it of either of them. A third gateway learns it then.
+    other.start()  # from its file
+    third, new = Host(tmp_path / "third"), Book("b", 0, {})
+    for _ in range(5):
+        other.exchange(new)
+        third.exchange(new)
+    assert set(third.revoked.digests) == set(digests[:230])
+
+
+def test_a_secret_that_was_rotated_is_revoked_and_a_store_that_is_away_says_nothing(tmp_path: Path) -> None:
+    one = Host(tmp_path / "one")
+    first, second = one.key(), one.key()
+    one.revoked.look()
+    (name,) = (each.id for each in one.store.tokens().values() if each.digest == first)
+    one.store.rotate(name, now=time.time(), old_for=100)
+    assert not one.revoked.look()
+    one.store.rotate(name, now=time.time(), old_for=0)
+    assert one.revoked.look() and first in one.revoked.digests and second not in one.revoked.digests
+    known = dict(one.revoked.digests)
+    content = one.store.path.read_bytes()
+    for broken in (None, b"{"):
+        one.store.path.unlink() if broken is None else one.store.path.write_bytes(broken)
+        assert not one.revoked.look()
+    one.store.path.write_bytes(content)
+    one.revoked.look()
+    assert one.revoked.digests == known
+    (tmp_path / "one/revoked.json").write_text("[]")
+    one.start()
+    assert one.revoked.digests == {}
+
+
+def test_a_gateway_that_hears_nobody_believes_keys_for_a_while_only(tmp_path: Path) -> None:
+    one, other, book = Host(tmp_path / "one"), Host(tmp_path / "other"), Book("a", 0, {})
+    one.exchange(book, 100.0)
+    one.exchange(None, 1000.0)
+    assert not one.revoked.silent(1000.0), "it is the only one: its own store has all"
+    other.exchange(book, 1000.0)
+    one.exchange(book, 1001.0)
+    one.exchange(None, 1001.0 + SILENT_S)
+    assert not one.revoked.silent(1001.0 + SILENT_S) and one.revoked.silent(1001.1 + SILENT_S)
+    one.exchange(book, 2000.0)
+    assert not one.revoked.silent(2000.0)
+
+
+def test_workers_refuse_what_their_parent_says(tmp_path: Path) -> None:
+    store = TokenStore(tmp_path / "tokens.json")
+    made, key = store.create("alice", ["serve"], now=time.time(), seconds=3600)
+    keys, head = Keys(store), f"Bearer {key}".encode()
+
+    def refused(**words: Any) -> int:
+        keys.revoked(words.get("digests", ()), silent=words.get("silent", False))
+        with pytest.raises(RefusalError) as error:
+            keys.check(head, "127.0.0.1")
+        return error.value.status
+
+    keys.check(head, "127.0.0.1")
+    assert refused(digests=[made.digest]) == 401
+    assert refused(silent=True) == 503
+    keys.revoked([], silent=False)
+    keys.check(head, "127.0.0.1")
