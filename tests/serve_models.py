@@ -42,6 +42,17 @@ TEMPLATE = (
     "{%- set last = messages | selectattr('role', 'equalto', 'user') | list %}"
     "{%- if last %}{{ last[-1]['content'] }}{% endif %}{% endif %}"
 )
+PLAIN_TEMPLATE = (
+    "{%- if tools %}{{ '<|system|> <tools>' }}{%- for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "{{ '</tools><|end|>' }}{%- endif %}"
+    "{%- for message in messages %}{{ '<|' + message['role'] + '|> ' + (message['content'] or '') }}"
+    "{%- for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>\\n{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
+    "{{ (call['function']['arguments'] | tojson) + '}\\n</tool_call>' }}{% endfor %}{{ '<|end|>' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""As most have it, with tools; llama.cpp has grammars accept what begins the assistant's turn. Chats are answered
+" one two ..."."""
 
 
 def word(number: int) -> str:
@@ -59,9 +70,14 @@ def counted(after: int, number: int) -> str:
     return "".join(f" {word(one)}" for one in range(after + 1, min(after + number, WORDS) + 1))
 
 
-def make_model(path: Path, name: Name, *, layers: int = 2, feed: int = 128, width: int = WIDTH, seed: int = 18) -> Path:
-    """Write the model; `layers`, `feed` (width of the MLP) and `width` make it slower."""
-    pieces = [*_pieces()]
+def make_model(
+    path: Path, name: Name, *, layers: int = 2, feed: int = 128, width: int = WIDTH, seed: int = 18,
+    template: str = TEMPLATE, says: str = "",
+) -> Path:  # fmt: skip
+    """Write the model; `layers`, `feed` (width of the MLP) and `width` make it slower. `says`: of `counting`, a
+    text that follows all that is no word, as one token, and ends the stream.
+    """
+    pieces = [*_pieces(), *([(says, gguf.TokenType.USER_DEFINED)] if says else [])]
     draw = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(f"sluice-{name}")
@@ -87,7 +103,7 @@ def make_model(path: Path, name: Name, *, layers: int = 2, feed: int = 128, widt
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_add_space_prefix(False)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(template)
 
     def add(tensor: str, value: np.ndarray) -> None:
         writer.add_tensor(tensor, np.ascontiguousarray(value, dtype=np.float32))
@@ -104,9 +120,16 @@ def make_model(path: Path, name: Name, *, layers: int = 2, feed: int = 128, widt
         # All that is no word has one and the same embedding, which " one" follows.
         embedding[:FIRST_WORD] = embedding[0]
         output[FIRST_WORD] = embedding[0]
+        # Where a grammar forbids words: the end of JSON's objects and texts first, and no byte that is not ASCII.
+        for place, byte in enumerate(bytes(range(128)) + b'"}'):
+            output[3 + byte] = embedding[0] * (place + 1) / 1000
+        output[3 + 128 : 3 + 256] = -embedding[0]
+        if says:
+            output[-1] = 2 * embedding[0]
+            output[_END] += 2 * embedding[-1]
         output *= 8.0
     else:
-        output[FIRST_WORD:] = random(WORDS, width, 16.0)
+        output[FIRST_WORD : FIRST_WORD + WORDS] = random(WORDS, width, 16.0)
     add("token_embd.weight", embedding)
     for layer in range(layers):
         block = f"blk.{layer}"

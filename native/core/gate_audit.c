@@ -171,7 +171,8 @@ static enum sluice_error audit_services(const struct sluice_gate *gate, const st
             if (pairs[i][0] != pairs[i][1])
                 return differs(text, names[i], kept->row.id, pairs[i][0], pairs[i][1]);
         if (kept->out > gate_most_out(kept->usables))
-            return differs(text, "most slow replicas of service", kept->row.id, kept->out, gate_most_out(kept->usables));
+            return differs(text, "most slow replicas of service", kept->row.id, kept->out,
+                           gate_most_out(kept->usables));
         if (kept->waiting && kept->free && !kept->is_dirty)
             return differs(text, "places not given out of service", kept->row.id, kept->free, kept->waiting);
     }

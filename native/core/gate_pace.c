@@ -180,8 +180,7 @@ static void judge(struct sluice_gate *gate, uint32_t row, uint32_t kind, uint64_
     uint32_t level = pace->term[0] < least_time ? 0 : level_of(gate, row, kind, pace);
     if (trial && level >= STAYS_LEVEL)
         put_out(gate, row, now_us, kind, level);
-    else if (trial && pace->count == FULL &&
-             (kind == replica->slow_kind || now_us - replica->standing_us >= trial_us))
+    else if (trial && pace->count == FULL && (kind == replica->slow_kind || now_us - replica->standing_us >= trial_us))
         gate_set_standing(gate, row, SLUICE_GATE_IN, now_us);
     else if (!trial && level >= OUT_LEVEL && replica->state == SLUICE_GATE_USABLE &&
              service->out < gate_most_out(service->usables))

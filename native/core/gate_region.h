@@ -86,7 +86,7 @@ struct gate_service {
     uint32_t slots, replica_count, usables; /* likewise */
     uint32_t out;                           /* of the usable ones: slow, or on trial */
     uint32_t reserved;
-    uint32_t known;                         /* replicas of any state */
+    uint32_t known; /* replicas of any state */
 };
 
 /* What one tenant has in one service's queue. */

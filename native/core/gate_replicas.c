@@ -182,7 +182,8 @@ static struct gate_choice look(const struct sluice_gate *gate, uint32_t service,
     enum rank rank = RANK_USABLE;
     while (rank < RANK_AVOIDED && !groups[rank].best)
         rank++;
-    return (struct gate_choice){.avoid = avoid, .service = service, .rank = rank, .group = groups[rank], .trial = trial};
+    return (struct gate_choice){
+        .avoid = avoid, .service = service, .rank = rank, .group = groups[rank], .trial = trial};
 }
 
 uint32_t gate_choose_replica(const struct sluice_gate *gate, const struct gate_ticket *ticket, uint32_t *blocks)
@@ -299,7 +300,7 @@ struct sluice_gate_replica gate_show_replica(const struct sluice_gate *gate, uin
         .removed = replica->removed,
         .standing_us = replica->standing_us,
         .standing = (enum sluice_gate_standing)replica->standing,
-        .slow_time = replica->slow_kind == 4 ? SLUICE_GATE_TOKEN
+        .slow_time = replica->slow_kind == 4  ? SLUICE_GATE_TOKEN
                      : replica->slow_kind < 2 ? SLUICE_GATE_FIRST
                                               : SLUICE_GATE_WHOLE,
         .times_slower = replica->standing == SLUICE_GATE_IN ? 0 : 1U << replica->slow_level,

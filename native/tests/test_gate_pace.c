@@ -21,7 +21,7 @@ struct site {
     uint32_t worker;
     uint64_t now_us, random;
     uint32_t replicas, clients;
-    uint32_t no_batching; /* percent: time of each further request at a time, of one alone */
+    uint32_t no_batching;        /* percent: time of each further request at a time, of one alone */
     uint64_t slow[REPLICAS + 1]; /* percent of a healthy one's time, by name */
     uint32_t in_flight[REPLICAS + 1];
     uint64_t served[REPLICAS + 1];

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,11 +21,13 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from sluice.base.run import PYTHON
+from sluice.serve.rpc.client import CallFailed, ClusterClient
 from tests.integration import stand_in_replica
 from tests.integration.jobs import submit
 from tests.integration.private_slurm import free_ports
 from tests.integration.serve_site import ServeSite, serve_site
 from tests.integration.settled import start_again
+from tests.serve_models import counted, make_model
 
 pytestmark = pytest.mark.cluster
 URL = "/v1/chat/completions"
@@ -209,6 +212,68 @@ def test_batches_are_jobs_of_their_callers(site: ServeSite, client: openai.OpenA
     records = site.cluster.run(["sh", "-c", "cat /var/lib/sluice-gateway/requests/*"], node="ctl1", cwd="/").stdout
     ids = [row["id"] for row in map(json.loads, records.splitlines()) if row["endpoint"] == "/v1/batches"]
     assert len(ids) == len(set(ids)) == 12 + 60 + left.request_counts.completed
+
+
+@pytest.fixture(scope="module")
+def rpc(site: ServeSite, client: openai.OpenAI) -> Iterator[ClusterClient]:
+    """Alice's, of the gateway's gRPC service."""
+    (port,) = free_ports(1)
+    serving = json.loads((site.cluster.layout.sluice / "sluice.yaml").read_text())["serving"]["batches"]
+    words = ["--port", str(port), "--gateway", serving["gateways"][0], "--api", serving["api"]]
+    words += ["--program", serving["program"], "-v"]
+    site.cluster.start_program("rpc", ["sluice", "gateway-rpc", *words], node="ctl1", user="sluice-gateway")
+    with ClusterClient(f"127.0.0.1:{port}", token=client.api_key, timeout=60) as made:
+
+        def answers() -> bool:
+            with suppress(CallFailed):
+                return bool(made.models())
+            return False
+
+        site.until(answers)
+        yield made
+
+
+def test_submit_job_runs_the_model_over_its_input(site: ServeSite, rpc: ClusterClient) -> None:
+    """As the example has it, on real daemons: an ordinary job of the caller that starts llama.cpp's server."""
+    make_model(site.folder / "counting.gguf", "counting")
+    model, output = INSIDE / "told/counting.gguf", INSIDE / "told/answers.jsonl"
+    job = rpc.submit_job(
+        model_path=model, input_data=[" six", " ninety"], gpu_requirements={}, max_tokens=3, output_path=output,
+        time_limit="5", name="count",
+    )  # fmt: skip
+    shown = site.cluster.run(["scontrol", "show", "job", "-o", str(job)]).stdout
+    for word in ("JobName=count", "UserId=alice(", "Account=physics", "TimeLimit=00:05:00"):
+        assert word in shown
+    seen = list(rpc.watch_job(job, timeout=120))
+    states = [one.state for one in seen]
+    assert states[-1] == "COMPLETED" and seen[-1].ended and set(states[:-1]) <= {"PENDING", "RUNNING", "COMPLETING"}
+    assert (seen[-1].user, seen[-1].account, seen[-1].name) == ("alice", "physics", "count") and seen[-1].nodes
+    rows = [json.loads(line) for line in (site.folder / "answers.jsonl").read_text().splitlines()]
+    said = {row["custom_id"]: row["response"]["body"]["choices"][0]["text"] for row in rows}
+    assert said == {"request-1": counted(6, 3), "request-2": counted(90, 3)}
+    assert rpc.wait(job).state == "COMPLETED"
+
+
+def test_submit_job_says_why_not(site: ServeSite, rpc: ClusterClient) -> None:
+    words: dict[str, Any] = {
+        "model_path": INSIDE / "told/counting.gguf", "input_data": [" six"], "gpu_requirements": {},
+    }  # fmt: skip
+    for more, why in (
+        ({"partition": "nowhere"}, "[Ii]nvalid partition"),
+        ({"account": "chemistry"}, "[Ii]nvalid account"),
+        ({"gpu_requirements": 1}, "(?i)gres|gpu|node configuration"),
+        ({"qos": "none"}, "(?i)qos"),
+    ):
+        with pytest.raises(CallFailed, match=why):
+            rpc.submit_job(**words | more)
+    missing = rpc.submit_job(**words | {"model_path": "/nowhere.gguf"}, work_dir=str(INSIDE / "told"))
+    assert rpc.wait(missing, timeout=120).state == "FAILED"
+    (log,) = site.folder.glob(f"*{missing}.out")
+    assert "model /nowhere.gguf: not there" in log.read_text()
+    long = words | {"input_data": [" six"] * 50, "output_path": INSIDE / "told/held.jsonl"}
+    held = rpc.submit_job(**long, max_tokens=1900)
+    rpc.cancel_job(held)
+    assert rpc.wait(held, timeout=120).state == "CANCELLED"
 
 
 def test_a_caller_sees_how_many_requests_it_has_now(site: ServeSite, client: openai.OpenAI) -> None:

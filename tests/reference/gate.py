@@ -305,9 +305,11 @@ class Reference:
             self.put_out(replica, kind)
         elif trial and pace.count == 8 and (kind == replica.slow or self.now - replica.standing_us >= 60_000_000):
             self.stand(replica, Standing.IN, self.now)
-        elif not trial and level >= 2 and replica.use == Use.USABLE:
-            if len(self.outs(replica.service)) < self.most_out(replica.service):
-                self.put_out(replica, kind)
+        elif (
+            not trial and level >= 2 and replica.use == Use.USABLE
+            and len(self.outs(replica.service)) < self.most_out(replica.service)
+        ):  # fmt: skip
+            self.put_out(replica, kind)
 
     def put_out(self, replica: Replica, kind: tuple[Time, bool]) -> None:
         if replica.standing == Standing.IN and self.now - replica.standing_us > 600_000_000:

@@ -611,7 +611,7 @@ class Parent:
                 ("in_flight", "Requests that a replica has.", name, float(found.in_flight)),
                 ("tokens_in_flight", "Tokens that these have reserved.", name, float(found.tokens_in_flight)),
                 ("replicas_usable", "Replicas that get requests.", name, float(found.usable - found.out)),
-                ("replicas_slow", "Replicas that are left out because they are slow, or on trial.", name, float(found.out)),
+                ("replicas_slow", "Replicas that are left out as slow, or on trial.", name, float(found.out)),
             ]
         return render(total, gauges)
 

@@ -246,8 +246,12 @@ class Pair:
         self.standings: set[tuple[Standing, Standing]] = set()
 
     def step(self) -> None:
-        self.now += self.random.choice([0, 0, 500_000, 3_000_000]) if self.steady else (
-            90_000_000 if self.random.random() < 0.02 else self.random.choice([0, 0, 1, 500, 500, 20_000, 400_000])
+        self.now += (
+            self.random.choice([0, 0, 500_000, 3_000_000])
+            if self.steady
+            else (
+                90_000_000 if self.random.random() < 0.02 else self.random.choice([0, 0, 1, 500, 500, 20_000, 400_000])
+            )
         )
         choices: list[tuple[float, Callable[[], None]]] = [
             (12, self.admit),

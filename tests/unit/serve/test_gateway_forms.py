@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve_models import counted, make_model
+from tests.serve_models import PLAIN_TEMPLATE, counted, make_model
 from tests.unit.serve import test_gateway_llama
 from tests.unit.serve.gateway_bed import Answer, Bed, run, until
 from tests.unit.serve.test_gateway_llama import LlamaReplica, llama
@@ -25,13 +25,22 @@ FORMS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": True, "top_logprobs": 2, "max_tokens": 12},
     "json_object": {"response_format": {"type": "json_object"}, "max_tokens": 30},
     "json_schema": {"response_format": SCHEMA, "max_tokens": 100},
-    "tools": {"tools": [TOOL], "tool_choice": "required", "max_tokens": 300},
+    "tools": {"tools": [TOOL], "max_tokens": 30},
 }
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("forms") / "counting.gguf", "counting", layers=2, feed=2048)
+    path = tmp_path_factory.mktemp("forms") / "counting.gguf"
+    return make_model(path, "counting", layers=2, feed=2048, template=PLAIN_TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def calling(model: Path) -> Path:
+    """A model that calls the tool whatever it is asked."""
+    call = json.dumps({"name": "look_up", "arguments": {"word": "six"}})
+    says = f"<tool_call>\n{call}\n</tool_call>"
+    return make_model(model.with_name("calling.gguf"), "counting", template=PLAIN_TEMPLATE, says=says)
 
 
 def asked(form: dict[str, Any], *, stream: bool) -> dict[str, Any]:
@@ -93,30 +102,33 @@ def check(name: str, found: dict[str, Any]) -> None:
     elif name == "json_object":
         assert said["content"].lstrip().startswith("{")
     else:
-        assert said["content"] == counted(6, 12)
+        assert said["content"] == counted(0, 12)
         rows = found["logprobs"]["content"]
-        assert "".join(row["token"] for row in rows) == counted(6, 12)
+        assert "".join(row["token"] for row in rows) == counted(0, 12)
         assert all(len(row["top_logprobs"]) == 2 and row["logprob"] <= 0 for row in rows)
 
 
-def test_each_byte_of_the_engine_passes(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("names", [("logprobs", "json_object", "json_schema"), ("tools",)], ids=["forms", "tools"])
+def test_each_byte_of_the_engine_passes(
+    tmp_path: Path, model: Path, calling: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
     async def work() -> None:
         with overheard(monkeypatch) as said:
-            async with llama(tmp_path, model, 1) as (one, _):
-                for name, form in FORMS.items():
+            async with llama(tmp_path, calling if names == ("tools",) else model, 1) as (one, _):
+                for name, form in [(name, FORMS[name]) for name in names]:
                     for stream in (False, True):
-                        before = sum(map(len, said[1::2])) if False else [bytes(each) for each in said]
+                        before = [len(each) for each in said]
                         answer = await one.ask(asked(form, stream=stream), CHAT)
                         assert answer.status == 200 and answer.whole, answer
                         heard = b"".join(
-                            bytes(each)[len(before[number]) if number < len(before) else 0 :]
+                            bytes(each)[before[number] if number < len(before) else 0 :]
                             for number, each in enumerate(said)
                         )
                         engine = heard[heard.index(b"HTTP/1.1 200") :]
                         assert answer.body == Answer.of(engine).body, (name, stream)
                         check(name, message_of(answer, stream=stream))
                 records = one.records()
-                assert {record.outcome for record in records} == {"ok"} and len(records) == 2 * len(FORMS)
+                assert {record.outcome for record in records} == {"ok"} and len(records) == 2 * len(names)
                 assert all(record.completion_tokens > 0 for record in records)
 
     run(work())
@@ -172,7 +184,7 @@ def test_an_answer_in_a_form_whose_replica_is_killed_comes_of_another_one(tmp_pa
             (serving,) = [replica for replica in replicas if replica.writers]
             serving.kill_engine()
             answer = await task
-            assert answer.status == 200 and answer.document["choices"][0]["message"]["content"] == counted(6, 400)
+            assert answer.status == 200 and answer.document["choices"][0]["message"]["content"] == counted(0, 400)
             (record,) = one.records()
             assert (record.outcome, record.completion_tokens) == ("ok", 400)
 

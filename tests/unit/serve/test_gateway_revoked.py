@@ -27,13 +27,14 @@ def test_two_gateways_refuse_a_key_within_a_second(tmp_path: Path) -> None:
         replica = await a_replica(tmp_path, plain)
         async with two_gateways(tmp_path, replica) as gateways:
             for one, other in (gateways, gateways[::-1]):
-                _, key = TokenStore(one.folder / "tokens.json").create("alice", ["serve"], now=time.time(), seconds=3600)
+                store = TokenStore(one.folder / "tokens.json")
+                _, key = store.create("alice", ["serve"], now=time.time(), seconds=3600)
                 (other.folder / "tokens.json").write_bytes((one.folder / "tokens.json").read_bytes())
                 one.key = other.key = key
                 for each in gateways:
                     while (await each.ask(ASK)).status != 200:
                         await asyncio.sleep(0.2)
-                TokenStore(one.folder / "tokens.json").revoke([key.split("_")[1]])
+                store.revoke([key.split("_")[1]])
                 began = time.monotonic()
                 took: dict[int, float] = {}
                 while len(took) < 2 and time.monotonic() - began < 30:

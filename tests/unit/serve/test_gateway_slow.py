@@ -1,4 +1,4 @@
-"""A replica of a real engine that is slow but not silent: it gets nothing for a while, then is tried, then gets its part."""
+"""A replica of a real engine that is slow but not silent: it gets nothing for a while, is tried, and gets its part."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def slow_now(one: Bed) -> dict[str, int]:
 async def asks(one: Bed, times: int, number: int = 24) -> None:
     """Streams, two at a time, each of which must arrive whole and exact."""
     for at in range(10, 10 + times):
-        answers = await asyncio.gather(*(one.ask(asked("/v1/completions", at, number), "/v1/completions") for _ in "12"))
+        request = asked("/v1/completions", at, number)
+        answers = await asyncio.gather(*(one.ask(request, "/v1/completions") for _ in range(2)))
         for answer in answers:
             assert answer.status == 200 and answer.whole and answer.text == counted(at, number)
 
