@@ -166,7 +166,7 @@ def test_a_stream_that_cannot_go_on_exactly_ends_with_one_clear_error(tmp_path: 
 async def interrupted(one: Bed, replicas: list[LlamaReplica], document: dict[str, Any]) -> Answer:
     """The answer to a request whose engine is killed in the middle."""
     for replica in replicas:
-        replica.lets_through = 8_192
+        replica.lets_through = 32_768
     task = asyncio.create_task(one.ask(document, CHAT))
     await until(lambda: any(call._count > 5 for call in one.worker.calls.values()), 60)
     (serving,) = [replica for replica in replicas if replica.writers]
