@@ -137,10 +137,10 @@ ZE(zeCommandQueueCreate, ze_handle context, ze_handle device, const void *how, s
     return create(context, device, false, queue);
 }
 
-ZE(zeCommandListCreate, ze_handle context, ze_handle device, const void *how, struct ze_sim_list **list)
+ZE(zeCommandListCreate, ze_handle context, ze_handle device, const void *how, ze_handle *list)
 {
-    (void)how;
-    return create(context, device, false, list);
+    ZE_TRACE(CommandListCreate, ze_create_list, create(context, device, false, (struct ze_sim_list **)list), &context,
+             &device, &how, &list);
 }
 
 ZE(zeCommandListCreateImmediate, ze_handle context, ze_handle device, const void *how, struct ze_sim_list **list)

@@ -34,6 +34,7 @@ bool ze_sim_device(ze_handle device, unsigned *index);
     CALL(MemAllocShared)                                                                                               \
     CALL(MemAllocHost)                                                                                                 \
     CALL(MemFree)                                                                                                      \
+    CALL(CommandListCreate)                                                                                            \
     CALL(CommandListReset)                                                                                             \
     CALL(CommandListDestroy)                                                                                           \
     CALL(KernelDestroy)                                                                                                \

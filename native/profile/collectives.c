@@ -13,7 +13,7 @@ enum { CALLS = 4096, COMMUNICATORS = 256 };
 struct call {
     enum { FREE, BEGUN, ENDED } state;
     struct sluice_profile_record record;
-    const char *function; /* NCCL's own, for good */
+    const char *function; /* the library's own, for good */
 };
 
 static struct {
@@ -57,6 +57,59 @@ static uint64_t bytes_of(size_t count, const char *datatype)
     return count * 4;
 }
 
+/* ---- a call, of any thread ---- */
+
+static struct call *free_call(void)
+{
+    for (unsigned i = 0; i < CALLS; i++) {
+        struct call *call = &all.calls[all.next++ % CALLS];
+        if (call->state == FREE) {
+            return call;
+        }
+    }
+    return NULL;
+}
+
+static struct call *begin(const char *function, uint64_t bytes, uint64_t communicator)
+{
+    pthread_mutex_lock(&all.lock);
+    struct call *call = all.on ? free_call() : NULL;
+    if (call != NULL) {
+        call->state = BEGUN;
+        call->function = function;
+        call->record = (struct sluice_profile_record){
+            .kind = SLUICE_PROFILE_COLLECTIVE,
+            .device = UINT32_MAX,
+            .start = clock_now(CLOCK_MONOTONIC),
+            .call = {.thread = (uint32_t)gettid(), .bytes = bytes, .communicator = communicator}};
+    } else {
+        all.lost += all.on;
+    }
+    pthread_mutex_unlock(&all.lock);
+    return call;
+}
+
+static void end(struct call *call)
+{
+    if (call != NULL) {
+        pthread_mutex_lock(&all.lock);
+        call->record.end = clock_now(CLOCK_MONOTONIC);
+        call->state = ENDED;
+        pthread_mutex_unlock(&all.lock);
+    }
+}
+
+/* Around calls of a library that has no interface for profilers (preload_oneccl.c). `function` is for good. */
+void *sluice_profile_collective_begin(const char *function, uint64_t bytes, uint64_t communicator)
+{
+    return begin(function, bytes, communicator);
+}
+
+void sluice_profile_collective_end(void *call)
+{
+    end(call);
+}
+
 /* ---- NCCL's side: each of these may be called by several threads ---- */
 
 static int init(void **context, int *mask, const char *name, uint64_t communicator, int nodes, int ranks, int rank,
@@ -78,17 +131,6 @@ static int init(void **context, int *mask, const char *name, uint64_t communicat
     return NCCL_OK;
 }
 
-static struct call *free_call(void)
-{
-    for (unsigned i = 0; i < CALLS; i++) {
-        struct call *call = &all.calls[all.next++ % CALLS];
-        if (call->state == FREE) {
-            return call;
-        }
-    }
-    return NULL;
-}
-
 static int start(void *context, void **handle, const struct nccl_event *event)
 {
     bool collective = event->type == NCCL_COLLECTIVE;
@@ -98,34 +140,14 @@ static int start(void *context, void **handle, const struct nccl_event *event)
     }
     size_t count = collective ? event->collective.count : event->point_to_point.count;
     const char *datatype = collective ? event->collective.datatype : event->point_to_point.datatype;
-    pthread_mutex_lock(&all.lock);
-    struct call *call = all.on ? free_call() : NULL;
-    if (call != NULL) {
-        call->state = BEGUN;
-        call->function = collective ? event->collective.function : event->point_to_point.function;
-        call->record = (struct sluice_profile_record){.kind = SLUICE_PROFILE_COLLECTIVE,
-                                                      .device = UINT32_MAX,
-                                                      .start = clock_now(CLOCK_MONOTONIC),
-                                                      .call = {.thread = (uint32_t)gettid(),
-                                                               .bytes = bytes_of(count, datatype),
-                                                               .communicator = *(uint64_t *)context}};
-        *handle = call;
-    } else {
-        all.lost += all.on;
-    }
-    pthread_mutex_unlock(&all.lock);
+    const char *function = collective ? event->collective.function : event->point_to_point.function;
+    *handle = begin(function, bytes_of(count, datatype), *(uint64_t *)context);
     return NCCL_OK;
 }
 
 static int stop(void *handle)
 {
-    struct call *call = handle;
-    if (call != NULL) {
-        pthread_mutex_lock(&all.lock);
-        call->record.end = clock_now(CLOCK_MONOTONIC);
-        call->state = ENDED;
-        pthread_mutex_unlock(&all.lock);
-    }
+    end(handle);
     return NCCL_OK;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL's calls, which NCCL itself tells of (its profiler plugin): kept until our thread writes them. */
+/* Calls of NCCL, which NCCL itself tells of (its profiler plugin), and of oneCCL: kept until our thread writes them. */
 #ifndef SLUICE_PROFILE_COLLECTIVES_H
 #define SLUICE_PROFILE_COLLECTIVES_H
 
@@ -7,8 +7,13 @@
 
 #include "file.h"
 
-/* NCCL tells of its calls only while this is on. */
+/* They are told of only while this is on. */
 void collectives_collect(bool on);
+
+/* For the preloaded library; NULL: nothing is collected. */
+__attribute__((visibility("default"))) void *sluice_profile_collective_begin(const char *function, uint64_t bytes,
+                                                                             uint64_t communicator);
+__attribute__((visibility("default"))) void sluice_profile_collective_end(void *call);
 
 /* Writes those that have ended; how many. Those for which there was no room are written as lost. */
 uint64_t collectives_write(struct profile_file *file);

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The loader of Level Zero calls back before and after calls of the program, if it was started with its tracing layer
- * (ZE_ENABLE_TRACING_LAYER=1). Two tracers: one for what is collected, which is on while it is, and one for the ends of
- * things that have handles, which stays on behind a profile as long as an event of ours is in one of them.
+ * (ZE_ENABLE_TRACING_LAYER=1). Three tracers: one for what is collected, which is on while it is; one for the ends of
+ * things that have handles, which stays on behind a profile as long as an event of ours is in one of them; and one that
+ * counts what is recorded in command lists, which is on from the program's start.
  */
 #include "level_zero.h"
 
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -20,7 +22,7 @@ struct level_zero ze;
 
 static struct {
     void *library;
-    ze_handle collecting, lives;
+    ze_handle collecting, lives, recording;
     bool enabled, watched;
     _Atomic uint32_t wanted;      /* while it is collected */
     atomic_bool timed, abandoned; /* launches are timed; this is a child after a fork */
@@ -129,7 +131,16 @@ CALLBACK(before_fill, ze_fill,
 CALLBACK(after_copy, ze_copy, end_work(*theirs->list, result, "zeCommandListAppendMemoryCopy");)
 CALLBACK(after_fill, ze_fill, end_work(*theirs->list, result, "zeCommandListAppendMemoryFill");)
 CALLBACK(before_execute, ze_execute, ze_lists_begin(*theirs->count, *theirs->lists);)
-CALLBACK(after_execute, ze_execute, if (result == ZE_OK) { ze_lists_end(*theirs->count, *theirs->lists); })
+
+static void executed(uint32_t count, const ze_handle *lists)
+{
+    ze_lists_end(count, lists);
+    ze_recorded_execute(count, lists,
+                        (unsigned)wants(SLUICE_PROFILE_WANT_KERNELS) << ZE_RECORDED_KERNELS |
+                            (unsigned)wants(SLUICE_PROFILE_WANT_COPIES) << ZE_RECORDED_COPIES);
+}
+
+CALLBACK(after_execute, ze_execute, if (result == ZE_OK) { executed(*theirs->count, *theirs->lists); })
 
 static void set_group(const struct ze_group_size *group)
 {
@@ -138,6 +149,21 @@ static void set_group(const struct ze_group_size *group)
 }
 
 CALLBACK(after_group_size, ze_group_size, if (result == ZE_OK) { set_group(theirs); })
+
+/* ---- what is recorded while it is not wanted ---- */
+
+static void recorded(ze_handle list, uint32_t result, uint32_t what, enum ze_recorded kind)
+{
+    if (result == ZE_OK && !wants(what)) {
+        ze_recorded_append(list, kind);
+    }
+}
+
+CALLBACK(record_launch, ze_launch, recorded(*theirs->list, result, SLUICE_PROFILE_WANT_KERNELS, ZE_RECORDED_KERNELS);)
+CALLBACK(record_copy, ze_one, recorded(*theirs->handle, result, SLUICE_PROFILE_WANT_COPIES, ZE_RECORDED_COPIES);)
+CALLBACK(after_create_list, ze_create_list, if (result == ZE_OK) { ze_recorded_made(**theirs->list); })
+CALLBACK(after_list_reset, ze_one, if (result == ZE_OK) { ze_recorded_reset(*theirs->handle); })
+CALLBACK(before_list_gone, ze_one, ze_recorded_gone(*theirs->handle);)
 
 /* ---- waits and memory ---- */
 
@@ -240,6 +266,17 @@ static const struct traced lives[] = {
     {"ContextDestroy", before_context_destroy, NULL, false},
 };
 
+static const struct traced recording[] = {
+    {"CommandListCreate", NULL, after_create_list, false},
+    {"CommandListAppendLaunchKernel", NULL, record_launch, false},
+    {"CommandListAppendLaunchCooperativeKernel", NULL, record_launch, false},
+    {"CommandListAppendLaunchKernelIndirect", NULL, record_launch, false},
+    {"CommandListAppendMemoryCopy", NULL, record_copy, false},
+    {"CommandListAppendMemoryFill", NULL, record_copy, false},
+    {"CommandListReset", NULL, after_list_reset, false},
+    {"CommandListDestroy", before_list_gone, NULL, false},
+};
+
 static bool find_library(char *words, size_t size)
 {
     static const char *const names[] = {
@@ -319,6 +356,7 @@ static enum sluice_profile_reason open_tracer(char *words, size_t size)
         return SLUICE_PROFILE_LIBRARY;
     }
     ze_work_open();
+    ze_recorded_unseen(); /* of an earlier profile */
     ze_keep_open(true);
     return 0;
 }
@@ -388,11 +426,25 @@ const struct tracer level_zero_tracer = {.vendor = SLUICE_PROFILE_INTEL,
                                          .now = now,
                                          .write = write_buffer,
                                          .dropped = ze_lost,
+                                         .unseen = ze_recorded_unseen,
                                          .note_devices = ze_note_devices,
                                          .abandon = abandon};
 
-/* The preloaded library (preload.c) calls this when the program has initialized Level Zero. */
+/* If it cannot be done, a profile says why. */
+static void count_recorded(void)
+{
+    char words[256];
+    if (getenv(SLUICE_PROFILE_FOLDER_VARIABLE) != NULL && find_library(words, sizeof words)) {
+        all.recording = new_tracer(recording, sizeof recording / sizeof *recording, words, sizeof words);
+    }
+    if (all.recording != NULL) {
+        ze.zelTracerSetEnabled(all.recording, 1);
+    }
+}
+
+/* The preloaded library (preload.c) calls this when the program has initialized Level Zero: once. */
 __attribute__((visibility("default"))) void sluice_profile_level_zero(void)
 {
+    count_recorded();
     inject_start(&level_zero_tracer);
 }

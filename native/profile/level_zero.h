@@ -44,6 +44,21 @@ void ze_pass_on(void);
 /* Writes the records of a buffer; how many there were. */
 uint64_t ze_write(struct profile_file *file, const struct buffer *buffer);
 
+/* ---- level_zero_recorded.c: what command lists have that was recorded without events of ours; from any thread ---- */
+
+enum ze_recorded { ZE_RECORDED_KERNELS, ZE_RECORDED_COPIES, ZE_RECORDED_KINDS };
+
+/* One that is to be recorded is made, emptied, destroyed. Immediate ones are not known here. */
+void ze_recorded_made(ze_handle list);
+void ze_recorded_reset(ze_handle list);
+void ze_recorded_gone(ze_handle list);
+/* Something is appended that has no event. */
+void ze_recorded_append(ze_handle list, enum ze_recorded kind);
+/* They are executed while a profile wants `kinds` (bits). */
+void ze_recorded_execute(uint32_t count, const ze_handle *lists, unsigned kinds);
+/* How much was executed so since the last call. */
+uint64_t ze_recorded_unseen(void);
+
 /* ---- level_zero_work.c: work on the device, from when it is appended to a command list; from any thread ---- */
 
 struct ze_work;

@@ -134,6 +134,12 @@ struct ze_execute {
     ze_handle *fence;
 };
 
+struct ze_create_list {
+    ze_handle *context, *device;
+    const void **how;
+    ze_handle **list;
+};
+
 struct ze_one { /* calls with a handle and perhaps more: a list is reset, a queue waited for */
     ze_handle *handle;
 };

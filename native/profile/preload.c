@@ -2,7 +2,8 @@
 /*
  * Preloaded (LD_PRELOAD) into programs of steps that asked for a profile of Intel's GPUs, whose driver loads no tools by
  * itself. It waits for the program to initialize Level Zero, and only then loads the library of profiles next to it: a
- * shell of the job has this small library and nothing else, no thread and no open file.
+ * shell of the job has this small library and nothing else, no thread and no open file. Calls of oneCCL pass through it,
+ * too (preload_oneccl.c).
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,9 +14,9 @@
 #include <string.h>
 
 #include "level_zero_abi.h"
+#include "preload.h"
 
-#define EXPORT __attribute__((visibility("default")))
-#define HIDDEN __attribute__((visibility("hidden")))
+#define LOADER "libze_loader.so.1"
 
 /* musl has none: a program of it, which LD_PRELOAD brings this library into as well, would not start. It is not profiled. */
 #pragma weak dlvsym
@@ -107,6 +108,7 @@ static void load(void)
     }
     if (begin != NULL) {
         begin();
+        oneccl_begin(library, look_up());
     }
 }
 
@@ -119,14 +121,13 @@ static uint32_t initialized(uint32_t result)
     return result;
 }
 
-/* The loader's, also where the program has it in a scope of its own. */
-static void *of_loader(const char *name)
+void *preload_find(const char *library, const char *name)
 {
     dlsym_function *look = look_up();
-    void *loader = dlopen("libze_loader.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    void *found = look != NULL && loader != NULL ? look(loader, name) : NULL;
-    if (loader != NULL) {
-        dlclose(loader);
+    void *opened = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+    void *found = look != NULL && opened != NULL ? look(opened, name) : NULL;
+    if (opened != NULL) {
+        dlclose(opened);
     }
     return found;
 }
@@ -137,14 +138,14 @@ EXPORT uint32_t zeInitDrivers(uint32_t *count, void *drivers, void *how);
 uint32_t zeInit(uint32_t flags)
 {
     init_function *theirs;
-    *(void **)&theirs = of_loader("zeInit");
+    *(void **)&theirs = preload_find(LOADER, "zeInit");
     return theirs != NULL ? initialized(theirs(flags)) : ZE_NOT_INITIALIZED;
 }
 
 uint32_t zeInitDrivers(uint32_t *count, void *drivers, void *how)
 {
     init_drivers_function *theirs;
-    *(void **)&theirs = of_loader("zeInitDrivers");
+    *(void **)&theirs = preload_find(LOADER, "zeInitDrivers");
     return theirs != NULL ? initialized(theirs(count, drivers, how)) : ZE_NOT_INITIALIZED;
 }
 
@@ -154,7 +155,7 @@ static void *wrapper_of(const char *symbol)
 {
     return strcmp(symbol, "zeInit") == 0          ? (void *)zeInit
            : strcmp(symbol, "zeInitDrivers") == 0 ? (void *)zeInitDrivers
-                                                  : NULL;
+                                                  : oneccl_wrapper(symbol);
 }
 
 /* What dlsym answers by itself; (void *)-1: the C library answers (dlsym.S). */
@@ -166,7 +167,7 @@ HIDDEN void *dlsym_choose(void *handle, const char *symbol)
     if (wrapper == NULL || look == NULL || handle == RTLD_NEXT) {
         return leave;
     }
-    void *theirs = of_loader(symbol), *found = look(handle, symbol);
+    void *theirs = preload_find(symbol[0] == 'z' ? LOADER : ONECCL_LIBRARY, symbol), *found = look(handle, symbol);
     if (found == wrapper) { /* in the global scope: our export must not pretend that there is a loader */
         return theirs != NULL ? wrapper : look(RTLD_NEXT, symbol);
     }

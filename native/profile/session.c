@@ -86,18 +86,23 @@ static void note_clock(struct session *session, uint64_t now)
     session->clocked = now;
 }
 
-/* What the vendor's library had no room for. */
-static void note_dropped(struct session *session, uint64_t now)
+static void note_lost(const struct session *session, uint64_t now, uint64_t events, enum sluice_profile_reason reason)
 {
-    uint64_t dropped = session->tracer->dropped();
-    if (dropped > 0) {
-        file_add(session->file,
-                 &(struct sluice_profile_record){.kind = SLUICE_PROFILE_LOST,
-                                                 .device = UINT32_MAX,
-                                                 .start = session->ticked,
-                                                 .end = now,
-                                                 .loss = {.events = dropped, .reason = SLUICE_PROFILE_BUFFERS}});
+    if (events > 0) {
+        file_add(session->file, &(struct sluice_profile_record){.kind = SLUICE_PROFILE_LOST,
+                                                                .device = UINT32_MAX,
+                                                                .start = session->ticked,
+                                                                .end = now,
+                                                                .loss = {.events = events, .reason = reason}});
     }
+}
+
+/* What the vendor's library had no room for, and what cannot have times. */
+static void note_dropped(const struct session *session, uint64_t now)
+{
+    const struct tracer *tracer = session->tracer;
+    note_lost(session, now, tracer->dropped(), SLUICE_PROFILE_BUFFERS);
+    note_lost(session, now, tracer->unseen != NULL ? tracer->unseen() : 0, SLUICE_PROFILE_RECORDED);
 }
 
 static void end_gap(struct session *session, uint64_t now)

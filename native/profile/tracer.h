@@ -37,6 +37,9 @@ struct tracer {
     /* How many events had no room since it was last asked. */
     uint64_t (*dropped)(void);
 
+    /* How many kernels and copies ran since then without times, as they were recorded before; NULL: there are none. */
+    uint64_t (*unseen)(void);
+
     /* ns of processor time that threads of the library have spent since it was last asked; NULL: none are ours to count. */
     uint64_t (*spent)(void);
 

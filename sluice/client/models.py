@@ -1668,6 +1668,7 @@ class ProfileSummary(Document):
     ranks: list[ProfiledRank]
     lost_events: int
     lost_because: list[str]
+    not_timed_events: int = Field(0, description="Kernels and copies that ran, and no time of theirs is known.")
     cost_percent: float | None
     clocks: list[ProfiledClock]
     notes: list[str]

@@ -63,6 +63,7 @@ class Reason(IntEnum):
     LIBRARY = 8
     OCCUPIED = 9
     FORBIDDEN = 10
+    RECORDED = 11
 
 
 PLACES = ("unknown", "pageable", "pinned", "device", "array", "managed")

@@ -55,6 +55,8 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
         functions.update(profile.name(one.name) or "unnamed" for one in profile.events if one.kind == Kind.SAMPLE)
         ranks.append(_process(timeline, profile, gpus, kernels, copies))
     totals = _totals(gpus)
+    losses = [loss for one in timeline.profiles for loss in one.losses]
+    lost = [loss for loss in losses if loss.reason != Reason.RECORDED]
     first = timeline.profiles[0]
     kernel_ns = sum(one.ns for one in kernels.values())
     return {
@@ -92,8 +94,9 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
             for name, count in functions.most_common(_TOP)
         ],
         **_ranks(ranks),
-        "lost_events": sum(loss.events for one in timeline.profiles for loss in one.losses),
-        "lost_because": sorted({_reason(loss.reason) for one in timeline.profiles for loss in one.losses}),
+        "lost_events": sum(loss.events for loss in lost),
+        "lost_because": sorted({_reason(loss.reason) for loss in lost}),
+        "not_timed_events": sum(loss.events for loss in losses if loss.reason == Reason.RECORDED),
         "cost_percent": _cost(timeline),
         "clocks": [
             {
@@ -287,4 +290,9 @@ def _closing(s: dict[str, Any]) -> list[str]:
         lines.append(f"Tracing cost at most {s['cost_percent']:g} % of a process's time")
     if s["lost_events"]:
         lines.append(f"Not in it: {s['lost_events']} events ({', '.join(s['lost_because'])})")
+    if s["not_timed_events"]:
+        lines.append(
+            f"Not timed: {s['not_timed_events']} kernels and copies of command lists that were recorded while nothing was "
+            "collected; their time counts as idle"
+        )
     return lines + [f"note: {note}" for note in s["notes"][:12]]

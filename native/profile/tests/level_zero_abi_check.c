@@ -57,6 +57,7 @@ SAME(ze_allocation, kind, ze_memory_allocation_properties_t, type);
 SIZE(ze_allocation, ze_memory_allocation_properties_t);
 SAME(ze_tracer, user, zel_tracer_desc_t, pUserData);
 
+SAME(ze_create_list, list, ze_command_list_create_params_t, pphCommandList);
 SAME(ze_launch, list, ze_command_list_append_launch_kernel_params_t, phCommandList);
 SAME(ze_launch, kernel, ze_command_list_append_launch_kernel_params_t, phKernel);
 SAME(ze_launch, groups, ze_command_list_append_launch_kernel_params_t, ppLaunchFuncArgs);

@@ -30,8 +30,8 @@ LOSS = struct.Struct("<QI4xQ")
 NAME, DEVICE, KERNEL, COPY, FILL, SYNC, MEMORY, CALL = range(1, 9)
 COLLECTIVE, SAMPLE = 9, 10
 CLOCK, GAP, LOST, END = range(11, 15)
-STOPPED, TIME, EXIT, QUOTA, DISK, BUDGET, BUFFERS, NO_LIBRARY, OCCUPIED, FORBIDDEN = range(1, 11)
-ALL, CALLS, SAMPLES = 47, 16, 64
+STOPPED, TIME, EXIT, QUOTA, DISK, BUDGET, BUFFERS, NO_LIBRARY, OCCUPIED, FORBIDDEN, NOT_TIMED = range(1, 12)
+ALL, CALLS, SAMPLES, KERNELS = 47, 16, 64, 1
 NO_LIMIT = 1_000_000  # of the budget: all of the time
 
 # What a program does: begin() with a context and a module, run(launches, function=gemm), copy(), wait(). Says "ready".
@@ -342,6 +342,14 @@ class Profiled:
             time.sleep(0.02)
         raise AssertionError(f"no profile {number} of {pid} among {self.files()}")
 
+    def collects_anything(self, number: int) -> None:
+        """Wait until collection has begun, also where the program does nothing."""
+        deadline = time.monotonic() + 20
+        while not self.wait_for(number, self.process.pid).of(CLOCK):
+            assert time.monotonic() < deadline, "it does not begin"
+            time.sleep(0.02)
+        time.sleep(0.05)
+
     def collects(self, number: int) -> None:
         """Wait until kernels are in the file."""
         deadline = time.monotonic() + 20
@@ -369,12 +377,7 @@ def write_control(
 def known_work(program: Profiled, number: int) -> Profile:
     """When the profile runs, and its first launches are no longer timed before collection."""
     assert program.hears() == "ready"
-    deadline = time.monotonic() + 20
-    while not program.wait_for(number, program.process.pid).of(CLOCK):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-        program.wait_for(number, program.process.pid)
-    time.sleep(0.05)
+    program.collects_anything(number)
     program.tell()
     program.ends()
     return program.profile(number)

@@ -17,10 +17,12 @@ from profiled import (
     GPU,
     INJECTED,
     KERNEL,
+    KERNELS,
     KNOWN,
     LOOP,
     LOST,
     NO_LIBRARY,
+    NOT_TIMED,
     PRELOAD,
     SYNC,
     Profile,
@@ -209,6 +211,75 @@ def test_a_recorded_list_keeps_our_events_over_profiles(make: Make) -> None:
     program.ends()
 
 
+BEFORE = (
+    GPU
+    + "begin()\n"
+    + EVENTS
+    + RECORDED
+    + """
+recorded_at_once, recorded = recorded, made(ze.zeCommandListCreate, context, device, how)
+run(7, gemm, recorded)
+byte = c.c_ubyte(1)
+ok(ze.zeCommandListAppendMemoryFill(recorded, memory, c.byref(byte), c.c_size_t(1), c.c_size_t(4096), None, none, None))
+ok(ze.zeCommandListReset(recorded))
+run(3, gemm, recorded)
+ok(ze.zeCommandListAppendMemoryFill(recorded, memory, c.byref(byte), c.c_size_t(1), c.c_size_t(4096), None, none, None))
+ok(ze.zeCommandListClose(recorded))
+def work():
+    execute()
+    finish()
+    run(2)
+    wait()
+say()
+while (word := told()) != "end":
+    for _ in range(int(word)):
+        work()
+    say()
+ok(ze.zeCommandListDestroy(recorded))
+recorded = made(ze.zeCommandListCreate, context, device, how)
+ok(ze.zeCommandListClose(recorded))
+execute()
+finish()
+say()
+told()
+"""
+)
+
+
+def unseen(profile: Profile) -> int:
+    """Of lists that were recorded before it began; nothing else is lost."""
+    lost = [one.loss for one in profile.of(LOST)]
+    assert {reason for _, reason, _ in lost} <= {NOT_TIMED}
+    return sum(events for events, _, _ in lost)
+
+
+def test_what_was_recorded_before_is_counted_whenever_it_runs(make: Make) -> None:
+    """Neither what ran before the profile, nor what a reset removed, nor kernels of immediate lists, which are seen."""
+    program = make(BEFORE)
+    program.hears()
+    program.tell("3")
+    program.hears()
+    for executions in (5, 2):
+        number = program.ask()
+        program.collects_anything(number)
+        program.tell(str(executions))
+        program.hears()
+        profile = program.stop(number)
+        assert unseen(profile) == 4 * executions and len(profile.named("gemm")) == 2 * executions
+    number = program.ask(KERNELS)
+    program.collects_anything(number)
+    program.tell("4")
+    program.hears()
+    assert unseen(program.stop(number)) == 3 * 4
+    number = program.ask()
+    program.collects_anything(number)
+    program.tell("end")
+    program.hears()
+    assert unseen(program.stop(number)) == 0
+    program.tell()
+    program.ends()
+
+
 def test_a_context_ends_with_our_events_in_it(make: Make) -> None:
     """The simulated driver refuses to end one that has pools; another one may come to be at the same address."""
     program = make(
@@ -255,7 +326,7 @@ import ctypes as c, os
 assert len(os.listdir("/proc/self/task")) == 1
 assert "libsluice_profile_preload.so" in open("/proc/self/maps").read()
 assert "libsluice_profile.so" not in open("/proc/self/maps").read()
-for name in "zeInit", "zeInitDrivers":
+for name in "zeInit", "zeInitDrivers", "onecclAllReduce":
     assert not hasattr(c.CDLL(None), name)
 """
     environment = {**os.environ, **INJECTED["intel"], "SLUICE_PROFILE_FOLDER": "/tmp"}
@@ -269,7 +340,8 @@ def test_programs_of_musl_start_with_it() -> None:
     done = subprocess.run(["nm", "-D", PRELOAD], capture_output=True, text=True, check=True)
     symbols = [line.split()[-2:] for line in done.stdout.splitlines()]
     exported = {name for kind, name in symbols if kind not in ("U", "w", "A")}
-    assert {name.split("@GLIBC_")[0] for name in exported} == {"dlsym", "zeInit", "zeInitDrivers"}
+    others = {name for name in exported if not name.startswith("oneccl")}
+    assert {name.split("@GLIBC_")[0] for name in others} == {"dlsym", "zeInit", "zeInitDrivers"}
     assert "dlsym" not in exported and not any("@@" in name for name in exported)
     assert [kind for kind, name in symbols if name.startswith("dlvsym@")] == ["w"]
     assert [name.partition("@")[0] for kind, name in symbols if kind == "U" and "dlsym" in name] == ["dlsym"]

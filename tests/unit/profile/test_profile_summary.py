@@ -156,6 +156,17 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert all(line.isprintable() for line in render(found))
 
 
+def test_what_ran_without_times_is_counted_by_itself(tmp_path: Path) -> None:
+    ran, lost = training(Writer(pid=1), 40, 1), training(Writer(pid=2), 40, 1)
+    ran.lost(300, 11)
+    ran.lost(30, 11)
+    lost.lost(5, 7)
+    found = summary(tmp_path, ran, lost)
+    assert (found["not_timed_events"], found["lost_events"], found["lost_because"]) == (330, 5, ["buffers"])
+    assert any(line.startswith("Not timed: 330 kernels and copies of command lists") for line in render(found))
+    assert not any(line.startswith("Not timed") for line in render(summary(tmp_path / "other", lost)))
+
+
 def test_a_step_is_looked_at_alone(tmp_path: Path) -> None:
     collected(tmp_path, Writer(pid=1), step="0")
     collected(tmp_path, Writer(pid=2), step="batch")
