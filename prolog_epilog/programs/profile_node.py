@@ -106,7 +106,10 @@ def not_loaded(step: str) -> str | None:
     os.close(descriptor)
     if VARIABLE.match(variable):
         return f"its user set {variable}"
-    return "its programs were started without --gpu-profile, which its GPUs or this cluster's policy require"
+    return (
+        "its programs were started without --gpu-profile, which AMD's and Intel's GPUs and `profiles: asked` in the "
+        "policy require, and cannot load the library later; start it again with srun --gpu-profile"
+    )
 
 
 def start(wanted: str, number: int, seconds: int, what: int) -> None:
