@@ -167,12 +167,35 @@ static void use_context(ze_handle context)
     ze_forget_context(context);
 }
 
-static void *program(void *unused)
+/* Lists of this thread, whose counts are its own while other threads make and end theirs. */
+static void run_recorded(uint64_t *unseen)
 {
-    (void)unused;
+    char list, immediate;
+    ze_handle lists[] = {&list, &immediate};
+    ze_recorded_made(&list);
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < LAUNCHES; i++) {
+            ze_recorded_append(&list, ZE_RECORDED_KERNELS);
+            ze_recorded_append(&list, ZE_RECORDED_COPIES);
+            ze_recorded_append(&immediate, ZE_RECORDED_KERNELS);
+        }
+        ze_recorded_execute(2, lists, 1u << ZE_RECORDED_KERNELS);
+        *unseen += LAUNCHES;
+        ze_recorded_execute(2, lists, 1u << ZE_RECORDED_KERNELS | 1u << ZE_RECORDED_COPIES);
+        *unseen += 2 * LAUNCHES;
+        ze_recorded_reset(&list);
+        ze_recorded_execute(2, lists, 1u << ZE_RECORDED_KERNELS | 1u << ZE_RECORDED_COPIES);
+    }
+    ze_recorded_gone(&list);
+    ze_recorded_execute(2, lists, 1u << ZE_RECORDED_KERNELS);
+}
+
+static void *program(void *unseen)
+{
     char contexts[2];
     for (int i = 0; i < CONTEXTS_LEAST || !over; i++) {
         use_context(&contexts[i % 2]);
+        run_recorded(unseen);
     }
     return NULL;
 }
@@ -214,18 +237,21 @@ int main(void)
                              .zeCommandListIsImmediate = is_immediate,
                              .zeMemAllocHost = no_memory};
     pthread_t threads[THREADS];
-    uint64_t collected = 0;
+    uint64_t collected = 0, unseen[THREADS] = {0}, counted = 0;
     CHECK(buffers_open());
     for (int i = 0; i < THREADS; i++) {
-        CHECK(pthread_create(&threads[i], NULL, program, NULL) == 0);
+        CHECK(pthread_create(&threads[i], NULL, program, &unseen[i]) == 0);
     }
     for (int i = 0; i < PROFILES; i++) {
         collected += profile();
+        counted += ze_recorded_unseen();
     }
     over = true;
     for (int i = 0; i < THREADS; i++) {
         CHECK(pthread_join(threads[i], NULL) == 0);
+        counted -= unseen[i];
     }
+    CHECK(counted + ze_recorded_unseen() == 0);
     ze_work_open();
     CHECK(ze_work_close() && collected > 0 && pools == 0 && events == 0);
     return 0;
