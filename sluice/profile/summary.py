@@ -292,7 +292,7 @@ def _closing(s: dict[str, Any]) -> list[str]:
         lines.append(f"Not in it: {s['lost_events']} events ({', '.join(s['lost_because'])})")
     if s["not_timed_events"]:
         lines.append(
-            f"Not timed: {s['not_timed_events']} kernels and copies of command lists that were recorded while nothing was "
-            "collected; their time counts as idle"
+            f"Not timed: {s['not_timed_events']} kernels and copies of command lists that were recorded while nothing "
+            "was collected; their time counts as idle"
         )
     return lines + [f"note: {note}" for note in s["notes"][:12]]
