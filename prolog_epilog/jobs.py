@@ -21,6 +21,7 @@ from prolog_epilog.rdma import RdmaBounds
 from prolog_epilog.reclaim import Reclaim
 from prolog_epilog.refusals import Blame, Refusal
 from prolog_epilog.regions import Regions
+from prolog_epilog.roles import Given, Layout, Step, narrowed
 from prolog_epilog.rungs.ladder import Ladder
 from prolog_epilog.server import Peer, Server
 from prolog_epilog.state import MIB, RefusalError, State
@@ -161,6 +162,7 @@ class Jobs:
         sluid: str = "",
         restarts: int | None = None,
         begun: int | None = None,
+        roles: str = "",
     ) -> dict[str, Any]:
         """Register a job with its GPUs; the same job again, e.g. requeued, starts again unless it runs already.
 
@@ -169,7 +171,7 @@ class Jobs:
         `split`: GPUs and how many shards the job has of each, where slurmd passes it. `share`: percent of its GPUs'
         compute time, as the option came to the node; `power` likewise, and `planned_power` as slurmctld set it: watts
         that each of its GPUs may draw. `sluid`: the name of its cgroup, from Slurm 26.05 on. `restarts`,
-        `begun`: which run of the job this is, where slurmd passes it. The answer's `preflight`, if there is one: so
+        `begun`: which run of the job this is, where slurmd passes it. `roles`: the layout of its roles. The answer's `preflight`, if there is one: so
         many seconds at most a job of several nodes waits for its preflight, which is to be asked for.
         """
         del peer
@@ -191,6 +193,7 @@ class Jobs:
             user, account, partition = one_line(user), one_line(account), one_line(partition)
             record = JobRecord(job, uid, user, account, partition, self._state.node, time.time(), sluid=sluid)
             record.restarts, record.begun, record.started_uptime = restarts, begun, uptime()
+            self._note_roles(record, roles)
             self._ladder.remove(record)
             try:
                 self._grant(record, chosen, split, share, plan)
@@ -235,6 +238,17 @@ class Jobs:
             self._ladder.choose_share(record)
         self._power.give(record, plan)
         record.note("grant", uuids=[device.uuid for device in chosen])
+
+    def _note_roles(self, record: JobRecord, roles: str) -> None:
+        """Keep the layout of a job's roles; one that cannot be read is none."""
+        if not roles:
+            return
+        try:
+            Layout.read(roles)
+        except ValueError as error:
+            record.note("problem", what=f"the layout of its roles: {error}")
+            return
+        record.roles = roles
 
     def _turn_away(self, record: JobRecord, error: RefusalError) -> None:
         """Remember a job as refused: it has nothing here, and is to wait for its user. Raises OSError."""
@@ -371,6 +385,7 @@ class Jobs:
             "files": [device.own_file for device in self._state.devices],
             "nics": self._state.nics,
             "variables": OF_LIBRARIES,
+            "roles": any(record.roles for record in list(self._state.records.values())),
         }
 
     def task(
@@ -381,11 +396,14 @@ class Jobs:
         nics: list[str] | None = None,
         profile: bool = False,
         own: Sequence[str] = (),
+        step: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Check what a task can open against what its job was given; the additions to its environment.
 
         `nics` are the RDMA interfaces that it can open, which are only described to it; None: a program of an earlier
         version does not say. `profile`: its user asks for a profile of it. `own`: variables that its user has set.
+        `step`: what the task knows of its step, for its role; the answer's `visible` then are the lists of visible
+        devices that it is to have.
         """
         place = cgroups.place_of(peer.pid)
         with self._state.lock:  # a job that ends meanwhile is written for the last time
@@ -398,13 +416,45 @@ class Jobs:
             cgroups.take_steps(place)  # Slurm 22.05 makes a task's folder while the step sets its limit, or after that
             self._refuse_strange(record, place, open)
             self._note_own(record, own)
+            role = self._role_of(record, place, Step.of(step or {}), open)
+            visible = self._narrow(record, role, open, step or {})
             self._note_binding(record, place, peer.pid, open)
         given = [self._state.devices[grant.index] for grant in record.grants]
         near = hints([device for device in given if device.own_file in open], nics)
         if interface := self.interface():
             near["GLOO_SOCKET_IFNAME"] = interface
         near = without_own(near | self._topologies.exports(record, open, nics or ()), own)
-        return {"export": near | self._ladder.exports(record) | self._profiles.exports(record, place, profile)}
+        near |= Layout.read(record.roles).exports(role) if record.roles else {}
+        export = near | self._ladder.exports(record) | self._profiles.exports(record, place, profile)
+        return {"export": export, "visible": visible}
+
+    def _role_of(self, record: JobRecord, place: cgroups.Place, step: Step, open: list[str]) -> Given | None:
+        """The task's role, which the record gets. Raises RefusalError where its step names one that it cannot have."""
+        if not record.roles:
+            if step.role:
+                raise RefusalError(
+                    f"--gpu-role={step.role[:16]}: job {record.job} has no roles here",
+                    Refusal.ROLE_UNKNOWN,
+                    remedy="submit it with --gpu-role=NAME:COUNT,...",
+                )
+            return None
+        own = [grant.index for grant in record.grants if self._state.devices[grant.index].own_file in open]
+        role = Layout.read(record.roles).given_to(step, self._state.node, own) if own else None
+        if role is not None:
+            before = len(record.events)
+            record.note("role", step=place.step, role=role.role, gpus=list(role.gpus))
+            if len(record.events) != before:  # equal ones, as of a step's other tasks, are counted
+                self._state.jobs.save(record)
+        return role
+
+    def _narrow(self, record: JobRecord, role: Given | None, open: list[str], step: dict[str, Any]) -> dict[str, str]:
+        """Leave of `open` only the role's GPUs; the task's lists of visible devices without the others."""
+        visible = step.get("visible")
+        if role is None or not isinstance(visible, dict):
+            return {}
+        own = [grant.index for grant in record.grants if self._state.devices[grant.index].own_file in open]
+        open[:] = [self._state.devices[index].own_file for index in role.gpus]
+        return narrowed(visible, sorted(own), role.gpus)
 
     def _note_binding(self, record: JobRecord, place: cgroups.Place, pid: int, open: list[str]) -> None:
         """What the task was bound to, next to what is near its GPUs."""

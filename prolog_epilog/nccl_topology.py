@@ -19,6 +19,7 @@ from pathlib import Path
 from gres_probe.cores import expand_ranges
 from gres_probe.inventory import Inventory, PciDevice, Processors, Vendor
 from prolog_epilog.devices import NodeDevice
+from prolog_epilog.roles import Layout
 from prolog_epilog.state import State
 from sluice.base.files import write_atomic
 from sluice.base.log import log
@@ -136,6 +137,13 @@ def _mask(cpus: str) -> str:
     return ",".join(reversed(words))
 
 
+def _by_role(record: JobRecord, usable: list[NodeDevice], node: str) -> list[list[NodeDevice]]:
+    """The devices of each of the job's roles."""
+    layout = Layout.read(record.roles) if record.roles else None
+    roles = layout.roles if layout is not None else ()
+    return [[one for one in usable if layout and one.index in layout.gpus_of(role, node)] for role in roles]
+
+
 class Topologies:
     """The files of running jobs, written by root's word alone: the step's helper says what its task can open.
 
@@ -155,12 +163,13 @@ class Topologies:
 
     def write(self, record: JobRecord, open: Container[str], nics: Container[str]) -> None:
         """Files for a step that can open these device files and interfaces, and for tasks that get one of its GPUs
-        each: that is narrowed down later. Without one, e.g. on a full disk, NCCL looks for itself."""
+        each, or those of a role: that is narrowed down later. Without one, e.g. on a full disk, NCCL looks for itself."""
         usable, inventory = self._usable(record, open), self._state.inventory
         whole = topology_xml(inventory, usable, nics)
         if whole is not None and self._path(record, whole).exists():
             return  # the last one of a step's: each of its tasks comes here
-        for text in (*(topology_xml(inventory, [one], nics) for one in usable), whole):
+        parts = [[one] for one in usable] + _by_role(record, usable, self._state.node)
+        for text in (*(topology_xml(inventory, part, nics) for part in parts), whole):
             try:
                 if text is not None:
                     self._keep(self._path(record, text), text)

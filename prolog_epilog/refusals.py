@@ -43,6 +43,8 @@ class Refusal(Enum):
     NO_TASK = Blame.JOB, "the caller is in no job with GPUs"
     GPU_NOT_GIVEN = Blame.JOB, "the step names a GPU that the job was not given"
     GPU_OPEN = Blame.NODE, "the task can open a GPU that the job was not given"
+    ROLE_UNKNOWN = Blame.JOB, "the step names a role that the job does not have"
+    ROLE_NOT_HERE = Blame.JOB, "the step has no GPU of the role that it names"
     SHARDS_NOT_SPLIT = Blame.JOB, "how many shards the step has of each GPU is not known"
     MORE_THAN_THE_GPU = Blame.JOB, "the GPU has less memory than was requested"
     OVER_CAP = Blame.JOB, "the account's jobs have all that it may have of the GPU"

@@ -30,9 +30,16 @@ EARLIER = "/run/sluice/agent/earlier.json"
 SHARES = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_share", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-share")
 POWERS = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_power", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-power")
 PLANNED_POWER = "SPANK_SLUICE_GPU_POWER"  # set by slurmctld, to start within a budget
+ROLES = "SPANK_SLUICE_GPU_ROLES"  # likewise: which GPUs its roles have
+MOST_ROLES = 32 << 10
 MOST_TEXT = 64
 SET = "SLUICE_SET"  # what the agent set for libraries in the task whose environment this is, NAME=VALUE
 OF_GPUS = ("SLUICE_GPU_NUMA", "SLUICE_GPU_CORES", "SLUICE_GPU_NICS")
+OF_ROLES = "SLUICE_GPU_ROLE"  # as SLUICE_GPU_ROLE_RANK
+STEP_ROLE = "SLUICE_STEP_ROLE"  # that srun's --gpu-role names; set by the SPANK plugin
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+MOST_VISIBLE = 512  # of each
+MOST_TASKS = 2048
 VIRTUAL_TOPOLOGY = "/var/run/nvidia-topologyd/virtualTopology.xml"  # that NCCL reads without NCCL_TOPO_FILE
 CHECKPOINT_FILE = "SLUICE_CHECKPOINT_FILE"
 PROFILE_FOLDER = "SLUICE_PROFILE_FOLDER"
@@ -177,6 +184,8 @@ def prolog() -> None:
         for name in names:
             if name in os.environ:
                 extra[field] = os.environ[name][:MOST_TEXT]
+    if os.environ.get(ROLES):
+        extra["roles"] = os.environ[ROLES][: MOST_ROLES + 1]  # the agent takes no longer one
     if os.environ.get("SLURM_JOB_SLUID"):
         extra["sluid"] = os.environ["SLURM_JOB_SLUID"]
     for field, name in (("restarts", "SLURM_JOB_RESTART_COUNT"), ("begun", "SLURM_JOB_START_TIME")):
@@ -321,7 +330,10 @@ def task_prolog() -> None:
         said["own"] = set_by_user
     if os.environ.get("SLUICE_GPU_PROFILE"):
         said["profile"] = True
-    export = ask(do="task", **said)["export"]
+    if devices.get("roles") or ("roles" in devices and STEP_ROLE in os.environ):
+        said["step"] = of_step()
+    answer = ask(do="task", **said)
+    export = answer["export"]
     folder = export.pop(PROFILE_FOLDER, None)
     if not several_nodes() and (interface := export.pop("GLOO_SOCKET_IFNAME", None)) is not None:
         words = export[SET].split(" ")  # else a step would take its user's own for Sluice's
@@ -333,6 +345,8 @@ def task_prolog() -> None:
         # Sluice's own of a job that submitted this one, or of the batch script on another node, are another's.
         if name != PRELOAD and (name not in os.environ or name in stale or name.startswith("SLUICE_")):
             say_export(name, value)
+    for name, value in answer.get("visible", {}).items():
+        say_export(name, value)
     if folder is not None:
         try:  # noqa: SIM105 - as in epilog
             prepare_profile(folder, not_loaded(export))
@@ -343,6 +357,20 @@ def task_prolog() -> None:
         say_export(PROFILE_FOLDER, folder)  # a step inherits the batch script's
 
 
+def of_step() -> dict[str, object]:
+    """What this task knows of its step, for its role."""
+    found: dict[str, object] = {"role": os.environ.get(STEP_ROLE, "")[:MOST_TEXT]}
+    for field, name in (("local", "SLURM_LOCALID"), ("rank", "SLURM_PROCID"), ("node", "SLURM_NODEID")):
+        found[field] = number(name) if name in os.environ else 0
+    if "SLURM_STEP_TASKS_PER_NODE" in os.environ and len(os.environ["SLURM_STEP_TASKS_PER_NODE"]) < MOST_TASKS:
+        found["tasks"] = os.environ["SLURM_STEP_TASKS_PER_NODE"]
+    if "SLURM_STEP_NUM_TASKS" in os.environ:
+        found["size"] = number("SLURM_STEP_NUM_TASKS")
+    found["gpus"] = numbers("SLURM_STEP_GPUS") or numbers("SLURM_JOB_GPUS")
+    found["visible"] = {name: os.environ[name][:MOST_VISIBLE] for name in VISIBLE if name in os.environ}
+    return found
+
+
 def set_for_another_task() -> list[str]:
     """What Sluice set for libraries in a task from which this one has its environment, and nobody has changed."""
     words = os.environ.get(SET, "").split(" ")
@@ -351,7 +379,8 @@ def set_for_another_task() -> list[str]:
 
 def forget(names: list[str], export: dict[str, str]) -> None:
     """Remove what this task has inherited and is not set for it."""
-    for name in (*names, *OF_GPUS, SET):
+    roles = [name for name in os.environ if name.startswith(OF_ROLES)]
+    for name in (*names, *OF_GPUS, *roles, SET):
         if name in os.environ and name not in export:
             print("unset", name, flush=True)
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from sluice.base.errors import SluiceError, UsageError
+from sluice.base.hostlist import fold
 from sluice.base.sizes import format_mib
 from sluice.base.text import one_line
 from sluice.cli.decisions_option import decisions_option
@@ -206,9 +207,22 @@ def _instead(start: dict[str, Any], choice: dict[str, Any] | None) -> str:
     return "The policy chose other GPUs of these nodes; these are nearer to the job's NICs, or what stock Slurm gave."
 
 
+def _roles(roles: list[dict[str, Any]]) -> list[str]:
+    """Of each role the nodes that give it the same GPUs, together."""
+    lines = []
+    for role in roles:
+        nodes: dict[str, list[str]] = {}
+        for part in role["parts"]:
+            nodes.setdefault(",".join(map(str, part["gpus"])), []).append(part["node"])
+        where = [f"{fold(names)} GPU {gpus}" for gpus, names in nodes.items()]
+        more = f", and {len(where) - _MOST_NODES} more" if len(where) > _MOST_NODES else ""
+        lines.append(f"  role {role['name']}: {', '.join(where[:_MOST_NODES])}{more}")
+    return lines
+
+
 def _started(document: dict[str, Any]) -> list[str]:
     start, decision = document["start"], document.get("decision")
-    lines = ["", f"Started {_moment(start['at'])} on", *_where(start["parts"])]
+    lines = ["", f"Started {_moment(start['at'])} on", *_where(start["parts"]), *_roles(start.get("roles", []))]
     if decision is None:
         return [*lines, "Stock Slurm chose; Sluice was not asked, or its decision is gone."]
     lines += ["", f"Why there: {decision['outcome']} (policy {decision['policy']})"]

@@ -238,11 +238,27 @@ class Order(Model):
     tenant: TenantRank | None = None
 
 
+class RolePart(Model):
+    """The GPUs of a role on a node."""
+
+    node: str
+    gpus: list[int]
+
+
+class JobRole(Model):
+    """A role of the job (--gpu-role), and the GPUs that it has."""
+
+    name: str
+    gpus: int
+    parts: list[RolePart]
+
+
 class Started(Model):
     """How it started."""
 
     at: float
     parts: list[PlacedPart]
+    roles: list[JobRole] | None = None
     as_chosen: bool | None = None
 
 

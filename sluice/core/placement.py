@@ -277,6 +277,17 @@ def choose_nics(
     return NicChoice(to_part(c_part), choice.nics, choice.pairs)
 
 
+def lay_out_roles(cluster: Cluster, parts: Sequence[Part], wanted: Sequence[int]) -> list[tuple[int, ...]]:
+    """For each part, the bit masks of the GPUs that each role has of it (``sluice_lay_out_roles``)."""
+    c_parts, text = ffi.new("struct sluice_part[]", max(len(parts), 1)), new_error_text()
+    for c_part, part in zip(c_parts, parts, strict=False):
+        fill_part(c_part, part)
+    gpus = ffi.new("uint32_t[]", max(len(parts) * len(wanted), 1))
+    check(lib.sluice_lay_out_roles(cluster.handle, c_parts, len(parts), list(wanted), len(wanted), gpus, text), text)
+    rows = range(0, len(parts) * len(wanted), max(len(wanted), 1))
+    return [tuple(gpus[begin : begin + len(wanted)]) for begin in rows]
+
+
 def commit(cluster: Cluster, parts: Iterable[Part]) -> int:
     """Hold what the parts say; the allocation's id."""
     listed, text, allocation = list(parts), new_error_text(), ffi.new("uint64_t *")

@@ -33,7 +33,7 @@ _MOST_OF_DETAIL = 4 << 10
 _ROOM = {"return": 1.0, "end": 0.95, "warn": 0.8}  # the part of both bounds that an event may fill
 _ROOM_OF_OTHERS = 0.6
 _AT_WILL = {
-    **dict.fromkeys(("refuse", "stray", "problem", "rung", "share", "own", "binding", "rdma"), 16),
+    **dict.fromkeys(("refuse", "stray", "problem", "rung", "share", "own", "binding", "rdma", "role"), 16),
     "limit": 72,
 }
 """What a job's user can cause repeatedly, and how many are kept; equal ones are counted in one."""
@@ -106,6 +106,7 @@ class JobRecord:
     started_uptime: float | None = None  # `started` by the node's monotonic clock
     ran_s: float | None = None  # how long it ran by that clock; of a running job, until the report
     saved: float | None = None  # when the job last said that it has saved its state; None: not in this run
+    roles: str = ""  # the layout of its roles (prolog_epilog/roles.py); empty: it has none
     refused: str = ""  # why the job was refused here for what its user asked; such a job has no grants
     schema_version: int = SCHEMA_VERSION
 

@@ -192,6 +192,7 @@ class Start:
     job: JobFacts
     parts: tuple[Part, ...]
     rank: Rank | None
+    roles: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of each part the GPUs that the role has
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,7 +502,15 @@ def _rank(data: Fields) -> Rank | None:
 
 def _start(data: Fields) -> Start:
     job, parts, rank = _job(data), _parts(data), _rank(data)
-    return Start(job, _with_nics(data, parts) if data.at < len(data.data) else parts, rank)
+    if data.at < len(data.data):
+        parts = _with_nics(data, parts)
+    return Start(job, parts, rank, _roles(data, len(parts)) if data.at < len(data.data) else {})
+
+
+def _roles(data: Fields, parts: int) -> dict[str, tuple[int, ...]]:
+    names = [data.text() for _ in range(data.count(lib.SLUICE_MAX_ROLES))]
+    gpus = [[data.count(_NO_TASK) for _ in names] for _ in range(parts)]
+    return {name: tuple(of_part[role] for of_part in gpus) for role, name in enumerate(names)}
 
 
 def _plan(data: Fields) -> Plan:

@@ -441,6 +441,19 @@ def _started(story: Story) -> dict[str, Any]:
     claimed = decision.request.gpu_compute_percent if decision else 0
     parts = tuple(replace(part, gpu_compute_percent=claimed if part.gpus else 0) for part in start.parts)
     started: dict[str, Any] = {"at": time, "parts": _parts(parts, name)}
+    if start.roles:
+        started["roles"] = [
+            {
+                "name": role,
+                "gpus": sum(gpus.bit_count() for gpus in masks),
+                "parts": [
+                    {"node": name(part.node), "gpus": _gpus(gpus)}
+                    for part, gpus in zip(parts, masks, strict=True)
+                    if gpus
+                ],
+            }
+            for role, masks in start.roles.items()
+        ]
     if decision is not None and decision.placement is not None:
         started["as_chosen"] = _gpus_by_node(start.parts) == _gpus_by_node(decision.placement.parts)
     return started

@@ -166,8 +166,13 @@ def named(explanation: dict[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
     if not numbers or len(numbers) != len(nodes) or not (alike or len(numbers) == 1):
         return explanation
     names = {f"node {number}": name for number, name in zip(numbers, nodes, strict=True)}
-    shown = [{**part, "node": names.get(str(part.get("node")), part.get("node"))} for part in parts]
-    return {**explanation, "start": {**start, "parts": shown}}
+
+    def shown(of: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**part, "node": names.get(str(part.get("node")), part.get("node"))} for part in of]
+
+    roles = [{**role, "parts": shown(role.get("parts", []))} for role in start.get("roles", [])]
+    start = {**start, "parts": shown(parts)} | ({"roles": roles} if roles else {})
+    return {**explanation, "start": start}
 
 
 def _waited(job: Allocation, reason: str, explain: Explain) -> dict[str, Any]:

@@ -35,6 +35,9 @@ static inline uint64_t mul_saturating(uint64_t a, uint64_t b)
 /* fabric.c: where in the network its nodes are to be. False with a refusal. */
 bool sluice_check_fabric(struct sluice_check *check);
 
+/* roles.c: whether its GPUs are as many as its roles want. False with a refusal. */
+bool sluice_check_roles(struct sluice_check *check);
+
 /* amounts.c says what each counts. */
 uint32_t sluice_least_nodes(const struct sluice_check *check);
 uint64_t sluice_most_nodes(const struct sluice_check *check);

@@ -28,12 +28,45 @@ static bool only_in_total(const struct sluice_tres_request *request)
            !gpus_per(request, SLUICE_PER_SOCKET) && !gpus_per(request, SLUICE_PER_TASK);
 }
 
-/* GPUs in total count as those of the one node: Slurm 22.05 gives too few GPUs with NICs in total. */
-static uint64_t gpus_with_nics(const struct sluice_tres_request *request, enum sluice_per per)
+static bool is_divisible(const struct sluice_tres_request *request, uint32_t parts)
 {
-    if (per == SLUICE_PER_JOB)
-        return 0;
-    return gpus_per(request, per == SLUICE_PER_NODE && only_in_total(request) ? SLUICE_PER_JOB : per);
+    bool all = parts > 0;
+    for (size_t i = 0; all && i < request->gpu_types; i++)
+        all = request->gpus[i].per[SLUICE_PER_JOB] % parts == 0;
+    return all;
+}
+
+/*
+ * What GPUs in total are to be counted by, so that each node has NICs for as many as it gives: Slurm divides a total
+ * among nodes without a look at NICs, and 22.05 gives too few GPUs with NICs in total. SLUICE_PER_JOB: neither its nodes
+ * nor its tasks get equal parts.
+ */
+static enum sluice_per counted_by(const struct sluice_submission *submission,
+                                  const struct sluice_tres_request *request, uint32_t *parts)
+{
+    *parts = submission->max_nodes;
+    if (*parts == 1 || (submission->min_nodes == *parts && is_divisible(request, *parts)))
+        return SLUICE_PER_NODE;
+    *parts = submission->tasks;
+    return is_divisible(request, *parts) ? SLUICE_PER_TASK : SLUICE_PER_JOB;
+}
+
+static void add_item(char *text, size_t size, const char *item)
+{
+    size_t length = strlen(text);
+    snprintf(text + length, size - length, "%s%s", length ? "," : "", item);
+}
+
+/* Each part of a total, as GPUs of a node or a task; the total stays. */
+static void add_gpus(const struct sluice_slurm *slurm, const struct sluice_tres_request *request, uint32_t parts,
+                     char *text, size_t size)
+{
+    char gpus[SLUICE_GPU_TYPE_LENGTH + 32];
+    for (size_t i = 0; i < request->gpu_types; i++) {
+        sluice_gres_text(slurm, "gpu", request->gpus[i].type, request->gpus[i].per[SLUICE_PER_JOB] / parts, gpus,
+                         sizeof gpus);
+        add_item(text, size, gpus);
+    }
 }
 
 static const char *contradiction(const struct sluice_submission *submission, const struct sluice_tres_request *request)
@@ -46,9 +79,10 @@ static const char *contradiction(const struct sluice_submission *submission, con
     for (int per = 0; per < SLUICE_PER_COUNT; per++)
         if (sluice_tres_names(submission->tres[per], "nic"))
             return "the job counts its interfaces in another way, too; leave out either";
-    if (only_in_total(request) && submission->max_nodes != 1)
-        return "Slurm divides --gpus among nodes without a look at interfaces; add -N1, or count GPUs with "
-               "--gpus-per-node or --gpus-per-task";
+    uint32_t parts;
+    if (only_in_total(request) && counted_by(submission, request, &parts) == SLUICE_PER_JOB)
+        return "Slurm divides --gpus among nodes without a look at interfaces; add a number of nodes (-N) or tasks (-n) "
+               "that divides it, or count GPUs with --gpus-per-node or --gpus-per-task";
     return NULL;
 }
 
@@ -58,17 +92,23 @@ bool sluice_add_nics_per_gpu(const struct sluice_slurm *slurm, const struct slui
     const char *why = contradiction(submission, request);
     if (why)
         return refuse(submission, why, admission);
+    const bool total = only_in_total(request);
+    uint32_t parts = 1;
+    const int divided = total ? (int)counted_by(submission, request, &parts) : SLUICE_PER_COUNT;
     for (int per = 0; per < SLUICE_PER_COUNT; per++) {
-        uint64_t gpus = gpus_with_nics(request, (enum sluice_per)per);
+        uint64_t gpus = per == divided        ? gpus_per(request, SLUICE_PER_JOB) / parts
+                        : per == SLUICE_PER_JOB ? 0
+                                                : gpus_per(request, (enum sluice_per)per);
         char *text = admission->tres[per], nics[64];
         const char *asked = submission->tres[per] ? submission->tres[per] : "";
         if (!admission->set_tres)
             snprintf(text, sizeof admission->tres[per], "%s", asked);
         if (!gpus)
             continue;
+        if (per == divided && submission->max_nodes != 1)
+            add_gpus(slurm, request, parts, text, sizeof admission->tres[per]);
         sluice_gres_text(slurm, "nic", "", gpus * submission->options.nics_per_gpu, nics, sizeof nics);
-        size_t length = strlen(text);
-        snprintf(text + length, sizeof admission->tres[per] - length, "%s%s", length ? "," : "", nics);
+        add_item(text, sizeof admission->tres[per], nics);
     }
     admission->set_tres = true;
     return true;

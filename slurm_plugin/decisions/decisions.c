@@ -174,8 +174,18 @@ static void put_rank(struct bytes *to, uint32_t job_id)
     sluice_ranks_release(ranks);
 }
 
+static void put_roles(struct bytes *to, uint32_t part_count, const struct sluice_decision_roles *roles)
+{
+    sluice_put(to, roles->count);
+    for (uint32_t role = 0; role < roles->count; role++)
+        sluice_put_text(to, roles->names[role]);
+    for (uint32_t i = 0; i < part_count * roles->count; i++)
+        sluice_put(to, roles->gpus[i]);
+}
+
 void sluice_decision_started(struct sluice_decision_recorder *recorder, const struct sluice_decision_job *job,
-                             const struct sluice_part *parts, uint32_t part_count)
+                             const struct sluice_part *parts, uint32_t part_count,
+                             const struct sluice_decision_roles *roles)
 {
     if (!recorder)
         return;
@@ -186,6 +196,8 @@ void sluice_decision_started(struct sluice_decision_recorder *recorder, const st
     sluice_put_parts(to, parts, part_count);
     put_rank(to, job->id);
     sluice_put_nics(to, parts, part_count);
+    if (roles && roles->count)
+        put_roles(to, part_count, roles);
     (void)sluice_decision_record_topology(
         recorder); /* so that its nodes and GPUs have names even if the core was never asked */
     (void)sluice_decision_record(recorder, ENTRY_START, to);

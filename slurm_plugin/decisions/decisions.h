@@ -147,12 +147,21 @@ struct sluice_decision {
  */
 void sluice_decision_placed(struct sluice_decision_recorder *recorder, const struct sluice_decision *decision);
 
+/* Which GPUs of a started job belong to which of its roles. */
+struct sluice_decision_roles {
+    uint32_t count; /* 0: it has none */
+    const char *names[SLUICE_MAX_ROLES];
+    const uint32_t *gpus; /* [part * count + role]: bit i for GPU i */
+};
+
 /*
- * The job got its nodes and GPUs (select_p_job_begin, after stock). `parts`: what it holds, in the core's numbers.
+ * The job got its nodes and GPUs (select_p_job_begin, after stock). `parts`: what it holds, in the core's numbers;
+ * `roles` may be NULL.
  * Terms of its priority are added from what was last published (order.h).
  */
 void sluice_decision_started(struct sluice_decision_recorder *recorder, const struct sluice_decision_job *job,
-                             const struct sluice_part *parts, uint32_t part_count);
+                             const struct sluice_part *parts, uint32_t part_count,
+                             const struct sluice_decision_roles *roles);
 
 /* ---- the planner ---- */
 

@@ -48,12 +48,29 @@ static bool is_step_of_allocation(void)
 #define PROFILE "gpu-profile"
 #define PROFILE_VARIABLE "SLUICE_GPU_PROFILE" /* for the task prolog: seconds, or 0 until the step ends */
 
+/* A job counts the GPUs of its roles, and a step names one of them, whose GPUs its tasks get. */
+#define ROLE "gpu-role"
+#define ROLE_VARIABLE "SLUICE_STEP_ROLE" /* for the task prolog */
+static char role_of_step[SLUICE_GPU_ROLE_NAME_MAX + 1];
+
+static int take_role_of_step(const char *value)
+{
+    if (!value || !sluice_is_role_name(value)) {
+        slurm_error("sluice: --" ROLE " of a step is the name of one of its job's roles, e.g. --" ROLE "=decode");
+        return ESPANK_BAD_ARG;
+    }
+    snprintf(role_of_step, sizeof role_of_step, "%s", value);
+    return ESPANK_SUCCESS;
+}
+
 static int take(int index, const char *value, int remote)
 {
     const char *name = sluice_option_name((size_t)index);
     char why[SLUICE_OPTION_WHY_MAX];
     if (!name)
         return ESPANK_BAD_ARG;
+    if (strcmp(name, ROLE) == 0 && (remote ? !strchr(value ? value : "", ':') : is_step_of_allocation()))
+        return take_role_of_step(value);
     if (!remote && is_step_of_allocation() && strcmp(name, PROFILE) != 0) {
         slurm_error(
             "sluice: --%s is an option of jobs, and this srun starts a step of job %s; give a step its part of the "
@@ -83,6 +100,7 @@ static struct spank_option options[] = {
 #if !SLUICE_HAS_SEGMENT
     {"segment", "NODES", "each segment of so many nodes in one block", 1, 11, take},
 #endif
+    {ROLE, "ROLES", "GPUs by purpose: prefill:4,decode:4; of a step: decode", 1, 12, take},
 };
 
 /* Variables that count whole GPUs in a job's environment, and would make each srun in the job ask for GPUs that it does
@@ -196,6 +214,17 @@ static void profile_tasks(spank_t spank)
     spank_setenv(spank, PROFILE_VARIABLE, seconds, 1);
 }
 
+/* The role that its srun named, and not one of a task that this srun is started by. */
+static void choose_role(spank_t spank)
+{
+    if (spank_context() != S_CTX_REMOTE)
+        return;
+    if (role_of_step[0])
+        spank_setenv(spank, ROLE_VARIABLE, role_of_step, 1);
+    else
+        spank_unsetenv(spank, ROLE_VARIABLE);
+}
+
 int slurm_spank_init(spank_t spank, int argument_count, char *arguments[])
 {
     (void)argument_count;
@@ -223,6 +252,7 @@ int slurm_spank_init_post_opt(spank_t spank, int argument_count, char *arguments
         has_argument("trace", argument_count, arguments))
         trace_submission(spank);
     profile_tasks(spank);
+    choose_role(spank);
     return ESPANK_SUCCESS;
 }
 

@@ -12,6 +12,7 @@
 
 #include "src/common/list.h"
 
+#include <stdlib.h>
 #include <time.h>
 
 static bool is_gpu_job(const struct sluice_job_request *request)
@@ -86,8 +87,10 @@ static int decide(struct decision *decision)
 int sluice_hook_test(const struct sluice_hook_call *call)
 {
     struct decision decision = {.call = call, .level = sluice_settings_level(), .rc = SLURM_ERROR};
-    if (call->mode == SELECT_MODE_RUN_NOW)
+    if (call->mode == SELECT_MODE_RUN_NOW) {
         sluice_watts_set_cap(call->job, 0); /* of an earlier start: budgets may have been removed since */
+        sluice_hook_forget_roles(call->job);
+    }
     if (decision.level < SLUICE_LEVEL_SHADOW || !sluice_hook.mirror || !call->job->details) {
         sluice_hook.following = sluice_hook.following && decision.level >= SLUICE_LEVEL_SHADOW;
         return sluice_hook_ask_stock(&decision, call->preemptees);
@@ -182,11 +185,14 @@ void sluice_hook_started(job_record_t *job)
     sluice_plan_job_started(job->job_id, job->array_job_id, held, held_count, job->end_time,
                             sluice_hook.powered_job == job->job_id ? &sluice_hook.power : NULL);
     sluice_hook.powered_job = 0;
+    struct sluice_hook_roles roles = {.gpus = NULL};
+    sluice_hook_lay_out(job, held, held_count, &roles);
     struct sluice_decision_recorder *recorder = sluice_decision_shared();
     if (recorder) {
         struct sluice_decision_job facts = sluice_hook_job_facts(job, NULL);
-        sluice_decision_started(recorder, &facts, held, held_count);
+        sluice_decision_started(recorder, &facts, held, held_count, &roles.said);
     }
+    free(roles.gpus);
     if (sluice_hook.chosen_job == job->job_id) {
         uint32_t asked = 0, kept = 0;
         sluice_gpus_compare(job, sluice_hook.chosen, sluice_hook.chosen_count, &asked, &kept);

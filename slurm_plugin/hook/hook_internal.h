@@ -12,6 +12,7 @@
  *   nics.c     which NICs the job gets, and GPUs near them
  *   power.c    whether power budgets allow a start
  *   layout.c   whether a start's nodes lie in the network as the job asks
+ *   roles.c    which GPUs of a start belong to which of the job's roles
  *   record.c   decisions as they are recorded
  */
 #ifndef SLUICE_HOOK_HOOK_INTERNAL_H
@@ -24,6 +25,7 @@
 #include "decisions/decisions.h"
 #include "mirror/mirror.h"
 #include "planner/planner_slurm.h"
+#include "rules/rules.h"
 #include "runtime/runtime.h"
 
 #include <stdatomic.h>
@@ -235,6 +237,21 @@ bool sluice_hook_asks_layout(const struct decision *decision);
 int sluice_hook_layout(struct decision *decision);
 /* Would the job's segments have no place even if all candidates were up and idle? */
 bool sluice_hook_segments_never(struct decision *decision);
+
+/* ---- roles.c ---- */
+
+/* The GPUs of a job that starts, by role. `gpus` is to be freed. */
+struct sluice_hook_roles {
+    struct sluice_options options; /* has the names */
+    uint32_t *gpus;
+    struct sluice_decision_roles said; /* count is 0 where it has no roles, or they cannot be laid out */
+};
+
+/* Lay out the roles of a job that holds `parts`, and tell its nodes; only once `*roles` is all zeros. */
+void sluice_hook_lay_out(job_record_t *job, const struct sluice_part *parts, uint32_t part_count,
+                         struct sluice_hook_roles *roles);
+/* Of an earlier start. */
+void sluice_hook_forget_roles(job_record_t *job);
 
 /* ---- record.c ---- */
 

@@ -6,6 +6,8 @@
 #include "rules/rules.h"
 
 #include "src/common/list.h"
+#include "src/common/xmalloc.h"
+#include "src/common/xstring.h"
 
 #include <string.h>
 #include <time.h>
@@ -374,7 +376,7 @@ static void add_gpus(const job_record_t *job, const gres_job_state_t *gpu, uint3
 }
 
 /* The options that Sluice adds to a job; false where they do not parse. */
-static bool read_options(const job_record_t *job, struct sluice_options *options)
+bool sluice_job_options(const job_record_t *job, struct sluice_options *options)
 {
     char why[SLUICE_OPTION_WHY_MAX];
     *options = (struct sluice_options){0};
@@ -382,10 +384,35 @@ static bool read_options(const job_record_t *job, struct sluice_options *options
            sluice_options_from_env(options, job->spank_job_env, job->spank_job_env_size, why, sizeof(why));
 }
 
+bool sluice_job_tell_prologs(job_record_t *job, const char *name, const char *value)
+{
+    const size_t length = strlen(name);
+    size_t bytes = value ? length + strlen(value) + 1 : 0;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < job->spank_job_env_size; i++) {
+        char *text = job->spank_job_env[i];
+        if (text && strncmp(text, name, length) == 0) {
+            xfree(text);
+            continue;
+        }
+        job->spank_job_env[kept++] = text;
+        bytes += text ? strlen(text) + 1 : 0;
+    }
+    job->spank_job_env_size = kept;
+    if (!value)
+        return true;
+    if (bytes > SLUICE_SPANK_ENV_MAX || kept == SLUICE_SPANK_ENV_MOST)
+        return false;
+    xrecalloc(job->spank_job_env, kept + 1, sizeof(char *));
+    job->spank_job_env[kept] = xstrdup_printf("%s%s", name, value);
+    job->spank_job_env_size = kept + 1;
+    return true;
+}
+
 uint32_t sluice_job_gpu_share(const job_record_t *job)
 {
     struct sluice_options options;
-    return read_options(job, &options) ? options.gpu_share : 0;
+    return sluice_job_options(job, &options) ? options.gpu_share : 0;
 }
 
 uint32_t sluice_job_segment(const job_record_t *job)
@@ -393,7 +420,7 @@ uint32_t sluice_job_segment(const job_record_t *job)
     struct sluice_options options;
     if (SLUICE_HAS_SEGMENT)
         return job->details ? SLUICE_SEGMENT(job) : 0;
-    return read_options(job, &options) ? options.segment : 0;
+    return sluice_job_options(job, &options) ? options.segment : 0;
 }
 
 bool sluice_job_waits_for_switch(const job_record_t *job)
@@ -421,7 +448,7 @@ static void add_layout(const struct sluice_mirror *mirror, const job_record_t *j
 static bool add_options(const job_record_t *job, struct sluice_job_request *out)
 {
     struct sluice_options options;
-    if (!read_options(job, &options))
+    if (!sluice_job_options(job, &options))
         return false;
     if (out->wanted.gpus) {
         bool link = options.gpu_affinity == SLUICE_AFFINITY_LINK;

@@ -98,6 +98,16 @@ bool sluice_job_request_estimate(struct sluice_mirror *mirror, job_record_t *job
  * each. False: they cannot be said. Cost and locks: as above. */
 bool sluice_job_request_gpus(struct sluice_mirror *mirror, job_record_t *job, struct sluice_request *out);
 
+struct sluice_options;
+
+/* What a job asked of Sluice, from the options that its record keeps; false: it has none, or they do not parse. Locks:
+ * job read. */
+bool sluice_job_options(const job_record_t *job, struct sluice_options *options);
+
+/* The job's prologs get `value` as SPANK_NAME, or nothing where it is NULL, in place of what an earlier start set; `name`
+ * ends with '='. False: the options of its SPANK plugins leave no room for it. Locks: job write. */
+bool sluice_job_tell_prologs(job_record_t *job, const char *name, const char *value);
+
 /* The percentage of each of its GPUs' compute that a job claims (--gpu-share), from the options that its record keeps;
  * 0 where it claims none, or its options do not parse. Locks: job read. */
 uint32_t sluice_job_gpu_share(const job_record_t *job);

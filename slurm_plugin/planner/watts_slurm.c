@@ -69,19 +69,9 @@ struct sluice_job_watts sluice_watts_of_running(const struct sluice_watts_basis 
 
 void sluice_watts_set_cap(job_record_t *job, uint32_t watts)
 {
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < job->spank_job_env_size; i++) {
-        if (!xstrncmp(job->spank_job_env[i], CAP, sizeof CAP - 1))
-            xfree(job->spank_job_env[i]);
-        else
-            job->spank_job_env[kept++] = job->spank_job_env[i];
-    }
-    job->spank_job_env_size = kept;
-    if (!watts)
-        return;
-    xrecalloc(job->spank_job_env, kept + 1, sizeof(char *));
-    job->spank_job_env[kept] = xstrdup_printf(CAP "%" PRIu32, watts);
-    job->spank_job_env_size = kept + 1;
+    char value[16];
+    snprintf(value, sizeof value, "%" PRIu32, watts);
+    sluice_job_tell_prologs(job, CAP, watts ? value : NULL);
 }
 
 /* ---- budgets ---- */

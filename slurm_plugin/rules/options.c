@@ -361,6 +361,62 @@ static void write_segment(const struct sluice_options *options, char *value, siz
     snprintf(value, size, "%" PRIu32, options->segment);
 }
 
+/* Of the name that `text` begins with; 0: none, or one that is too long. */
+static size_t role_name_length(const char *text)
+{
+    size_t length = 0;
+    while (length <= SLUICE_GPU_ROLE_NAME_MAX && is_name_character(text[length]) && text[length] != '-' &&
+           text[length] != '.')
+        length++;
+    return length > SLUICE_GPU_ROLE_NAME_MAX || is_digit(text[0]) ? 0 : length;
+}
+
+bool sluice_is_role_name(const char *text)
+{
+    size_t length = role_name_length(text);
+    return length && !text[length];
+}
+
+static bool has_role(const struct sluice_options *options, const char *name)
+{
+    for (uint32_t i = 0; i < options->gpu_role_count; i++)
+        if (strcmp(options->gpu_roles[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+static bool set_gpu_role(struct sluice_options *options, const char *value)
+{
+    uint64_t gpus, all = 0;
+    options->gpu_role_count = 0;
+    for (bool more = true; more; value++) {
+        struct sluice_gpu_role role = {.name = ""};
+        const size_t length = role_name_length(value);
+        if (!length || value[length] != ':' || options->gpu_role_count == SLUICE_GPU_ROLES_MAX)
+            return false;
+        memcpy(role.name, value, length);
+        value += length + 1;
+        if (!parse_digits(&value, SLUICE_GPU_ROLE_GPUS_MAX, &gpus) || !gpus || has_role(options, role.name))
+            return false;
+        role.gpus = (uint32_t)gpus;
+        options->gpu_roles[options->gpu_role_count++] = role;
+        all += gpus;
+        if (*value && *value != ',')
+            return false;
+        more = *value == ',';
+    }
+    return all <= SLUICE_GPU_ROLE_GPUS_MAX;
+}
+
+static void write_gpu_role(const struct sluice_options *options, char *value, size_t size)
+{
+    size_t length = 0;
+    value[0] = '\0';
+    for (uint32_t i = 0; i < options->gpu_role_count && length < size; i++)
+        length += (size_t)snprintf(value + length, size - length, "%s%s:%" PRIu32, i ? "," : "",
+                                   options->gpu_roles[i].name, options->gpu_roles[i].gpus);
+}
+
 bool sluice_checkpoint_words(const struct sluice_options *options, char *text, size_t size)
 {
     char interval[16];
@@ -395,6 +451,9 @@ static const struct {
     {"nics-per-gpu", set_nics_per_gpu, write_nics_per_gpu, "RDMA interfaces with each GPU, 1 to 32, e.g. 1"},
     {"fabric", set_fabric, write_fabric, "block, rail or any; block and rail with @TIME, e.g. block@30:00"},
     {"segment", set_segment, write_segment, "nodes of each segment, 1 to 65533, e.g. 4"},
+    {"gpu-role", set_gpu_role, write_gpu_role,
+     "NAME:COUNT[,...]: up to 8 names, each once, of at most 16 letters, digits and '_', and 4096 GPUs in all, e.g. "
+     "prefill:4,decode:4"},
 };
 
 enum { KNOWN = sizeof known / sizeof known[0] };

@@ -20,9 +20,12 @@ enum {
     SLUICE_NICS_PER_GPU_MAX = 32, /* as many as a node may have: SLUICE_MAX_NICS */
     SLUICE_SEGMENT_MAX = 65533,   /* as Slurm's own */
     SLUICE_FABRIC_MOST_S = 30 * 86400,
+    SLUICE_GPU_ROLES_MAX = 8, /* as the core lays out: SLUICE_MAX_ROLES */
+    SLUICE_GPU_ROLE_NAME_MAX = 16,
+    SLUICE_GPU_ROLE_GPUS_MAX = 4096, /* of all roles together: SLUICE_MAX_ROLE_GPUS */
     SLUICE_GANG_COUNT_MAX = 256,  /* as many as the core places together: SLUICE_MAX_GROUP */
     SLUICE_OPTION_WHY_MAX = 256,  /* room that any message of this parser fits in */
-    SLUICE_OPTION_TEXT_MAX = 128, /* and any option as sluice_option_canonical writes it */
+    SLUICE_OPTION_TEXT_MAX = 256, /* and any option as sluice_option_canonical writes it */
     /*
      * Bytes of all of a job's strings. Prologs have them in their environment, and the kernel starts no program with
      * more than 128 KiB in one string or some MiB in all: Slurm would drain the node.
@@ -67,6 +70,12 @@ enum sluice_fabric {
 
 #define SLUICE_FABRIC_NO_TIME UINT32_MAX /* as long as the site lets jobs wait for switches */
 
+/* GPUs of the job with one purpose. */
+struct sluice_gpu_role {
+    char name[SLUICE_GPU_ROLE_NAME_MAX + 1];
+    uint32_t gpus; /* at least 1 */
+};
+
 #define SLUICE_CHECKPOINT_DALY UINT32_MAX /* an interval from the measured time of a save and rate of failures */
 
 /* Zero is "not asked" for every field. */
@@ -83,6 +92,8 @@ struct sluice_options {
     enum sluice_fabric fabric;
     enum sluice_checkpoint checkpoint;
     enum sluice_affinity gpu_affinity;
+    uint32_t gpu_role_count;
+    struct sluice_gpu_role gpu_roles[SLUICE_GPU_ROLES_MAX];
     bool gpu_spread; /* the job's GPUs on as many nodes as it may have */
     char gang_name[SLUICE_GANG_NAME_MAX + 1];
 };
@@ -115,6 +126,9 @@ bool sluice_option_canonical(const struct sluice_options *options, const char *v
  * the job asks for nothing, or `text` is too small.
  */
 bool sluice_checkpoint_words(const struct sluice_options *options, char *text, size_t size);
+
+/* The name of a role, as a step chooses it: 1 to SLUICE_GPU_ROLE_NAME_MAX letters, digits and '_', no digit first. */
+bool sluice_is_role_name(const char *text);
 
 /* "gpu-mem" for the i-th option, NULL past the last; for callers that need them all. */
 const char *sluice_option_name(size_t index);

@@ -734,6 +734,16 @@ static void check_nics_per_gpu(void)
     CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres:nic:5");
     REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:5"}, NICS(1));
     REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:5"}, NODES(2), NICS(1));
+    REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:6"}, .tasks = 4, NICS(1));
+    REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:6"}, .min_nodes = 2, .max_nodes = 3, NICS(1));
+    REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:a:2,gres:gpu:b:1"}, NODES(2), NICS(1));
+    ADMITTED("open", .tres = {"gres:gpu:a:2,gres:gpu:b:4"}, NODES(2), NICS(2));
+    CHECK_STR(admission.tres[SLUICE_PER_JOB], "gres:gpu:a:2,gres:gpu:b:4");
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres:gpu:a:1,gres:gpu:b:2,gres:nic:6");
+    ADMITTED("open", .tres = {"gres:gpu:8"}, .tasks = 4, NICS(1));
+    CHECK_STR(admission.tres[SLUICE_PER_JOB], "gres:gpu:8");
+    CHECK_STR(admission.tres[SLUICE_PER_NODE], "");
+    CHECK_STR(admission.tres[SLUICE_PER_TASK], "gres:gpu:2,gres:nic:2");
     REFUSED("open", "--nics-per-gpu=1: the job asks for no whole GPUs", NICS(1));
     REFUSED("open", "no whole GPUs", PER_NODE("gres:shard:100"), NICS(1));
     REFUSED("open", "no whole GPUs", .options = {.gpu_mem_mib = 100, .nics_per_gpu = 1});
@@ -743,6 +753,36 @@ static void check_nics_per_gpu(void)
     const struct sluice_slurm with_slash = {.places = true, .slash = true, .now = 1800000000};
     admit("open", &with_slash, &(struct sluice_submission){PER_NODE("gres/gpu:2"), NICS(1)});
     CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres/gpu:2,gres/nic:2");
+}
+
+#define ROLES(...) .options = {.gpu_role_count = 2, .gpu_roles = {__VA_ARGS__}}
+#define THREE_AND_FIVE ROLES({"prefill", 3}, {"decode", 5})
+
+static void check_roles(void)
+{
+    ADMITTED("open", PER_JOB("gres:gpu:8"), THREE_AND_FIVE);
+    CHECK_STR(admission.message, "");
+    ADMITTED("open", PER_JOB("gres:gpu:a:2,gres:gpu:b:6"), THREE_AND_FIVE);
+    ADMITTED("open", PER_NODE("gres:gpu:4"), NODES(2), THREE_AND_FIVE);
+    ADMITTED("open", PER_NODE("gres:gpu:8"), THREE_AND_FIVE);
+    ADMITTED("open", PER_TASK("gres:gpu:2"), .tasks = 4, THREE_AND_FIVE);
+    ADMITTED("open", .tasks = 8, .tasks_per_gpu = 1, THREE_AND_FIVE);
+    REFUSED("open", "the roles have 8 GPUs, and the job asks for 7; make both", PER_JOB("gres:gpu:7"), THREE_AND_FIVE);
+    REFUSED("open", "the job asks for 16", PER_NODE("gres:gpu:8"), NODES(2), THREE_AND_FIVE);
+    REFUSED("open", "asks for none; add --gpus=8", THREE_AND_FIVE);
+    REFUSED("open", "is open; ask for --gpus=8", PER_NODE("gres:gpu:4"), .min_nodes = 1, .max_nodes = 2,
+            THREE_AND_FIVE);
+    REFUSED("open", "is open", PER_NODE("gres:gpu:8"), .tasks = 2, THREE_AND_FIVE);
+    REFUSED("open", "parts of GPUs", PER_NODE("gres:shard:100"), THREE_AND_FIVE);
+    REFUSED("open", "heterogeneous job", PER_JOB("gres:gpu:8"), .heterogeneous = true, THREE_AND_FIVE);
+    REFUSED("open", "--exclusive", PER_JOB("gres:gpu:8"), .whole_nodes = true, THREE_AND_FIVE);
+    /* A change of the job: what it is to have is compared again, where that is known. */
+    ADMITTED("open", PER_JOB("gres:gpu:8"), .admitted_before = true, THREE_AND_FIVE);
+    ADMITTED("open", PER_NODE("gres:gpu:4"), .min_nodes = 1, .max_nodes = 2, .admitted_before = true, THREE_AND_FIVE);
+    REFUSED("open", "the job asks for 7", PER_JOB("gres:gpu:7"), .admitted_before = true, THREE_AND_FIVE);
+    const struct sluice_slurm admit_only = {.now = 1800000000};
+    admit("open", &admit_only, &(struct sluice_submission){PER_JOB("gres:gpu:8"), THREE_AND_FIVE});
+    expect_refused("roles below place", "below level place");
 }
 
 static void on(enum sluice_topology topology, const char *account, struct sluice_submission submission)
@@ -775,6 +815,14 @@ static void check_fabric(void)
     ON(NONE, "open", NODES(4), FABRIC(BLOCK, 300));
     expect_switches(false, 0);
     CHECK(strstr(admission.message, "--fabric=block has no effect here"));
+    /* topology/block alone does not wait; topology/tree does. */
+    const struct sluice_slurm below[] = {{.now = 1800000000, .topology = SLUICE_TOPOLOGY_BLOCK},
+                                         {.now = 1800000000, .topology = SLUICE_TOPOLOGY_SWITCHES}};
+    for (size_t i = 0; i < 2; i++) {
+        admit("open", &below[i], &(struct sluice_submission){NODES(4), FABRIC(BLOCK, 300)});
+        expect_switches(true, 300);
+        CHECK(!strstr(admission.message, "waits for no block") == (i == 1));
+    }
     ON(BLOCK, "open", NODES(4), FABRIC(RAIL, 300));
     expect_refused("rail", "no rails");
     ON(SWITCHES, "open", NODES(4), .switches = 2, FABRIC(BLOCK, 300));
@@ -981,6 +1029,7 @@ int main(void)
     check_time_and_options();
     check_deadlines_behind_the_plan();
     check_nics_per_gpu();
+    check_roles();
     check_power();
     check_fabric();
     check_segments();

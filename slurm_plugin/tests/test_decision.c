@@ -109,7 +109,7 @@ static void test_threads(uint64_t ring_bytes, bool whole)
         sluice_decision_placed(recorder, &decision);
         if (decision.verdict == SLUICE_OK && sluice_commit(cluster, &placement, &allocation, NULL) == SLUICE_OK) {
             sluice_decision_node_changed(recorder, parts[0].node);
-            sluice_decision_started(recorder, &decision.job, parts, placement.part_count);
+            sluice_decision_started(recorder, &decision.job, parts, placement.part_count, NULL);
             CHECK_INT(sluice_release(cluster, allocation, NULL), SLUICE_OK);
             sluice_decision_node_changed(recorder, parts[0].node);
         }
@@ -136,10 +136,10 @@ static void test_starts_alone_have_a_topology(void)
     const struct sluice_decision_job job = {.id = 7};
     const struct sluice_part part = {.node = 3, .gpus = 1};
     CHECK_INT(sluice_decision_set_topology(recorder, topology, cluster, NULL), SLUICE_OK);
-    sluice_decision_started(recorder, &job, &part, 1);
+    sluice_decision_started(recorder, &job, &part, 1, NULL);
     sluice_decision_read_counters(recorder, &counters);
     CHECK_INT(counters.recorded, 2);
-    sluice_decision_started(recorder, &job, &part, 1);
+    sluice_decision_started(recorder, &job, &part, 1, NULL);
     sluice_decision_read_counters(recorder, &counters);
     CHECK_INT(counters.recorded, 3);
     sluice_decision_free(recorder);

@@ -268,6 +268,46 @@ static void check_fabric(void)
     check_canonical("_SLURM_SPANK_OPTION_sluice_segment=004", "_SLURM_SPANK_OPTION_sluice_segment=4");
 }
 
+static void check_roles(void)
+{
+    static const char *const bad[] = {"",
+                                      "prefill",
+                                      "prefill:",
+                                      "prefill:0",
+                                      "prefill:4,",
+                                      ",prefill:4",
+                                      "prefill:4,prefill:4",
+                                      "pre-fill:4",
+                                      "2nd:4",
+                                      "a:1;b:2",
+                                      "a:1 ,b:2",
+                                      "a:1,b",
+                                      "seventeen_letters:1",
+                                      "a:4096,b:1",
+                                      "a:99999999999999999999",
+                                      "a:1,b:1,c:1,d:1,e:1,f:1,g:1,h:1,i:1",
+                                      "a:1,b:1\n"};
+    CHECK(set("gpu-role", "prefill:4,decode_2:12"));
+    CHECK_INT(options.gpu_role_count, 2);
+    CHECK_STR(options.gpu_roles[1].name, "decode_2");
+    CHECK_INT(options.gpu_roles[1].gpus, 12);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        if (set("gpu-role", bad[i])) {
+            fprintf(stderr, "--gpu-role=%s was accepted\n", bad[i]);
+            exit(1);
+        }
+        CHECK(strstr(why, "prefill:4,decode:4"));
+    }
+    CHECK_INT(options.gpu_role_count, 2); /* as it was */
+    CHECK(set("gpu-role", "learner:1"));
+    CHECK_INT(options.gpu_role_count, 1);
+    CHECK(set("gpu-role", "a:4095,sixteen_letters_:1"));
+    check_canonical("_SLURM_SPANK_OPTION_sluice_gpu-role=a:01,b:002", "_SLURM_SPANK_OPTION_sluice_gpu_role=a:1,b:2");
+    CHECK(sluice_is_role_name("decode") && sluice_is_role_name("_1"));
+    CHECK(!sluice_is_role_name("") && !sluice_is_role_name("decode:4") && !sluice_is_role_name("4") &&
+          !sluice_is_role_name("seventeen_letters"));
+}
+
 /* What nodes read is one spelling, whatever was admitted. */
 static void check_spellings(void)
 {
@@ -351,11 +391,12 @@ int main(void)
     check_environment();
     check_spellings();
     check_fabric();
+    check_roles();
     check_disguises();
     check_words();
     check_sizes_in_all();
-    for (size_t i = 0; i < 12; i++)
+    for (size_t i = 0; i < 13; i++)
         CHECK(sluice_option_name(i) != NULL);
-    CHECK(sluice_option_name(12) == NULL);
+    CHECK(sluice_option_name(13) == NULL);
     return 0;
 }

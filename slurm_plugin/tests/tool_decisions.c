@@ -193,7 +193,14 @@ static void try_job(uint32_t id)
         return;
     job->part_count = placement.part_count;
     changed(job->parts, job->part_count);
-    sluice_decision_started(recorder, &facts, job->parts, job->part_count);
+    uint32_t gpus[2 * PARTS]; /* of each part the first GPU has another role than the others */
+    for (uint32_t i = 0; i < job->part_count; i++) {
+        gpus[2 * i] = job->parts[i].gpus & -job->parts[i].gpus;
+        gpus[2 * i + 1] = job->parts[i].gpus & ~gpus[2 * i];
+    }
+    const struct sluice_decision_roles roles = {
+        .count = id % 3 ? 0 : 2, .names = {"learner", "actor"}, .gpus = gpus};
+    sluice_decision_started(recorder, &facts, job->parts, job->part_count, &roles);
     job_count++;
 }
 

@@ -427,6 +427,26 @@ enum sluice_error sluice_choose_nics(const struct sluice_cluster *cluster, const
                                      uint32_t nics_free, uint32_t nic_count, bool keep_gpus, struct sluice_part *part,
                                      struct sluice_nic_choice *choice, struct sluice_error_text *text);
 
+/* ---- roles inside of one allocation ---- */
+
+enum {
+    SLUICE_MAX_ROLES = 8,
+    SLUICE_MAX_ROLE_GPUS = 4096, /* of one allocation that has roles */
+};
+
+/*
+ * Give each GPU of `parts` to one of the roles, of which role r gets wanted[r], so that each role's are in few domains:
+ * of leaf switches first, then of nodes, then of link domains and NUMA nodes of a node (first of what makes fewer parts of
+ * its GPUs). At each level, and for what the wider ones leave, the pairs of a role and a domain that it has GPUs in are the
+ * fewest where there are two roles, and at most role_count - 1 more than that for any number. Only the order of
+ * the parts decides between equal ones. gpus[p * role_count + r] are the GPUs of part p that role r has, bit i for GPU i.
+ * Allocates. O(domains * GPUs * roles). Errors: RANGE (more roles or GPUs), UNKNOWN (node, GPU), INVALID (the sum wanted is
+ * not the number of GPUs), NO_MEMORY.
+ */
+enum sluice_error sluice_lay_out_roles(const struct sluice_cluster *cluster, const struct sluice_part *parts,
+                                       uint32_t part_count, const uint32_t *wanted, uint32_t role_count, uint32_t *gpus,
+                                       struct sluice_error_text *text);
+
 /* Why a node cannot take (a node's share of) a request: the first that applies, in this order. Append only. */
 enum sluice_reason {
     SLUICE_REASON_FITS = 0,

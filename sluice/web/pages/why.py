@@ -124,6 +124,9 @@ def _started(ui: Ui, document: Mapping[str, Any]) -> list[Markup]:
             ", ".join(_place(part) for part in (start.get("parts") or ())[:8]),
         )
     ]  # fmt: skip
+    for role in (start.get("roles") or ())[:8]:
+        where = ", ".join(_place(part) for part in (role.get("parts") or ())[:8])
+        found.append(escape(ui.t("Role {name}: {where}", name=visible(role["name"]), where=where)))
     if decision is None:
         return [*found, escape(ui.t("Stock Slurm chose its place."))]
     if decision.get("nodes_that_fit") is not None:

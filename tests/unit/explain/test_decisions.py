@@ -181,4 +181,10 @@ def test_starts_and_losses_are_read(sample: Path) -> None:
     assert starts[0].job.account == "physics"
     assert starts[0].job.limit_s is None
     assert starts[0].rank is None
+    with_roles = [start for start in starts if start.roles]
+    assert {start.job.id % 3 for start in with_roles} == {0}
+    for start in with_roles:
+        assert list(start.roles) == ["learner", "actor"]
+        for part, learner, actor in zip(start.parts, *start.roles.values(), strict=True):
+            assert (learner | actor, learner & actor, learner.bit_count()) == (part.gpus, 0, min(part.gpus, 1))
     assert not any(isinstance(body, Lost) for body in bodies)

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * --gpu-role: as a job starts, its GPUs are given to its roles, and its nodes are told which (prolog_epilog/roles.py):
+ * "prefill,decode n1=0-3/4-7 n2=/0-7". Nodes read nothing whose size is not that of the text.
+ */
+#include "hook/hook_internal.h"
+
+#include "src/common/node_conf.h"
+#include "src/common/xmalloc.h"
+#include "src/common/xstring.h"
+
+#include <stdlib.h>
+
+/* As the prolog gets it, with SPANK_ before it. */
+#define ROLES "SLUICE_GPU_ROLES="
+
+enum { MOST_TEXT = 32 * 1024 }; /* that a node agent reads (prolog_epilog/roles.py) */
+
+static void add_gpus(char **text, uint32_t gpus)
+{
+    const char *before = "";
+    for (int first = 0, end; first < SLUICE_MAX_GPUS; first = end + 1) {
+        for (end = first; end < SLUICE_MAX_GPUS && (gpus >> end & 1); end++)
+            continue;
+        if (end == first)
+            continue;
+        xstrfmtcat(*text, end == first + 1 ? "%s%d" : "%s%d-%d", before, first, end - 1);
+        before = ",";
+    }
+}
+
+/* A job's parts are in ascending order of node; several on one node are one here. */
+static char *layout_text(const struct sluice_decision_roles *roles, const struct sluice_part *parts,
+                         uint32_t part_count)
+{
+    char *text = NULL;
+    for (uint32_t role = 0; role < roles->count; role++)
+        xstrfmtcat(text, "%s%s", role ? "," : "", roles->names[role]);
+    for (uint32_t first = 0, end; first < part_count; first = end) {
+        const node_record_t *node = node_record_table_ptr[parts[first].node];
+        for (end = first + 1; end < part_count && parts[end].node == parts[first].node; end++)
+            continue;
+        xstrfmtcat(text, " %s", node ? node->name : "");
+        for (uint32_t role = 0; role < roles->count; role++) {
+            uint32_t gpus = 0;
+            for (uint32_t i = first; i < end; i++)
+                gpus |= roles->gpus[i * roles->count + role];
+            xstrcat(text, role ? "/" : "=");
+            add_gpus(&text, gpus);
+        }
+    }
+    return text;
+}
+
+static bool tell_nodes(job_record_t *job, const struct sluice_decision_roles *roles, const struct sluice_part *parts,
+                       uint32_t part_count)
+{
+    char *text = layout_text(roles, parts, part_count);
+    const bool told = strlen(text) <= MOST_TEXT && sluice_job_tell_prologs(job, ROLES, text);
+    xfree(text);
+    if (!told)
+        error("select/sluice: %pJ starts without roles: there is no room for their layout next to the options of its "
+              "SPANK plugins",
+              job);
+    return told;
+}
+
+void sluice_hook_forget_roles(job_record_t *job)
+{
+    sluice_job_tell_prologs(job, ROLES, NULL);
+}
+
+void sluice_hook_lay_out(job_record_t *job, const struct sluice_part *parts, uint32_t part_count,
+                         struct sluice_hook_roles *roles)
+{
+    struct sluice_error_text text = {.text = ""};
+    uint32_t wanted[SLUICE_MAX_ROLES];
+    roles->said.count = 0;
+    sluice_hook_forget_roles(job);
+    if (!sluice_job_options(job, &roles->options) || !roles->options.gpu_role_count)
+        return;
+    const uint32_t count = roles->options.gpu_role_count;
+    for (uint32_t role = 0; role < count; role++) {
+        wanted[role] = roles->options.gpu_roles[role].gpus;
+        roles->said.names[role] = roles->options.gpu_roles[role].name;
+    }
+    roles->gpus = calloc((size_t)part_count * count + 1, sizeof *roles->gpus);
+    if (!roles->gpus || sluice_lay_out_roles(sluice_mirror_cluster(sluice_hook.mirror), parts, part_count, wanted, count,
+                                             roles->gpus, &text)) {
+        info("select/sluice: %pJ starts without roles: %s", job, roles->gpus ? text.text : "out of memory");
+        return;
+    }
+    roles->said.count = count;
+    roles->said.gpus = roles->gpus;
+    if (!tell_nodes(job, &roles->said, parts, part_count))
+        roles->said.count = 0;
+}
