@@ -32,17 +32,17 @@ class Step:
     size: int = 1  # tasks of the step
     node: int = 0  # this node's number in the step
     tasks: str = ""  # on each node of the step, as SLURM_STEP_TASKS_PER_NODE; empty: a batch script
-    gpus: tuple[int, ...] = ()  # of the step on this node
+    gpus: int = 0  # of the step on this node; 0: not known
+    bound: bool = False  # Slurm has bound each task to GPUs of its own
     role: str = ""  # that its srun named
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Step:
         """From a task's request; what is not as the task prolog sends it is left out."""
-        numbers = {name: said[name] for name in ("local", "rank", "size", "node") if _is_count(said.get(name))}
+        counts = ("local", "rank", "size", "node", "gpus")
+        numbers = {name: said[name] for name in counts if _is_count(said.get(name))}
         texts = {name: said[name] for name in ("tasks", "role") if isinstance(said.get(name), str)}
-        listed = said.get("gpus")
-        gpus = tuple(gpu for gpu in listed if _is_count(gpu)) if isinstance(listed, list) else ()
-        return cls(**numbers, **texts, gpus=gpus)
+        return cls(**numbers, **texts, bound=said.get("bound") is True)
 
 
 def _is_count(value: Any) -> bool:
@@ -114,24 +114,22 @@ class Layout:
         own = sorted(open)
         if step.role:
             return self._of_step(step, node, own)
-        roles = [role for role in self.roles if set(own) & set(self.gpus_of(role, node))]
-        step_gpus = set(step.gpus) or set(own)
-        if len(roles) == 1 and set(own) < step_gpus:  # Slurm has bound each task to GPUs of its own
-            role = roles[0]
-            before = sum(gpu < own[0] for gpu in self.gpus_of(role, node)) // len(own)
-            return self._ranked(Given(role, tuple(own)), step, node, before)
-        counts = [(role, len(step_gpus & set(self.gpus_of(role, node)))) for role in self.roles]
+        counts = [(role, len(set(own) & set(self.gpus_of(role, node)))) for role in self.roles]
+        all_here = sum(map(len, self.nodes.get(node, ())))
         tasks = _tasks_of(step.tasks, len(self.nodes))
         here = tasks[step.node] if tasks is not None and step.node < len(tasks) else 1
+        if step.bound or len(own) < step.gpus:
+            role = next((role for role, count in counts if count == len(own)), None)
+            if role is None:
+                return None
+            given = Given(role, tuple(own))
+            before = sum(gpu < own[0] for gpu in self.gpus_of(role, node)) // len(own)
+            return self._ranked(given, tasks, node, before) if len(own) * here == all_here else given
         firsts = _first_tasks(here, [count for _, count in counts])
-        if set(own) < step_gpus or (firsts is None and len(roles) != 1):
-            return None
-        if firsts is None:
-            return Given(roles[0], tuple(own))
-        for (role, _), first, end in zip(counts, firsts, firsts[1:], strict=False):
+        for (role, _), first, end in zip(counts, firsts or (), (firsts or ())[1:], strict=False):
             if first <= step.local < end:
-                gpus = tuple(gpu for gpu in own if gpu in self.gpus_of(role, node))
-                return self._ranked(Given(role, gpus), step, node, step.local - first)
+                given = Given(role, tuple(gpu for gpu in own if gpu in self.gpus_of(role, node)))
+                return self._ranked(given, tasks, node, step.local - first) if len(own) == all_here else given
         return None
 
     def _of_step(self, step: Step, node: str, own: list[int]) -> Given:
@@ -153,11 +151,9 @@ class Layout:
             )
         return Given(step.role, gpus, step.rank, step.size)
 
-    def _ranked(self, given: Given, step: Step, node: str, before_here: int) -> Given:
-        """With its place, where the step has all nodes and GPUs of the job, so that all nodes count alike."""
-        tasks = _tasks_of(step.tasks, len(self.nodes))
-        all_here = {gpu for gpus in self.nodes[node] for gpu in gpus}
-        if tasks is None or len(tasks) != len(self.nodes) or (step.gpus and set(step.gpus) != all_here):
+    def _ranked(self, given: Given, tasks: list[int] | None, node: str, before_here: int) -> Given:
+        """With its place, where the step has all nodes of the job, so that all count alike."""
+        if tasks is None or len(tasks) != len(self.nodes):
             return given
         index = self.roles.index(given.role)
         before = size = 0

@@ -366,7 +366,9 @@ def of_step() -> dict[str, object]:
         found["tasks"] = os.environ["SLURM_STEP_TASKS_PER_NODE"]
     if "SLURM_STEP_NUM_TASKS" in os.environ:
         found["size"] = number("SLURM_STEP_NUM_TASKS")
-    found["gpus"] = numbers("SLURM_STEP_GPUS") or numbers("SLURM_JOB_GPUS")
+    if "SLURM_STEP_TASKS_PER_NODE" in os.environ:  # SLURM_STEP_GPUS are the task's own in Slurm 22.05, numbered from 0
+        found["gpus"] = number("SLURM_GPUS_ON_NODE") if "SLURM_GPUS_ON_NODE" in os.environ else 0
+        found["bound"] = "gpu:" in os.environ.get("SLURMD_TRES_BIND", "")
     found["visible"] = {name: os.environ[name][:MOST_VISIBLE] for name in VISIBLE if name in os.environ}
     return found
 

@@ -54,29 +54,31 @@ def test_what_slurmctld_would_not_write(text: str) -> None:
     ("node", "open", "step", "expected"),
     [
         # Each task has a GPU of its own, by Slurm.
-        ("n1", [5], Step(local=5, tasks="8,4", gpus=ALL), Given("decode", (5,), 1, 8)),
-        ("n1", [2], Step(local=2, tasks="8,4", gpus=ALL), Given("prefill", (2,), 2, 4)),
-        ("n2", [5], Step(local=3, node=1, tasks="8,4", gpus=(0, 1, 2, 5)), Given("decode", (5,), 7, 8)),
-        ("n1", [6, 7], Step(local=3, tasks="4,2", gpus=ALL), Given("decode", (6, 7), 1, 4)),
+        ("n1", [5], Step(local=5, tasks="8,4", gpus=8), Given("decode", (5,), 1, 8)),
+        ("n1", [2], Step(local=2, tasks="8,4", gpus=8), Given("prefill", (2,), 2, 4)),
+        ("n2", [5], Step(local=3, node=1, tasks="8,4", gpus=4), Given("decode", (5,), 7, 8)),
+        ("n1", [6], Step(local=6, tasks="8,4", bound=True), Given("decode", (6,), 2, 8)),
+        ("n1", [5], Step(local=1, tasks="2,1", gpus=8, bound=True), Given("decode", (5,))),  # --gpu-bind=map_gpu:0,5
+        ("n1", [6, 7], Step(local=3, tasks="4,2", gpus=8), Given("decode", (6, 7), 1, 4)),
         # All tasks of a node share its GPUs: they are divided as these are.
-        ("n1", ALL, Step(local=0, tasks="2,1", gpus=ALL), Given("prefill", (0, 1, 2, 3), 0, 1)),
-        ("n1", ALL, Step(local=1, tasks="2,1", gpus=ALL), Given("decode", (4, 5, 6, 7), 0, 2)),
-        ("n2", [0, 1, 2, 5], Step(local=0, node=1, tasks="2,1", gpus=(0, 1, 2, 5)), Given("decode", (0, 1, 2, 5), 1, 2)),
-        ("n1", ALL, Step(local=9, tasks="16,8", gpus=ALL), Given("decode", (4, 5, 6, 7), 1, 16)),
+        ("n1", ALL, Step(local=0, tasks="2,1", gpus=8), Given("prefill", (0, 1, 2, 3), 0, 1)),
+        ("n1", ALL, Step(local=1, tasks="2,1", gpus=8), Given("decode", (4, 5, 6, 7), 0, 2)),
+        ("n2", [0, 1, 2, 5], Step(local=0, node=1, tasks="2,1", gpus=4), Given("decode", (0, 1, 2, 5), 1, 2)),
+        ("n1", ALL, Step(local=9, tasks="16,8", gpus=8), Given("decode", (4, 5, 6, 7), 1, 16)),
         # One task, or three, for two roles: none of them.
         ("n1", ALL, Step(), None),
-        ("n1", ALL, Step(tasks="1,1", gpus=ALL), None),
-        ("n1", ALL, Step(local=1, tasks="3,1", gpus=ALL), None),
-        ("n1", [3, 4], Step(local=1, tasks="4,2", gpus=ALL), None),
+        ("n1", ALL, Step(tasks="1,1", gpus=8), None),
+        ("n1", ALL, Step(local=1, tasks="3,1", gpus=8), None),
+        ("n1", [3, 4], Step(local=1, tasks="4,2", gpus=8), None),
         # A part of the job: the role is known, and its place among all is not.
-        ("n2", [0, 1, 2, 5], Step(tasks="1", gpus=(0, 1, 2, 5)), Given("decode", (0, 1, 2, 5))),
-        ("n1", [5], Step(local=1, tasks="4", gpus=(4, 5, 6, 7)), Given("decode", (5,))),
+        ("n2", [0, 1, 2, 5], Step(tasks="1", gpus=4), Given("decode", (0, 1, 2, 5))),
+        ("n1", [5], Step(local=1, tasks="4", gpus=4), Given("decode", (5,))),
         # What a user makes up.
-        ("n1", [5], Step(local=5, tasks="8(x999999999)", gpus=ALL), Given("decode", (5,))),
-        ("n1", ALL, Step(local=1 << 30, tasks="2,1", gpus=ALL), None),
-        ("n9", [5], Step(local=5, tasks="8,4", gpus=ALL), None),
+        ("n1", [5], Step(local=5, tasks="8(x999999999)", gpus=8), Given("decode", (5,))),
+        ("n1", ALL, Step(local=1 << 30, tasks="2,1", gpus=8), None),
+        ("n9", [5], Step(local=5, tasks="8,4", gpus=8), None),
         # The step names the role.
-        ("n1", ALL, Step(rank=1, size=6, tasks="4,2", gpus=ALL, role="decode"), Given("decode", (4, 5, 6, 7), 1, 6)),
+        ("n1", ALL, Step(rank=1, size=6, tasks="4,2", gpus=8, role="decode"), Given("decode", (4, 5, 6, 7), 1, 6)),
         ("n1", [6], Step(rank=1, size=6, role="decode"), Given("decode", (6,), 1, 6)),
     ],
 )
@@ -101,7 +103,7 @@ def test_ranks_are_each_there_once() -> None:
         for number, node in enumerate(nodes):
             for local in range(8 // each):
                 open = range(local * each, (local + 1) * each) if own else range(8)
-                given = layout.given_to(Step(local=local, node=number, tasks=tasks, gpus=ALL), node, open)
+                given = layout.given_to(Step(local=local, node=number, tasks=tasks, gpus=8), node, open)
                 assert given is not None
                 assert set(given.gpus) <= set(layout.gpus_of(given.role, node))
                 if given.rank is not None:
@@ -130,6 +132,6 @@ def test_visible_devices_are_narrowed() -> None:
 
 
 def test_a_step_from_a_request() -> None:
-    said = {"local": 1, "rank": -1, "size": True, "node": "0", "tasks": 4, "gpus": [0, "1", 2], "role": "a", "x": 1}
-    assert Step.of(said) == Step(local=1, gpus=(0, 2), role="a")
-    assert Step.of({"gpus": 5}) == Step()
+    said = {"local": 1, "rank": -1, "size": True, "node": "0", "tasks": 4, "gpus": 8, "bound": 1, "role": "a", "x": 1}
+    assert Step.of(said) == Step(local=1, gpus=8, role="a")
+    assert Step.of({"gpus": [5], "bound": True}) == Step(bound=True)
