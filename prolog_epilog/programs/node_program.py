@@ -536,6 +536,8 @@ def main() -> int:
     except RefusedError as why:
         # The task's helper has one pipe for both; slurmd logs standard error of the others.
         print(f"{name}: {why}", file=sys.stdout if name == "sluice-task-init" else sys.stderr)
+        if why.jobs_own and name == "sluice-task-prolog":
+            print(f"print {name}: {why}")  # slurmstepd writes it to the task's output
         if why.jobs_own and name == "sluice-prolog":
             return 0  # the agent starts none of its tasks and has it held for its user; Slurm would drain the node
         return JOBS_OWN_FAULT if why.jobs_own and name == "sluice-task-init" else 1

@@ -82,14 +82,14 @@ def test_tasks_that_share_a_node_have_the_gpus_of_one_role(cluster: DevCluster) 
     _, printed = batch(cluster, script, *words)
     node = printed[0].split()[0]
     assert printed[0] == f"{node} none x x 0,1,2,3,4,5,6,7"
-    assert printed[1] == f"prefill={node}:0-1 decode={node}:2-7"
+    assert printed[1] == f"prefill={node}:4-5 decode={node}:0-3,6-7"  # the smaller one is in one NUMA node
     tasks = sorted(printed[2:10])
     assert tasks == sorted(
-        [f"{node} prefill {rank} 2 0,1" for rank in range(2)]
-        + [f"{node} decode {rank} 6 2,3,4,5,6,7" for rank in range(6)]
+        [f"{node} prefill {rank} 2 4,5" for rank in range(2)]
+        + [f"{node} decode {rank} 6 0,1,2,3,6,7" for rank in range(6)]
     )
     assert printed[10:] == [
-        f"SLUICE_GPU_ROLES=prefill={node}:0-1 decode={node}:2-7",
+        f"SLUICE_GPU_ROLES=prefill={node}:4-5 decode={node}:0-3,6-7",
         f"SLUICE_GPU_ROLE_NODES_decode={node}",
         f"SLUICE_GPU_ROLE_NODES_prefill={node}",
     ]
