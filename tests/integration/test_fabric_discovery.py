@@ -300,6 +300,8 @@ def test_each_node_has_the_interfaces_of_its_gpus(both: DevCluster) -> None:
         (("-N2", "-n3", "--gpus-per-task=1"), ["1", "2"]),
         (("-N2", "-n2", "--gpus-per-node=h100:3"), ["3"]),  # one line for both nodes
         (("-N1", "-n1", "--gpus=5"), ["5"]),
+        (("-N2", "-n2", "--gpus=6"), ["3"]),
+        (("-n2", "--ntasks-per-node=1", "--gpus=10"), ["5"]),
     ):
         job = submit(both, "-c1", *words, "--nics-per-gpu=1", user="root")
         until(lambda: shown(both, job)["JobState"] == "RUNNING")  # noqa: B023
