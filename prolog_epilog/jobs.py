@@ -171,8 +171,9 @@ class Jobs:
         `split`: GPUs and how many shards the job has of each, where slurmd passes it. `share`: percent of its GPUs'
         compute time, as the option came to the node; `power` likewise, and `planned_power` as slurmctld set it: watts
         that each of its GPUs may draw. `sluid`: the name of its cgroup, from Slurm 26.05 on. `restarts`,
-        `begun`: which run of the job this is, where slurmd passes it. `roles`: the layout of its roles. The answer's `preflight`, if there is one: so
-        many seconds at most a job of several nodes waits for its preflight, which is to be asked for.
+        `begun`: which run of the job this is, where slurmd passes it. `roles`: the layout of its roles, as slurmctld
+        set it. The answer's `preflight`, if there is one: so many seconds at most a job of several nodes waits for its
+        preflight, which is to be asked for.
         """
         del peer
         if sluid:

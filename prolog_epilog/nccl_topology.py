@@ -163,7 +163,7 @@ class Topologies:
 
     def write(self, record: JobRecord, open: Container[str], nics: Container[str]) -> None:
         """Files for a step that can open these device files and interfaces, and for tasks that get one of its GPUs
-        each, or those of a role: that is narrowed down later. Without one, e.g. on a full disk, NCCL looks for itself."""
+        each or a role's: that is narrowed down later. Without one, e.g. on a full disk, NCCL looks for itself."""
         usable, inventory = self._usable(record, open), self._state.inventory
         whole = topology_xml(inventory, usable, nics)
         if whole is not None and self._path(record, whole).exists():

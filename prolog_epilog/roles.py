@@ -183,7 +183,7 @@ def _first_tasks(tasks: int, gpus: Sequence[int]) -> list[int] | None:
 
 
 def _tasks_of(text: str, most: int) -> list[int] | None:
-    """"4(x2),1" as [4, 4, 1]; None for anything else, and for more than `most` nodes."""
+    """ "4(x2),1" as [4, 4, 1]; None for anything else, and for more than `most` nodes."""
     found: list[int] = []
     for part in text.split(","):
         match = _TASKS.fullmatch(part)
@@ -195,7 +195,7 @@ def _tasks_of(text: str, most: int) -> list[int] | None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """"0-2,5" as (0, 1, 2, 5); empty: none. Raises ValueError."""
+    """ "0-2,5" as (0, 1, 2, 5); empty: none. Raises ValueError."""
     found: list[int] = []
     for part in text.split(",") if text else ():
         match = _RANGE.fullmatch(part)

@@ -70,8 +70,8 @@ static uint32_t add_slots(const struct sluice_cluster *cluster, const struct slu
         const uint32_t link = group_of(shape->link_group, shape->link_groups, gpu);
         const uint32_t numa = group_of(shape->numa_group, shape->numa_groups, gpu);
         slots[count++] = (struct slot){
-            .domain = {leaf == cluster->unplaced ? UINT32_MAX - part->node : leaf, part->node, links_first ? link : numa,
-                       links_first ? numa : link},
+            .domain = {leaf == cluster->unplaced ? UINT32_MAX - part->node : leaf, part->node,
+                       links_first ? link : numa, links_first ? numa : link},
             .part = index,
             .gpu = gpu,
         };

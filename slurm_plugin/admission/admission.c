@@ -894,7 +894,8 @@ void sluice_admit(const struct sluice_rules *rules, const struct sluice_tenant *
     }
     if (submission->options.nics_per_gpu && !sluice_add_nics_per_gpu(slurm, submission, &check.request, admission))
         return;
-    if (!sluice_check_roles(&check) || !sluice_check_fabric(&check) || !check_power(&check) || !sluice_check_deadline(&check))
+    if (!sluice_check_roles(&check) || !sluice_check_fabric(&check) || !check_power(&check) ||
+        !sluice_check_deadline(&check))
         return;
     if (rules)
         complete_cpus_and_memory(&check);

@@ -44,9 +44,10 @@ static bool check_fabric(struct sluice_check *check)
         return true;
     }
     if (check->slurm->topology == SLUICE_TOPOLOGY_BLOCK && !check->slurm->places && submission->max_nodes != 1)
-        sluice_notice(check->admission,
-                      "--fabric=block: only Slurm chooses the nodes here, and its topology/block waits for no block: the "
-                      "job is in one block if its nodes fit into one that Slurm finds, at whatever time it starts");
+        sluice_notice(
+            check->admission,
+            "--fabric=block: only Slurm chooses the nodes here, and its topology/block waits for no block: the "
+            "job is in one block if its nodes fit into one that Slurm finds, at whatever time it starts");
     if (submission->max_nodes != 1)
         ask_together(check, options->fabric_wait_s);
     return true;

@@ -41,8 +41,8 @@ static bool is_divisible(const struct sluice_tres_request *request, uint32_t par
  * among nodes without a look at NICs, and 22.05 gives too few GPUs with NICs in total. SLUICE_PER_JOB: neither its nodes
  * nor its tasks get equal parts.
  */
-static enum sluice_per counted_by(const struct sluice_submission *submission,
-                                  const struct sluice_tres_request *request, uint32_t *parts)
+static enum sluice_per counted_by(const struct sluice_submission *submission, const struct sluice_tres_request *request,
+                                  uint32_t *parts)
 {
     *parts = submission->max_nodes;
     if (*parts == 1 || (submission->min_nodes == *parts && is_divisible(request, *parts)))
@@ -81,7 +81,8 @@ static const char *contradiction(const struct sluice_submission *submission, con
             return "the job counts its interfaces in another way, too; leave out either";
     uint32_t parts;
     if (only_in_total(request) && counted_by(submission, request, &parts) == SLUICE_PER_JOB)
-        return "Slurm divides --gpus among nodes without a look at interfaces; add a number of nodes (-N) or tasks (-n) "
+        return "Slurm divides --gpus among nodes without a look at interfaces; add a number of nodes (-N) or tasks "
+               "(-n) "
                "that divides it, or count GPUs with --gpus-per-node or --gpus-per-task";
     return NULL;
 }
@@ -96,7 +97,7 @@ bool sluice_add_nics_per_gpu(const struct sluice_slurm *slurm, const struct slui
     uint32_t parts = 1;
     const int divided = total ? (int)counted_by(submission, request, &parts) : SLUICE_PER_COUNT;
     for (int per = 0; per < SLUICE_PER_COUNT; per++) {
-        uint64_t gpus = per == divided        ? gpus_per(request, SLUICE_PER_JOB) / parts
+        uint64_t gpus = per == divided          ? gpus_per(request, SLUICE_PER_JOB) / parts
                         : per == SLUICE_PER_JOB ? 0
                                                 : gpus_per(request, (enum sluice_per)per);
         char *text = admission->tres[per], nics[64];

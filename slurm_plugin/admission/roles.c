@@ -35,8 +35,8 @@ static bool is_exact(const struct sluice_check *check)
     bool exact = check->request.gpu_types > 0;
     for (size_t i = 0; i < check->request.gpu_types; i++) {
         const uint64_t *per = check->request.gpus[i].per;
-        exact &= per[SLUICE_PER_JOB] || (!per[SLUICE_PER_SOCKET] && (per[SLUICE_PER_TASK] ? submission->tasks || nodes
-                                                                                            : nodes));
+        exact &= per[SLUICE_PER_JOB] ||
+                 (!per[SLUICE_PER_SOCKET] && (per[SLUICE_PER_TASK] ? submission->tasks || nodes : nodes));
     }
     return exact || (!check->request.gpu_types && submission->tasks_per_gpu && submission->tasks);
 }
@@ -60,27 +60,29 @@ bool sluice_check_roles(struct sluice_check *check)
     if (counts(&check->request.shards) || counts(&check->request.mps))
         return refuse_roles(check, "roles have whole GPUs, and the job asks for parts of GPUs; leave out either");
     if (submission->heterogeneous)
-        return refuse_roles(check, "not in a heterogeneous job, whose components are nodes and GPUs by purpose already; "
-                                   "submit one job, or leave it out");
+        return refuse_roles(check,
+                            "not in a heterogeneous job, whose components are nodes and GPUs by purpose already; "
+                            "submit one job, or leave it out");
     if (submission->whole_nodes)
-        return refuse_roles(check, "--exclusive takes all GPUs of a node, however many these are; leave it out, and ask "
-                                   "for GPUs by number");
+        return refuse_roles(check,
+                            "--exclusive takes all GPUs of a node, however many these are; leave it out, and ask "
+                            "for GPUs by number");
     if (!check->slurm->places && !submission->admitted_before)
-        return refuse_roles(check, "this cluster does not lay out roles (it runs Sluice below level place); leave it out, "
-                                   "or submit a heterogeneous job with a component for each role");
+        return refuse_roles(check,
+                            "this cluster does not lay out roles (it runs Sluice below level place); leave it out, "
+                            "or submit a heterogeneous job with a component for each role");
     if (!(check->request.gpu_types || submission->tasks_per_gpu))
-        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
-                             "--gpu-role: the roles have %" PRIu64 " GPUs, and the job asks for none; add --gpus=%" PRIu64,
-                             gpus, gpus);
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_REQUEST,
+            "--gpu-role: the roles have %" PRIu64 " GPUs, and the job asks for none; add --gpus=%" PRIu64, gpus, gpus);
     if (!is_exact(check))
         return submission->admitted_before ||
                sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
                              "--gpu-role: the roles have %" PRIu64 " GPUs, and how many the job gets is open; ask for "
                              "--gpus=%" PRIu64 ", or for one number of nodes (-N)",
                              gpus, gpus);
-    return gpus == asked(check) ||
-           sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
-                         "--gpu-role: the roles have %" PRIu64 " GPUs, and the job asks for %" PRIu64
-                         "; make both numbers the same",
-                         gpus, asked(check));
+    return gpus == asked(check) || sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                                                 "--gpu-role: the roles have %" PRIu64
+                                                 " GPUs, and the job asks for %" PRIu64 "; make both numbers the same",
+                                                 gpus, asked(check));
 }

@@ -85,8 +85,8 @@ void sluice_hook_lay_out(job_record_t *job, const struct sluice_part *parts, uin
         roles->said.names[role] = roles->options.gpu_roles[role].name;
     }
     roles->gpus = calloc((size_t)part_count * count + 1, sizeof *roles->gpus);
-    if (!roles->gpus || sluice_lay_out_roles(sluice_mirror_cluster(sluice_hook.mirror), parts, part_count, wanted, count,
-                                             roles->gpus, &text)) {
+    if (!roles->gpus || sluice_lay_out_roles(sluice_mirror_cluster(sluice_hook.mirror), parts, part_count, wanted,
+                                             count, roles->gpus, &text)) {
         info("select/sluice: %pJ starts without roles: %s", job, roles->gpus ? text.text : "out of memory");
         return;
     }

@@ -23,9 +23,9 @@ enum {
     SLUICE_GPU_ROLES_MAX = 8, /* as the core lays out: SLUICE_MAX_ROLES */
     SLUICE_GPU_ROLE_NAME_MAX = 16,
     SLUICE_GPU_ROLE_GPUS_MAX = 4096, /* of all roles together: SLUICE_MAX_ROLE_GPUS */
-    SLUICE_GANG_COUNT_MAX = 256,  /* as many as the core places together: SLUICE_MAX_GROUP */
-    SLUICE_OPTION_WHY_MAX = 256,  /* room that any message of this parser fits in */
-    SLUICE_OPTION_TEXT_MAX = 256, /* and any option as sluice_option_canonical writes it */
+    SLUICE_GANG_COUNT_MAX = 256,     /* as many as the core places together: SLUICE_MAX_GROUP */
+    SLUICE_OPTION_WHY_MAX = 256,     /* room that any message of this parser fits in */
+    SLUICE_OPTION_TEXT_MAX = 256,    /* and any option as sluice_option_canonical writes it */
     /*
      * Bytes of all of a job's strings. Prologs have them in their environment, and the kernel starts no program with
      * more than 128 KiB in one string or some MiB in all: Slurm would drain the node.

@@ -198,8 +198,7 @@ static void try_job(uint32_t id)
         gpus[2 * i] = job->parts[i].gpus & -job->parts[i].gpus;
         gpus[2 * i + 1] = job->parts[i].gpus & ~gpus[2 * i];
     }
-    const struct sluice_decision_roles roles = {
-        .count = id % 3 ? 0 : 2, .names = {"learner", "actor"}, .gpus = gpus};
+    const struct sluice_decision_roles roles = {.count = id % 3 ? 0 : 2, .names = {"learner", "actor"}, .gpus = gpus};
     sluice_decision_started(recorder, &facts, job->parts, job->part_count, &roles);
     job_count++;
 }

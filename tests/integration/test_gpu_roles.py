@@ -44,7 +44,17 @@ def cluster(request: pytest.FixtureRequest, make_shared_cluster: MakeCluster) ->
 
 def batch(cluster: DevCluster, script: str, *words: str) -> tuple[str, list[str]]:
     """A job of alice that has ended, and the lines that it has printed."""
-    command = ["sbatch", "--parsable", "-W", "-o", "/tmp/roles-%j", "-c1", "--mem-per-cpu=16", *words, f"--wrap={script}"]
+    command = [
+        "sbatch",
+        "--parsable",
+        "-W",
+        "-o",
+        "/tmp/roles-%j",
+        "-c1",
+        "--mem-per-cpu=16",
+        *words,
+        f"--wrap={script}",
+    ]
     done = cluster.run(command, user="alice", cwd="/tmp", check=False)
     job = done.stdout.strip()
     printed = cluster.run(["cat", f"/tmp/roles-{job}"], user="alice", check=False).stdout.splitlines()
@@ -78,7 +88,9 @@ def test_each_task_has_the_role_of_its_gpu(cluster: DevCluster) -> None:
 def test_tasks_that_share_a_node_have_the_gpus_of_one_role(cluster: DevCluster) -> None:
     """A task for each role: neither sees the other's GPUs, and the batch script sees all and where the roles are."""
     words = ["-N1", "-n2", "--gpus=8", "--gpu-role=prefill:2,decode:6"]
-    script = f"{SHOW}; echo $SLUICE_GPU_ROLES; srun -n8 -c1 --overcommit sh -c '{SHOW}'; env | grep SLUICE_GPU_ROLE | sort"
+    script = (
+        f"{SHOW}; echo $SLUICE_GPU_ROLES; srun -n8 -c1 --overcommit sh -c '{SHOW}'; env | grep SLUICE_GPU_ROLE | sort"
+    )
     _, printed = batch(cluster, script, *words)
     node = printed[0].split()[0]
     assert printed[0] == f"{node} none x x 0,1,2,3,4,5,6,7"
@@ -144,7 +156,9 @@ def test_a_job_without_roles_finds_none(cluster: DevCluster) -> None:
     _, printed = batch(cluster, f"{script}; true", "-N1", "--gpus=1")
     assert printed == ["0"]
     done = cluster.run(
-        ["sbatch", "-W", "-o", "/tmp/roles-none", "--gpus=1", "--wrap=srun --gpu-role=a true"], user="alice", check=False
+        ["sbatch", "-W", "-o", "/tmp/roles-none", "--gpus=1", "--wrap=srun --gpu-role=a true"],
+        user="alice",
+        check=False,
     )
     assert done.returncode != 0
     assert "has no roles here" in cluster.run(["cat", "/tmp/roles-none"], user="alice").stdout
@@ -162,7 +176,9 @@ def test_what_is_refused(cluster: DevCluster) -> None:
     assert "how many the job gets is open" in refused(cluster, "-N1-2", "--gpus-per-node=4", "--gpu-role=a:4,b:4")
     for roles in ("a:4,a:4", "a-b:8", "a:8,", "a:0,b:8"):
         assert "each once, of at most 16 letters" in refused(cluster, "--gpus=8", f"--gpu-role={roles}")
-    done = cluster.run(["salloc", "--gpus=8", "--gpu-role=a:4,b:4", "srun", "--gpu-role=a:4", "true"], user="alice", check=False)
+    done = cluster.run(
+        ["salloc", "--gpus=8", "--gpu-role=a:4,b:4", "srun", "--gpu-role=a:4", "true"], user="alice", check=False
+    )
     assert "of a step is the name of one of its job's roles" in done.stderr
     job = submit(cluster, "-H", "--gpus=8", "--gpu-role=a:4,b:4")
     changed = cluster.run(["scontrol", "update", f"jobid={job}", "numtasks=2"], check=False)

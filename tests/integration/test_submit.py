@@ -573,7 +573,7 @@ def test_level_off_is_stock_slurm(cluster: DevCluster) -> None:
         accepted(cluster, "--gpus=2", "--gpu-affinity=link")
         for option in ("--gpu-mem=1G", "--gang=a:2", "--gpu-share=50", "--gpu-power=300W", "--nics-per-gpu=1"):
             assert "Sluice is off on this cluster" in refused(cluster, option)
-        words = "--gpu-mem, --gpu-share, --gpu-power, --gpu-role, --nics-per-gpu, --gang, --fabric and --segment have no"
+        words = "--gpu-mem, --gpu-share, --gpu-power, --gpu-role, --nics-per-gpu, --gang, --fabric and --segment have"
         assert_logged(cluster, rf"job of user \d+, account -: {words}")
     finally:
         level("admit")

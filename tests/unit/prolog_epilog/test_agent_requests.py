@@ -76,7 +76,7 @@ def test_a_split_over_gpus_is_in_force_from_the_prolog_on(agent: Agent, monkeypa
 def test_only_root_may_speak_for_jobs(agent: Agent) -> None:
     for name in ("prolog", "limit", "epilog", "status"):
         assert "for root only" in str(ask(agent, peer_uid=1000, do=name)["error"])
-    found = {"files": ["/dev/nvidia0", "/dev/nvidia1"], "nics": {}, "variables": OF_LIBRARIES}
+    found = {"files": ["/dev/nvidia0", "/dev/nvidia1"], "nics": {}, "variables": OF_LIBRARIES, "roles": False}
     assert ask(agent, peer_uid=1000, do="devices") == {"ok": found}
 
 
@@ -124,6 +124,31 @@ def test_what_a_user_has_set_is_kept_and_recorded(agent: Agent, monkeypatch: pyt
     assert "NCCL_IB_HCA" not in answer["ok"]["export"]
     [event] = agent.state.records[7].events
     assert (event.action, event.detail, event.times) == ("own", {"set": ["NCCL_IB_HCA"]}, 100)
+
+
+def test_a_task_is_told_its_role_and_sees_its_gpus_alone(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent.state.records[7] = granted(GIB)
+    agent.state.records[7].grants.append(Grant(1, "GPU-1", "nvidia", "H100", 80 * GIB))
+    agent.state.records[7].roles = f"learner,actor {agent.state.node}=1/0"
+    monkeypatch.setattr("prolog_epilog.cgroups.place_of", lambda *_: Place(7, "0"))
+    monkeypatch.setattr("prolog_epilog.cgroups.take_steps", lambda *_: None)
+    both = ["/dev/nvidia0", "/dev/nvidia1"]
+    step = {"role": "learner", "tasks": "1", "size": 1, "visible": {"CUDA_VISIBLE_DEVICES": "0,1"}}
+
+    def told(peer_uid: int = 0, **request: object) -> Any:
+        return ask(agent, peer_uid, **request)["ok"]
+
+    assert told(1000, do="devices")["roles"]
+    for _ in range(5):
+        answer = told(do="task", open=both, nics=[], step=step)
+    assert answer["visible"] == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert answer["export"]["SLUICE_GPU_ROLE"] == "learner"
+    [event] = agent.state.records[7].events
+    assert (event.detail, event.times) == ({"step": "0", "role": "learner", "gpus": [1]}, 5)
+    batch = told(do="task", open=both, nics=[])
+    assert batch["visible"] == {}
+    assert "SLUICE_GPU_ROLE" not in batch["export"]
+    assert batch["export"]["SLUICE_GPU_ROLES"] == f"learner={agent.state.node}:1 actor={agent.state.node}:0"
 
 
 def test_tasks_far_from_their_gpus_are_recorded(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,24 @@ def task_of_a_refused_job(agent: Agent) -> None:
     limit(agent)
 
 
+def task_of_role(agent: Agent, role: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prolog_epilog.cgroups.place_of", lambda *_: Place(7, "0"))
+        patch.setattr("prolog_epilog.cgroups.take_steps", lambda *_: None)
+        agent.jobs.task(peer=ROOTS, open=["/dev/nvidia0"], step={"role": role})
+
+
+def role_of_none(agent: Agent) -> None:
+    known(agent)
+    task_of_role(agent, "learner")
+
+
+def role_elsewhere(agent: Agent) -> None:
+    known(agent)
+    agent.state.records[7].roles = f"learner,actor {agent.state.node}=1/0"
+    task_of_role(agent, "learner")
+
+
 def over_cap(agent: Agent) -> None:
     tenants = [Tenant(account="physics", gpu_memory_mib_per_gpu=1)]
     CompiledPolicy(generated_s=0, source="test", tenants=tenants).write(agent.state.settings.policy)
@@ -273,6 +291,8 @@ TRIED: dict[Refusal, Callable[[Agent], object]] = {
     Refusal.NO_TASK: lambda agent: agent.jobs.task(peer=Peer(os.getpid(), 1000), open=[]),
     Refusal.GPU_NOT_GIVEN: lambda agent: (known(agent), limit(agent, gpus=[1])),
     Refusal.GPU_OPEN: lambda agent: (known(agent), limit(agent, open=["/dev/nvidia1"])),
+    Refusal.ROLE_UNKNOWN: role_of_none,
+    Refusal.ROLE_NOT_HERE: role_elsewhere,
     Refusal.SHARDS_NOT_SPLIT: lambda agent: (known(agent, gpus=2), limit(agent, gpus=[0, 1], shards=5)),
     Refusal.MORE_THAN_THE_GPU: lambda agent: (known(agent), limit(agent, shards=100 * 1024)),
     Refusal.OVER_CAP: over_cap,

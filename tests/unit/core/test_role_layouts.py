@@ -109,12 +109,12 @@ def test_level_by_level() -> None:
         nodes = []
         for _ in range(draw.randint(2, 5)):
             count, links = draw.choice([2, 4, 8]), draw.choice([1, 2])
-            nodes.append((gpus_of(*[(gpu * links // count, gpu * 2 // count) for gpu in range(count)]), draw.randint(0, 2)))
+            nodes.append(
+                (gpus_of(*[(gpu * links // count, gpu * 2 // count) for gpu in range(count)]), draw.randint(0, 2))
+            )
         cluster = cluster_of(*nodes, switches=2)
         parts = [
-            Part(node, gpus=mask)
-            for node, (gpus, _) in enumerate(nodes)
-            if (mask := draw.randrange(1 << len(gpus)))
+            Part(node, gpus=mask) for node, (gpus, _) in enumerate(nodes) if (mask := draw.randrange(1 << len(gpus)))
         ]
         total = sum(part.gpus.bit_count() for part in parts)
         if total < 2:
