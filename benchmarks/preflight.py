@@ -32,7 +32,7 @@ MUST = {"named_share": (">=", 0.999), "good_nodes_drained": ("==", 0), "prefligh
 
 _SIZES = (2, 3, 4, 6, 8, 8, 12, 16, 16, 24, 32, 48, 64, 128)
 _PARTNERS = 2  # idle nodes below the first leaf switch, which a job of two or three nodes needs
-_KINDS: tuple[PartKind, ...] = ("nic", "link", "gpu", "pcie", "nvlink", "node")
+_KINDS: tuple[PartKind, ...] = ("nic", "link", "clock", "memory", "pcie", "nvlink", "node")
 _LEAF = 16
 
 
@@ -60,8 +60,9 @@ def site(count: int, chance: random.Random, gpus: int = 8) -> list[Member]:
             f"n{number}",
             tuple(f"mlx5_{rail}" for rail in range(rails)),
             tuple(f"l{min(number // size, last)}r{rail}" for rail in range(rails)),
-            gpus,
-            "old" if mixed and number % 2 else model,
+            tuple(map(str, range(gpus))),
+            kind := "old" if mixed and number % 2 else model,
+            kind,
         )
         for number in range(count)
     ]
@@ -81,7 +82,7 @@ def faults_of(members: list[Member], chance: random.Random) -> Faults:
         if kind == "node":
             faults.dead.add(Part("node", member.name))
             continue
-        name = chance.choice(member.nics) if kind in ("nic", "link") else str(chance.randrange(member.gpus))
+        name = chance.choice(member.nics) if kind in ("nic", "link") else chance.choice(member.gpus)
         if kind == "link" and chance.random() < 0.3:
             faults.dead.add(Part("link", member.name, name))
         else:
@@ -135,7 +136,7 @@ def simulate(runs: int, seed: int) -> Tally:
         members = site(chance.choice(_SIZES), chance)
         faults = faults_of(members, chance)
         partners = [
-            Member(f"spare{number}", members[0].nics, members[0].leaves, 0, members[0].model)
+            Member(f"spare{number}", members[0].nics, members[0].leaves, (), members[0].model)
             for number in range(_PARTNERS)
         ]
         known = {} if len(members) >= 8 and chance.random() < 0.2 else past(chance)
@@ -154,7 +155,8 @@ def large(nodes: int, runs: int, seed: int) -> Iterator[tuple[float, float]]:
                 f"n{number}",
                 tuple(f"mlx5_{rail}" for rail in range(4)),
                 tuple(f"l{number // 32}r{rail}" for rail in range(4)),
-                8,
+                tuple(map(str, range(8))),
+                "h100",
                 "h100",
             )
             for number in range(nodes)

@@ -6,21 +6,23 @@ import itertools
 import math
 import random
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice.fabric.preflight import Preflight
 from sluice.fabric.tested import Member, Part, Result, Test
 
-USUAL = {"pair": 48.0, "loopback": 49.0, "gpu": 600.0, "pcie": 52.0, "nvlink": 380.0}
+USUAL = {"pair": 48.0, "loopback": 49.0, "clock": 1900.0, "memory": 1400.0, "pcie": 52.0, "nvlink": 380.0}
 SLOWER = {"h100": 1.0, "a100": 0.5, "old": 0.25}
 """Classes of nodes that are healthy: each gives this share of the usual value."""
 ACROSS = 0.95
 LATENCY_US = {"pair": 2.4, "loopback": 1.4}
 NOISE = 0.03  # standard deviation of a measurement's logarithm
 HICCUPS = 0.002  # of all measurements: something else ran, and it gives a fifth to a half
-SECONDS = {"pair": 0.40, "loopback": 0.30, "gpu": 0.25, "pcie": 0.15, "nvlink": 0.15}
-"""Of a test: connect, 0.25 s of bandwidth, 1,000 small messages; a kernel, and copies of 1 GiB."""
+SECONDS = {"pair": 0.40, "loopback": 0.30, "clock": 0.06, "memory": 0.10, "pcie": 0.10, "nvlink": 0.10}
+"""Of a test: connect, 0.25 s of bandwidth, 1,000 small messages; a kernel's five launches, copies and their check."""
+OPEN_GPU_S = 0.25  # a driver context, once for each GPU of a node
 SILENCE_S = 1.0  # until a test that nobody answers is given up
 MOST_SILENCES = 3  # on the way of one node: its own link that is down is given up after two
 POLL_S = 0.1  # how often nodes ask the controller, at least ...
@@ -74,10 +76,9 @@ class SimulatedFabric:
     def _parts(self, test: Test) -> list[Part]:
         """The same path as in `sluice.fabric.tested`, found independently of it."""
         parts = [Part("node", node) for node in test.nodes()]
-        if test.kind == "gpu" or test.kind == "pcie":
-            return [*parts, Part(test.kind, test.node, str(test.place))]
-        if test.kind == "nvlink":
-            return [*parts, *(Part("nvlink", test.node, str(gpu)) for gpu in (test.place, test.other_gpu))]
+        if test.kind not in ("pair", "loopback"):
+            gpus = {test.place, test.other_gpu} if test.kind == "nvlink" else {test.place}
+            return [*parts, *(Part(kind, test.node, str(gpu)) for gpu in gpus for kind in ("gpu", test.kind))]
         for node in test.nodes():
             parts.append(Part("nic", node, self.members[node].nics[test.place]))
             if test.kind == "pair":
@@ -90,7 +91,8 @@ def run_preflight(preflight: Preflight, fabric: SimulatedFabric) -> tuple[float,
     """Until its verdict; returns the seconds that it takes by the model, and the core's processor seconds."""
     poll = max(POLL_S, POLL_NODE_S * len(fabric.members))
     planned = _rounds_planned(len(fabric.members))
-    seconds, core, silences = 2 * poll, 0.0, 0
+    gpus = max(len(member.gpus) for member in fabric.members.values())
+    seconds, core, silences = 3 * poll + OPEN_GPU_S * gpus, 0.0, 0
     for turn in itertools.count():
         began = time.process_time()
         tests = preflight.next_round()
@@ -108,11 +110,14 @@ def run_preflight(preflight: Preflight, fabric: SimulatedFabric) -> tuple[float,
 
 
 def _rounds_planned(nodes: int) -> int:
-    """Each node alone, then pairs: nodes get these at once."""
-    return 1 + (nodes - 1).bit_length()
+    """Each node's GPUs; then its interfaces, then pairs: nodes get these at once."""
+    return 2 + (nodes - 1).bit_length()
 
 
 def _longest(tests: Sequence[Test], *, silent: bool) -> float:
-    """Of a round: each kind of test is made on all GPUs and interfaces at once, one kind after the other."""
-    seconds = sum({test.kind: SECONDS[test.kind] for test in tests}.values())
+    """Of a round: on all interfaces at once; a node's GPUs are tested one after the other, then its interfaces."""
+    of_gpus: dict[str, float] = defaultdict(float)
+    for test in tests:
+        of_gpus[test.node] += SECONDS[test.kind] if test.kind not in ("pair", "loopback") else 0.0
+    seconds = max(of_gpus.values()) + sum({one.kind: SECONDS[one.kind] for one in tests if one.kind in LATENCY_US}.values())
     return max(seconds, SILENCE_S) if silent else seconds

@@ -317,6 +317,32 @@ def _set_pcie_width(change: Change, field: str, text: str) -> None:
     change.gpu.pcie_width = value
 
 
+def _copies(kind: layout.CopyKind) -> Field:
+    """How fast programs copy between two kinds of memory."""
+
+    def put(change: Change, field: str, text: str) -> None:
+        change.gpu.copy_mbps[kind] = _whole(change, field, text, 0, 10**7, "MB/s")
+
+    return Field(
+        f"MB/s of programs' copies ({kind.name.lower()}); 0: as fast as this machine copies",
+        lambda _s, gpu: str(gpu.copy_mbps[kind]),
+        put,
+    )
+
+
+def _set_copy_wrong(change: Change, field: str, text: str) -> None:
+    kinds = {kind.name.lower(): 1 << kind for kind in layout.CopyKind}
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in kinds and word != "none":
+            raise change.refuse(field, text, f"no kind of copies {word!r}; known: none, {', '.join(kinds)}")
+    change.gpu.copy_wrong = sum(kinds.get(word, 0) for word in set(words))
+
+
+def _get_copy_wrong(_state: NodeState, gpu: layout.Gpu) -> str:
+    return ",".join(kind.name.lower() for kind in layout.CopyKind if gpu.copy_wrong >> kind & 1) or "none"
+
+
 def _require_links(change: Change, field: str, text: str) -> None:
     if change.gpu.link_count == 0:
         raise change.refuse(field, text, "it has no NVLink, xGMI or Xe Link")
@@ -531,6 +557,10 @@ FIELDS: dict[str, Field] = {
     "pcie_replays": _number("since boot", "pcie_replays", 2**31),
     "pcie_tx": _number("KB/s", "pcie_tx_kb", 2**31),
     "pcie_rx": _number("KB/s", "pcie_rx_kb", 2**31),
+    "copy_host": _copies(layout.CopyKind.HOST),
+    "copy_local": _copies(layout.CopyKind.LOCAL),
+    "copy_peer": _copies(layout.CopyKind.PEER),
+    "copy_wrong": Field("programs' copies that lose a bit: host, local, peer", _get_copy_wrong, _set_copy_wrong),
     "compute_mode": _number("0 default, 2 prohibited, 3 exclusive", "compute_mode", 3, needs=_not_nvidia),
     "persistence": _flag("persistence mode", "persistence", _not_nvidia),
     "mig": Field(

@@ -86,6 +86,7 @@ CHECKS: dict[str, Default] = {
                           node=True),
     "fabric_link": Default("bandwidth of the links from the node to its switches, in preflights of jobs", "critical",
                            "drain-node", node=True),
+    "fabric_gpu": Default("GPUs and their links, in preflights of jobs", "critical", "drain-node", node=True),
     "free_space": Default("free space of the file systems in `paths`", "critical", "warn", 5, "percent", node=True),
     "spool": Default("room for what jobs need on the node: the agent's folders and slurmd's spool", "critical",
                      "drain-node", 16, "MiB", quick=True, node=True),

@@ -1,4 +1,4 @@
-"""The policy's preflight section: which jobs of several nodes are tested before they start, and what is slow."""
+"""The policy's preflight section: which jobs are tested before they start, and what is slow."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from policy.names import Name
 from policy.units import Percent, Seconds
 
 When = Literal["always", "after-maintenance", "on-suspicion", "never"]
+Tool = Literal["any", "perftest", "ucx", "tcp"]
 Gigabytes = Annotated[float, Field(gt=0, le=10_000)]
 MOST_BOUND_S = 60
 
@@ -26,10 +27,16 @@ class _Settings(BaseModel):
     """A result is slow below this percentage of the median of its class. Example: `80`."""
     least: Gigabytes | None = None
     """GB/s between two nodes below which a result is slow, whatever its class gives. Example: `40`."""
+    gpus: bool = True
+    """Whether GPUs are measured, too: clock, memory, PCIe and the links between them, of GPUs that a job has as a
+    whole. Jobs of one node are then tested as well. Example: `false`."""
+    tool: Tool = "any"
+    """What measures between nodes: `perftest`, `ucx` (ucx_perftest), `tcp` (Sluice's own), or `any`: the first of
+    these that all nodes of the job have. Nodes of a job that lack the named one are measured by TCP. Example: `ucx`."""
 
 
 class Preflight(_Settings):
-    """Nodes of a job test each other before it starts."""
+    """Nodes of a job test their GPUs, and each other, before it starts."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -57,5 +64,5 @@ def compile_preflight(section: Preflight | None, types_of: Mapping[str, Sequence
         return NodePreflight()
     types = sorted({kind for name in section.classes for kind in types_of[name]})
     return NodePreflight(
-        when=section.when, share=section.share, least=section.least, types=tuple(types), bound_s=section.bound
+        **section.model_dump(include=set(_Settings.model_fields)), types=tuple(types), bound_s=section.bound
     )

@@ -125,6 +125,7 @@ class Agent:
             self.state, lambda: file.current().preflight, self.uplink.send, self.jobs.interface
         )
         self.jobs.preflight_s = self.preflights.longest_s
+        self.jobs.preflight_alone = self.preflights.tests_one_node
         self.server.add("preflight", self.preflights.run)
         self._watch_outages()
         self._watch_health()

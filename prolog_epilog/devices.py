@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gres_probe.inventory import Inventory
-from gres_probe.writer import node_devices
+from gres_probe.writer import LINK_WORDS, node_devices
 from sluice.base.errors import SluiceError
 
 
@@ -31,6 +31,7 @@ class NodeDevice:
     siblings: int = 1  # how many devices its GPU is divided into, itself among them
     type: str = ""  # GRES type
     parent: str = ""  # UUID of the GPU that a partition is of; empty: it is the GPU
+    linked: tuple[str, ...] = ()  # UUIDs of the GPUs that it reaches by NVLink, xGMI or Xe Link
 
     @property
     def gpu_uuid(self) -> str:
@@ -76,9 +77,16 @@ def devices_of(inventory: Inventory) -> list[NodeDevice]:
                 max(1, len(gpu.partitions)),
                 device.type,
                 gpu.uuid if profile else "",
+                linked_with(inventory, device.gpu),
             )
         )
     return found
+
+
+def linked_with(inventory: Inventory, gpu: int) -> tuple[str, ...]:
+    """UUIDs of the GPUs that one has links to, by its place in the inventory."""
+    row = inventory.links[gpu] if inventory.links else []
+    return tuple(inventory.gpus[other].uuid for other, link in enumerate(row) if link.type in LINK_WORDS)
 
 
 def select(devices: list[NodeDevice], indices: Iterable[int]) -> list[NodeDevice]:

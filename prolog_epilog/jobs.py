@@ -88,6 +88,7 @@ class Jobs:
         self.rdma = RdmaBounds(NodeLimits)  # none, until the agent says which
         self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
         self.preflight_s: Callable[[], int] = lambda: 0  # of a job's preflight at most; 0: there is none
+        self.preflight_alone: Callable[[JobRecord], bool] = lambda _: False  # also where the job has this node alone
         self.interface: Callable[[], str] = lambda: ""  # by which other nodes reach this one; empty: not known
         self.on_end: list[Callable[[JobRecord], None]] = []  # gets a job's record before it is written, locked
         self.on_unwritten: Callable[[], None] = lambda: None  # called when a record has to be written later
@@ -172,8 +173,8 @@ class Jobs:
         compute time, as the option came to the node; `power` likewise, and `planned_power` as slurmctld set it: watts
         that each of its GPUs may draw. `sluid`: the name of its cgroup, from Slurm 26.05 on. `restarts`,
         `begun`: which run of the job this is, where slurmd passes it. `roles`: the layout of its roles, as slurmctld
-        set it. The answer's `preflight`, if there is one: so many seconds at most a job of several nodes waits for its
-        preflight, which is to be asked for.
+        set it. The answer's `preflight`, if there is one: so many seconds at most the job waits for its preflight,
+        which is to be asked for; where it has one node only if there is `alone`, too.
         """
         del peer
         if sluid:
@@ -217,7 +218,8 @@ class Jobs:
                 with self._state.lock:
                     self._turn_away(record, error)
             raise
-        return {"preflight": seconds} if (seconds := self.preflight_s()) else {}
+        seconds = self.preflight_s()
+        return {"preflight": seconds, "alone": self.preflight_alone(record)} if seconds else {}
 
     def _grant(
         self,

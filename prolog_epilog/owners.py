@@ -18,6 +18,9 @@ from prolog_epilog import cgroups
 from prolog_epilog.cgroups import PROC, Place
 from prolog_epilog.subuids import Subuids
 
+MEASURES_AS = 65533
+"""User and group of programs that measure for preflights, and nobody else's: services share nobody's, and could trace
+or end them."""
 _MOST_FILES = 256  # of the open files that an agent may have
 _MOST_LOOKS = 2048  # at processes whose file is not open, in one sample
 _MOST_THREADED = 32  # at processes whose leader has exited, in one sample
@@ -36,7 +39,7 @@ class Owner:
 
     def is_stray(self) -> bool:
         """Whether it belongs to a user and to no job."""
-        return self.place is None and not self.ending and self.uid not in (0, None)
+        return self.place is None and not self.ending and self.uid not in (0, None, MEASURES_AS)
 
     def is_user(self, uid: int, name: str) -> bool:
         """Whether it belongs to the user, or is in a container of that user."""

@@ -1,17 +1,14 @@
 """The node's part in a job's preflight: it asks the controllers what to measure, measures, and gets the verdict.
 
-A request of the prolog, for jobs with GPUs. What measures is a program without rights (programs/fabric_test.py), of
-whose output only numbers are believed. Where no controller answers, or time is over, the job starts without a verdict.
+A request of the prolog, for jobs with GPUs. What measures are programs without rights (programs/fabric_test.py between
+nodes, programs/gpu_test.py on GPUs), of whose output only numbers are believed. Where no controller answers, or time is
+over, the job starts without a verdict.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import queue
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from policy.preflight import NodePreflight
+from prolog_epilog.preflight_gpus import TOOL, GpuTests, said_of, whole_gpus
+from prolog_epilog.preflight_programs import Program, figure
 from prolog_epilog.server import Peer
 from prolog_epilog.state import State
 from sluice.base.errors import SluiceError
@@ -29,15 +28,10 @@ from sluice.exchange.courier import VERSION
 from sluice.exchange.record import JobRecord
 
 PROGRAM = Path(__file__).parent / "programs/fabric_test.py"
-_PYTHON = "/usr/bin/python3"
-_NOBODYS = 65533  # not nobody's: services share that one, and could trace or end the program
-_FIND = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _START_S = 5.0
 _DRAIN_S = 10.0  # after the bound, in which the controllers take a faulty node out of service
 _DRAIN_LOOK_S = 0.2
 _AGAIN_S = (0.02, 5.0)  # the least and the most between two questions
-_MOST_LINE = 4096
-_MOST_RESULTS = 4096
 
 Send = Callable[[dict[str, Any]], dict[str, Any]]
 """Asks the controllers' daemon. Raises SluiceError."""
@@ -65,15 +59,24 @@ class Preflights:
         policy = self._policy()
         return 0 if policy.when == "never" else policy.bound_s + math.ceil(_DRAIN_S) + 1
 
-    def run(self, *, peer: Peer, job: int) -> dict[str, Any]:
-        """A request: take part until the verdict. The answer's `fault` says why the node is drained, where it is."""
+    def tests_one_node(self, record: JobRecord) -> bool:
+        """Whether a job of this node alone may have to be tested: it has GPUs that can be."""
+        policy = self._policy()
+        wanted = policy.when != "never" and policy.gpus
+        return wanted and bool(whole_gpus(record, self._state.devices))
+
+    def run(self, *, peer: Peer, job: int, alone: bool = False) -> dict[str, Any]:
+        """A request: take part until the verdict. The answer's `fault` says why the node is drained, where it is.
+
+        `alone`: the job has no other nodes.
+        """
         del peer
         policy = self._policy()
         with self._state.lock:
             record = self._state.records.get(job)
         if policy.when == "never" or record is None or record.refused:
             return {}
-        outcome = self._within(record, policy.bound_s)
+        outcome = self._within(record, policy, alone=alone)
         if outcome is None:
             return {}
         words = one_line(str(outcome["text"]), limit=1000)
@@ -89,21 +92,24 @@ class Preflights:
                 return {"fault": f"{words}; see: sluice fabric check, sluice health list"}
         return {}
 
-    def _within(self, record: JobRecord, seconds: float) -> dict[str, Any] | None:
-        """The controllers' verdict, if there is one in time, whatever hangs: they, this program or the pipe to it."""
+    def _within(self, record: JobRecord, policy: NodePreflight, *, alone: bool) -> dict[str, Any] | None:
+        """The controllers' verdict, if there is one in time, whatever hangs: they, a program or the pipe to it."""
         verdict: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        seconds = policy.bound_s
         end = time.monotonic() + seconds
+        gpus = whole_gpus(record, self._state.devices) if policy.gpus else []
 
-        def take_part(measuring: Measuring) -> None:
+        def take_part(measuring: Measuring, gpu_tests: GpuTests) -> None:
             outcome = None
             try:
-                outcome = self._take_part(record, measuring, end)
+                about = {**said_of(record, gpus), "alone": alone}
+                outcome = self._take_part(record, about, measuring, gpu_tests, end)
             except (SluiceError, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
                 log("problem", job=record.job, what=f"no preflight: {one_line(str(error) or repr(error))}")
             verdict.put(outcome)
 
-        with Measuring() as measuring, suppress(queue.Empty):
-            threading.Thread(target=take_part, args=(measuring,), daemon=True).start()
+        with Measuring() as measuring, GpuTests(gpus) as gpu_tests, suppress(queue.Empty):
+            threading.Thread(target=take_part, args=(measuring, gpu_tests), daemon=True).start()
             return verdict.get(timeout=seconds)
         log("problem", job=record.job, what=f"no preflight: no verdict in {seconds:g} s")
         return None
@@ -119,20 +125,23 @@ class Preflights:
         nics = dict.fromkeys(nic for one in devices for nic in one.nics[:1])
         return sorted(nics), sorted({one.type for one in devices if one.type})
 
-    def _take_part(self, record: JobRecord, measuring: Measuring, end: float) -> dict[str, Any] | None:
-        """The controllers' last answer; None where there is no preflight, or no time left."""
+    def _take_part(
+        self, record: JobRecord, about: dict[str, Any], measuring: Measuring, gpu_tests: GpuTests, end: float
+    ) -> dict[str, Any] | None:
+        """The controllers' last answer; None where there is no preflight, or no time left. `about`: what is said of
+        the GPUs that can be measured, and whether the job has other nodes."""
         nics, types = self._devices(record)
         batch: int | None = None
-        answer = self._ask(record, types=types, begins=True)
+        answer = self._ask(record, types=types, begins=True, **about)
         while time.monotonic() < end:
             if answer["state"] in ("none", "done"):
                 return answer if answer["state"] == "done" else None
             if answer["state"] == "join":
-                hello = measuring.start()
-                join = {"port": hello["port"], "tools": hello["tools"], "nics": nics, "types": types}
+                hello = {"port": 0, "tools": []} if about["alone"] else measuring.start()
+                join = {"port": hello["port"], "tools": hello["tools"], "nics": nics, "types": types, **about}
                 answer = self._ask(record, **join, interface=self._interface())
             elif answer["state"] == "test":
-                results = measuring.measure(answer["rounds"], end)
+                results = _measured(answer["rounds"], measuring, gpu_tests, end)
                 batch = int(answer["batch"])
                 answer = self._ask(record, batch=batch, results=results)
             else:
@@ -157,89 +166,42 @@ class Preflights:
         return False
 
 
-class Measuring:
-    """The program that measures, and what it says; it ends with this object."""
+def _measured(
+    rounds: Sequence[Sequence[Mapping[str, Any]]], measuring: Measuring, gpu_tests: GpuTests, end: float
+) -> dict[str, list[Any]]:
+    """What the tests gave: of GPUs first, as interfaces share their PCIe switches. Raises SluiceError, OSError."""
+    of_gpus = [test for tests in rounds for test in tests if test["tool"] == TOOL]
+    others = [[test for test in tests if test["tool"] != TOOL] for tests in rounds]
+    results = gpu_tests.measure(of_gpus, end) if of_gpus else {}
+    return results | (measuring.measure(others, end) if any(others) else {})
 
-    def __init__(self) -> None:
-        self._program: subprocess.Popen[bytes] | None = None
-        self._lines: queue.Queue[bytes] = queue.Queue(_MOST_RESULTS)
-        self._lock = threading.Lock()
-        self._over = False
+
+class Measuring(Program):
+    """The program that measures between nodes."""
+
+    @property
+    def path(self) -> Path:
+        """See Program."""
+        return PROGRAM
 
     def __enter__(self) -> Measuring:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._over = True
-        if self._program is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._program.pid, signal.SIGKILL)  # with its perftest
-            self._program.wait()
-
     def start(self) -> dict[str, Any]:
         """Start it, and return where it listens. Raises SluiceError."""
-        with self._lock:
-            if self._over or self._program is not None:
-                raise SluiceError("the controllers have begun another preflight of the job, or time is over")
-            self._program = program = self._start()
-        threading.Thread(target=self._read, args=(program,), daemon=True).start()
-        said = self._line(time.monotonic() + _START_S)
+        self.begin()
+        said = self.line(time.monotonic() + _START_S)
         return {"port": int(said["port"]), "tools": [str(one) for one in said["tools"]][:8]}
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        """As a user of its own, from a file that only root may be able to reach. Raises OSError."""
-        descriptor = os.open(PROGRAM, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            root = os.geteuid() == 0
-            return subprocess.Popen(
-                [_PYTHON, "-IS", f"/proc/self/fd/{descriptor}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(descriptor,),
-                cwd="/",
-                env={"PATH": _FIND},
-                user=_NOBODYS if root else None,
-                group=_NOBODYS if root else None,
-                extra_groups=[] if root else None,
-                start_new_session=True,
-            )
-        finally:
-            os.close(descriptor)
-
-    def _read(self, program: subprocess.Popen[bytes]) -> None:
-        assert program.stdout is not None  # noqa: S101 - it is a pipe
-        with suppress(queue.Full):
-            while line := program.stdout.readline(_MOST_LINE):
-                self._lines.put_nowait(line)
-
-    def _line(self, end: float) -> Mapping[str, Any]:
-        """The next line. Raises SluiceError where none comes until `end`."""
-        try:
-            said = json.loads(self._lines.get(timeout=max(0.0, end - time.monotonic())))
-        except (queue.Empty, ValueError, RecursionError):
-            raise SluiceError(f"{PROGRAM.name} said nothing that can be read in time") from None
-        if not isinstance(said, dict):
-            raise SluiceError(f"{PROGRAM.name} said something else than an object")
-        return said
-
-    def measure(self, rounds: Sequence[Sequence[Mapping[str, Any]]], end: float) -> dict[str, list[float | None]]:
+    def measure(self, rounds: Sequence[Sequence[Mapping[str, Any]]], end: float) -> dict[str, list[Any]]:
         """Bandwidth and latency of each test that this node asks for or makes alone. Raises SluiceError."""
-        if self._program is None or self._program.stdin is None:
-            raise SluiceError(f"{PROGRAM.name} was not started")
-        self._program.stdin.write(json.dumps(rounds).encode() + b"\n")
-        self._program.stdin.flush()
+        self.say(rounds)
         mine = {str(test["id"]): test["role"] for tests in rounds for test in tests}
-        left, results = set(mine), dict[str, list[float | None]]()
+        left, results = set(mine), dict[str, list[Any]]()
         while left:
-            said = self._line(end)
+            said = self.line(end)
             one = str(said.get("id"))
             left.discard(one)
             if mine.get(one) in ("ask", "alone"):
-                results[one] = [_figure(said.get("gbs")), _figure(said.get("us"))]
+                results[one] = [figure(said.get("gbs")), figure(said.get("us"))]
         return results
-
-
-def _figure(value: object) -> float | None:
-    return value if isinstance(value, float) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from prolog_epilog.owners import Owner
+from prolog_epilog.owners import MEASURES_AS, Owner
 from prolog_epilog.sampling import Usage
 from sluice.exchange.record import JobRecord
 
@@ -112,7 +112,8 @@ def _is_systems(owner: Owner, records: Mapping[int, JobRecord]) -> bool:
     if owner.ending or owner.uid == 0:
         return True
     users = {record.uid for record in records.values()}
-    return owner.uid is not None and owner.uid < FIRST_USER and owner.uid not in users
+    services = owner.uid is not None and (owner.uid < FIRST_USER or owner.uid == MEASURES_AS)
+    return services and owner.uid not in users
 
 
 def _job_of(owner: Owner, uuid: str, records: Mapping[int, JobRecord]) -> tuple[int, str] | None:

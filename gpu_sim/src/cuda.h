@@ -122,6 +122,7 @@ typedef struct cu_function {
     struct cu_code *code;
     struct cu_function *next;
     uint64_t duration; /* ns that a launch of it takes on the device */
+    uint64_t cycles;   /* of its clock, instead, where there are any */
     char name[];
 } *CUfunction;
 
@@ -153,7 +154,7 @@ void cuda_run_kernel(CUcontext context, CUstream stream, const struct cuda_kerne
 
 /* Time, in ns of CLOCK_MONOTONIC: when a stream has nothing left to do; when what is put behind it begins. */
 uint64_t cuda_stream_end(CUcontext context, CUstream stream);
-uint64_t cuda_enqueue(CUcontext context, CUstream stream, uint64_t duration);
+uint64_t cuda_enqueue(CUcontext context, CUstream stream, uint64_t began, uint64_t duration);
 void cuda_stream_waits(CUstream stream, CUcontext context, uint64_t when);
 /* The program waits. */
 CUresult cuda_wait(CUstream stream);

@@ -181,6 +181,7 @@ CU(cuModuleGetFunction, CUfunction *function, CUmodule module, const char *name)
         found->code = module;
         found->next = module->functions;
         found->duration = line_duration(name);
+        found->cycles = line_cycles(name);
         strcpy(found->name, name);
         module->functions = found;
     }

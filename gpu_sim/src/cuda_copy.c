@@ -68,10 +68,28 @@ static uint8_t memory_kind(const cuda_place *place)
     return block.kind == RT_HOST ? PINNED : block.kind == RT_MANAGED ? MANAGED : ON_DEVICE;
 }
 
-/* What took `took` ns now takes them on its stream. */
-static void moved(CUcontext context, CUstream stream, const struct cuda_work *work, uint64_t took)
+/* Where a place of one row is; NULL: of an array. */
+static void *row_of(const cuda_place *place)
 {
-    uint64_t start = cuda_enqueue(context, stream, took);
+    return place->type == ARRAY  ? NULL
+           : place->type == HOST ? (char *)(uintptr_t)place->host + place->x
+                                 : (char *)cuda_pointer(place->device) + place->x;
+}
+
+/* ns of what was begun at `began` and is done on its stream after as many. */
+static uint64_t duration_of(const struct cuda_work *work, uint64_t began)
+{
+    uint64_t took = line_now() - began;
+    const cuda_copy *copy = &work->copy;
+    bool row = work->kind == CUDA_COPY && copy->height == 1 && copy->depth == 1;
+    void *to = row ? row_of(&copy->to) : NULL, *from = row ? row_of(&copy->from) : NULL;
+    return to != NULL && from != NULL ? rt_copied(to, from, copy->width, took) : took;
+}
+
+static void moved(CUcontext context, CUstream stream, const struct cuda_work *work, uint64_t began)
+{
+    uint64_t took = duration_of(work, began);
+    uint64_t start = cuda_enqueue(context, stream, began, took);
     struct sim_activity activity = {.start = start, .end = start + took};
     if (sim_tracer() == NULL) {
         return;
@@ -94,7 +112,7 @@ static CUresult move(CUcontext context, CUstream stream, const struct cuda_work 
     uint64_t start = line_now();
     CUresult result = work->kind == CUDA_COPY ? do_copy(&work->copy) : do_fill(work);
     if (result == CUDA_SUCCESS) {
-        moved(context, stream, work, line_now() - start);
+        moved(context, stream, work, start);
     }
     return result;
 }

@@ -11,9 +11,9 @@ uint64_t cuda_stream_end(CUcontext context, CUstream stream)
     return line_end(context->device, line_of(stream));
 }
 
-uint64_t cuda_enqueue(CUcontext context, CUstream stream, uint64_t duration)
+uint64_t cuda_enqueue(CUcontext context, CUstream stream, uint64_t began, uint64_t duration)
 {
-    return line_put(context->device, line_of(stream), duration);
+    return line_put_since(context->device, line_of(stream), began, duration);
 }
 
 static uint32_t stream_id(CUstream stream)
@@ -76,6 +76,10 @@ void cuda_stream_waits(CUstream stream, CUcontext context, uint64_t when)
 void cuda_run_kernel(CUcontext context, CUstream stream, const struct cuda_kernel *kernel)
 {
     uint64_t duration = kernel->function->duration;
+    struct sim_gpu gpu;
+    if (kernel->function->cycles > 0 && rt_gpu(context->device, &gpu, NULL, NULL) == RT_OK) {
+        duration = kernel->function->cycles * 1000u / sim_clock_at_work(&gpu);
+    }
     if (duration == 0 && sim_tracer() == NULL) {
         return;
     }

@@ -252,18 +252,17 @@ static uint8_t memory_kind(const void *memory)
     return block.kind == RT_HOST ? PINNED : block.kind == RT_MANAGED ? MANAGED : ON_DEVICE;
 }
 
-static void put(hipStream_t stream, uint64_t began, struct sim_activity *activity)
+static void put(hipStream_t stream, uint64_t began, uint64_t took, struct sim_activity *activity)
 {
-    uint64_t took = line_now() - began, start = line_put(hip_chosen, hip_line(stream), took);
+    uint64_t start = line_put_since(hip_chosen, hip_line(stream), began, took);
     activity->start = start;
     activity->end = start + took;
 }
 
-/* What took until now takes as long on its stream. */
-static void copied(hipStream_t stream, const void *to, const void *from, size_t size, uint64_t began)
+static void copied(hipStream_t stream, void *to, const void *from, size_t size, uint64_t began)
 {
     struct sim_activity activity = {.kind = SIM_COPIED, .bytes = size};
-    put(stream, began, &activity);
+    put(stream, began, rt_copied(to, from, size, line_now() - began), &activity);
     if (sim_tracer() != NULL) {
         activity.from = memory_kind(from);
         activity.to = memory_kind(to);
@@ -277,7 +276,7 @@ static void filled(hipStream_t stream, uint64_t began)
     static const unsigned block[] = {256, 1, 1}, grid[] = {64, 1, 1};
     struct sim_activity activity = {
         .kind = SIM_RAN, .name = "__amd_rocclr_fillBufferAligned", .grid = grid, .block = block};
-    put(stream, began, &activity);
+    put(stream, began, line_now() - began, &activity);
     if (sim_tracer() != NULL) {
         activity.kernel = hip_own_kernel(activity.name);
         hip_happened(hip_chosen, stream, &activity);

@@ -74,8 +74,13 @@ static uint64_t others_end(int device, const struct line *line)
 
 uint64_t line_put(int device, struct line *line, uint64_t duration)
 {
+    return line_put_since(device, line, line_now(), duration);
+}
+
+uint64_t line_put_since(int device, struct line *line, uint64_t began, uint64_t duration)
+{
     _Atomic uint64_t *end = &line_of(device, line)->end;
-    uint64_t first = line_now(), others = others_end(device, line), was = atomic_load(end), start;
+    uint64_t first = began, others = others_end(device, line), was = atomic_load(end), start;
     first = others > first ? others : first;
     do {
         start = was > first ? was : first;
@@ -92,6 +97,15 @@ uint64_t line_launch(int device, struct line *line, uint64_t duration)
     uint64_t start = line_put(device, line, duration);
     atomic_store(end, start + duration);
     return start;
+}
+
+uint64_t line_cycles(const char *kernel)
+{
+    static const char mark[] = "_cycles_";
+    const char *at = strstr(kernel, mark);
+    char *rest;
+    uint64_t cycles = at != NULL ? strtoull(at + sizeof mark - 1, &rest, 10) : 0;
+    return at != NULL && *rest == 0 ? cycles : 0;
 }
 
 uint64_t line_duration(const char *kernel)

@@ -23,6 +23,8 @@ uint64_t line_end(int device, struct line *line);
 void line_waits(int device, struct line *line, uint64_t when);
 /* Put work behind what is there; when it begins. */
 uint64_t line_put(int device, struct line *line, uint64_t duration);
+/* The same for work that was begun then. */
+uint64_t line_put_since(int device, struct line *line, uint64_t began, uint64_t duration);
 /* The same for a launch, which waits until the stream has room. */
 uint64_t line_launch(int device, struct line *line, uint64_t duration);
 /* When all streams of a device have nothing left to do. */
@@ -30,6 +32,9 @@ uint64_t line_device_end(int device);
 
 /* SLUICE_SIM_KERNEL_US: "20" of all kernels, "gemm=500,20" of one and of all others. ns */
 uint64_t line_duration(const char *kernel);
+
+/* How many cycles of the GPU's clock a kernel takes: N of one whose name ends with _cycles_N; 0: of any other. */
+uint64_t line_cycles(const char *kernel);
 
 /* The tracer of this library, or NULL. */
 const struct sim_tracer *sim_tracer(void);

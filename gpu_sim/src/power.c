@@ -3,7 +3,8 @@
 
 #include "sim.h"
 
-enum { ONE = 1000, SW_POWER_CAP = 0x4 }; /* NVML's throttle bit */
+/* NVML's throttle bits; the last three halve the clock, or worse. */
+enum { ONE = 1000, SW_POWER_CAP = 0x4, HW_SLOWDOWN = 0x8, HW_THERMAL = 0x40, HW_POWER_BRAKE = 0x80 };
 
 /* A GPU that would draw more than its highest limit has a fault that no limit holds. */
 static bool limited(const struct sim_gpu *gpu)
@@ -31,6 +32,14 @@ uint32_t sim_speed(const struct sim_gpu *gpu)
 uint32_t sim_clock(const struct sim_gpu *gpu)
 {
     return gpu->clock_graphics * sim_speed(gpu) / ONE;
+}
+
+uint32_t sim_clock_at_work(const struct sim_gpu *gpu)
+{
+    const uint64_t halves = HW_SLOWDOWN | HW_THERMAL | HW_POWER_BRAKE;
+    uint32_t clock = gpu->clock_locked > 0 ? gpu->clock_locked : gpu->clock_graphics_max;
+    clock = clock * sim_speed(gpu) / ONE / (gpu->throttle_reasons & halves ? 2 : 1);
+    return clock > 0 ? clock : 1;
 }
 
 uint64_t sim_throttle(const struct sim_gpu *gpu)

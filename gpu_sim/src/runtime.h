@@ -92,6 +92,10 @@ enum rt_status rt_move(void *memory, bool to_host);
 /* A copy of what is at an address; RT_INVALID when nothing of ours is. */
 enum rt_status rt_find(const void *memory, struct rt_block *block);
 
+/* Memory was copied, which took so many ns: how many it takes on its stream, by the GPUs' rates for such copies. A GPU
+ * that is told to spoil them has done so then. */
+uint64_t rt_copied(void *to, const void *from, size_t bytes, uint64_t took);
+
 struct rt_pool *rt_default_pool(int device, enum rt_home home);
 struct rt_pool *rt_current_pool(int device, enum rt_home home);
 enum rt_status rt_set_pool(int device, struct rt_pool *pool);

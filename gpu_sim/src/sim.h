@@ -133,6 +133,7 @@ extern uint32_t sim_mps_server;
 uint32_t sim_power(const struct sim_gpu *gpu);    /* mW now */
 uint32_t sim_speed(const struct sim_gpu *gpu);    /* thousandths of its speed without a limit */
 uint32_t sim_clock(const struct sim_gpu *gpu);    /* graphics, MHz */
+uint32_t sim_clock_at_work(const struct sim_gpu *gpu); /* the same of a GPU that kernels keep busy: as high as it may */
 uint64_t sim_throttle(const struct sim_gpu *gpu); /* NVML's bits */
 uint64_t sim_energy(const struct sim_gpu *gpu);   /* mJ since boot */
 /* Whether this vendor's driver has power limits at all. */

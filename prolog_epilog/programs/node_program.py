@@ -203,7 +203,7 @@ def prolog() -> None:
             split=pairs("SLUICE_GPU_SHARDS"),
             **extra,
         )
-        if "preflight" in answer and several_nodes():
+        if "preflight" in answer and (several_nodes() or answer.get("alone")):
             preflight(answer["preflight"])
     else:
         announce()
@@ -214,8 +214,9 @@ def preflight(seconds: int) -> None:
 
     A failure of the tests themselves is none of the node: the job starts without them.
     """
+    words = {"do": "preflight", "job": number("SLURM_JOB_ID"), "alone": not several_nodes()}
     try:
-        line = exchange(encode({"do": "preflight", "job": number("SLURM_JOB_ID")}).encode() + b"\n", seconds)
+        line = exchange(encode(words).encode() + b"\n", seconds)
         fault = granted(line).get("fault")
     except (OSError, RefusedError, AttributeError) as why:
         print(f"no preflight: {why}", file=sys.stderr)

@@ -13,7 +13,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,8 @@ from sluice.controllerd.preflight_restarts import PERIOD_S, Restarts, record_of
 from sluice.exchange.preflight import STATE_FILE, Memory
 from sluice.exchange.preflight_jobs import FILE_NAME as JOBS_FILE
 from sluice.exchange.preflight_jobs import AtFault, JobPreflight, keep_preflight, read_preflights, write_preflights
-from sluice.fabric.preflight import Preflight, Verdict
-from sluice.fabric.tested import Member, Part, Result, Test
+from sluice.fabric.preflight import Finding, Preflight, Verdict
+from sluice.fabric.tested import GPU_TESTS, Member, Part, Result, Test
 from sluice.fabric.usual import Rules
 from sluice.slurm.answers import Job
 from sluice.slurm.topology import switch_rows
@@ -44,7 +44,10 @@ _TOPOLOGY_S = 300.0
 _POLL_S = 0.1
 _POLL_NODE_S = 0.001  # so that all nodes of all jobs ask no more than a thousand times a second
 _ON_NODES = ("running", "suspended", "completing", "stopped")
-_CHECKS = {"nic": "fabric_nic", "link": "fabric_link"}
+_CHECKS = {"nic": "fabric_nic", "link": "fabric_link", **dict.fromkeys(("gpu", *GPU_TESTS), "fabric_gpu")}
+_BY_NIC = ("perftest", "ucx")
+"""Tools that measure by interfaces next to GPUs; the best first."""
+_FAULT = re.compile(r"[A-Za-z0-9_ ]{1,60}")
 _WORD = re.compile(r"[A-Za-z0-9_.:@-]{1,63}")
 _MOST_NICS = 32
 _MOST_WORDS = 1000
@@ -62,6 +65,9 @@ class Joined:
     nics: tuple[str, ...]
     interface: str
     types: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
+    gpu_model: str = ""
+    linked: bool = False
 
 
 @dataclass
@@ -78,6 +84,7 @@ class _Run:
     joined: dict[str, Joined] = field(default_factory=dict)
     tool: str = ""
     preflight: Preflight | None = None
+    planned: list[list[list[Test]]] = field(default_factory=list)  # batches that are still to be given out
     batch: int = -1
     rounds: list[dict[str, Test]] = field(default_factory=list)  # of the batch, by the test's ID
     of_node: dict[str, list[dict[str, Test]]] = field(default_factory=dict)  # the same, of each node
@@ -190,10 +197,11 @@ class Coordinator:
         shared: frozenset[str] = frozenset()
         wanted = False
         try:
-            types = _words(request.get("types", ()))
-            run.record = record_of(self.site.client.jobs(ids=[job], states=["all"]), job)
-            nodes = tuple(expand(run.record.nodes)) if run.record is not None else ()
-            if len(nodes) > 1 and self._wanted(nodes, types):
+            types, node, gpus = _words(request.get("types", ())), _word(request["node"]), _gpus(request)
+            if request.get("alone") is not True or self._wanted([node], types, node, gpus):
+                run.record = record_of(self.site.client.jobs(ids=[job], states=["all"]), job)
+                nodes = tuple(expand(run.record.nodes)) if run.record is not None else ()
+            if (len(nodes) > 1 or (nodes and gpus)) and self._wanted(nodes, types, node, gpus):
                 self._look(nodes)
                 shared = self._shared(job, nodes)
                 wanted = True
@@ -221,17 +229,19 @@ class Coordinator:
             found = {node: str(row["name"]) for row in leaves if row["nodes"] for node in expand(row["nodes"])}
             self._leaves = time.monotonic(), found
 
-    def _wanted(self, nodes: Iterable[str], types: tuple[str, ...]) -> bool:
-        """Whether the policy has this job's nodes tested."""
+    def _wanted(self, nodes: Iterable[str], types: tuple[str, ...], node: str, gpus: tuple[str, ...]) -> bool:
+        """Whether the policy has this job's nodes tested. `gpus`: those of `node`, which asks first."""
         policy, memory = self.policy, self.memory
         if policy.when == "never" or (policy.types and not set(policy.types) & set(types)):
             return False
-        if policy.when == "always" or any(node in memory.suspects for node in nodes):
+        if policy.when == "always" or not memory.suspects.isdisjoint(nodes):
             return True
-        if policy.when == "after-maintenance" and any(node not in memory.proved for node in nodes):
+        if policy.when == "after-maintenance" and not (
+            memory.proved.keys() >= set(nodes) and memory.proved[node] >= set(gpus)
+        ):
             return True
         reports = controller_of(self.site).keeper.state.reports
-        return any(node in reports and reports[node][1].severity not in (None, "info") for node in nodes)
+        return any(one in reports and reports[one][1].severity not in (None, "info") for one in nodes)
 
     def _advance(self, run: _Run) -> None:
         """Begin when all have joined, give out what comes next, and end with a verdict, or when time is over."""
@@ -239,32 +249,39 @@ class Coordinator:
         if run.preflight is None:
             if len(run.joined) < len(run.nodes) and run.age < min(_JOIN_S, run.bound_s / 3):
                 return
-            if len(run.joined) < 2 or late:
+            if len(run.joined) < min(2, len(run.nodes)) or late:
                 self._end(run, None, "too few nodes joined")
                 return
             self._plan(run)
         assert run.preflight is not None  # noqa: S101 - for the type checker
         if not run.waiting:
             self._give_results(run)
-            self._next_batch(run, [tests] if (tests := run.preflight.next_round()) else [])
+            if run.planned:
+                self._next_batch(run, run.planned.pop(0))
+            else:
+                self._next_batch(run, [tests] if (tests := run.preflight.next_round()) else [])
             if not run.rounds:
                 self._end(run, run.preflight.verdict(), "")
         elif late:
             self._end(run, None, f"no answer from {fold(sorted(run.waiting))} in time")
 
     def _plan(self, run: _Run) -> None:
-        tools = [set(one.tools) for one in run.joined.values() if one.nics or "perftest" not in one.tools]
-        rdma = len(tools) == len(run.joined) and all("perftest" in some for some in tools)
-        run.tool = "perftest" if rdma else "tcp"
+        policy = self.policy
+        run.tool = _tool(run.joined.values(), policy.tool) if len(run.nodes) > 1 else ""
         leaves = self._leaves[1]
         members = []
         for name, one in sorted(run.joined.items()):
-            nics = one.nics if rdma else (one.interface,)
+            nics = one.nics if run.tool in _BY_NIC else (one.interface,)
             model = "/".join([*one.types, run.tool, str(len(nics))])
-            members.append(Member(name, nics, (leaves.get(name, ""),) * len(nics), 0, model))
-        policy = self.policy
+            gpus = one.gpus if policy.gpus else ()
+            leaf = (leaves.get(name, ""),) * len(nics)
+            members.append(Member(name, nics, leaf, gpus, model, one.gpu_model, one.linked))
         run.preflight = Preflight(members, Rules(policy.share / 100, policy.least), self.memory.past)
-        self._next_batch(run, run.preflight.planned())
+        rounds = run.preflight.planned()
+        # All nodes are done with their GPUs before any has to answer another one.
+        first = [tests for tests in rounds if tests[0].kind in GPU_TESTS]
+        run.planned = [some for some in (first, rounds[len(first) :]) if some]
+        self._next_batch(run, run.planned.pop(0) if run.planned else [])
 
     def _next_batch(self, run: _Run, rounds: list[list[Test]]) -> None:
         run.batch += 1
@@ -287,6 +304,16 @@ class Coordinator:
         return [[self._order(run, one, test, node) for one, test in tests.items()] for tests in rounds]
 
     def _order(self, run: _Run, one: str, test: Test, node: str) -> dict[str, Any]:
+        if test.kind in GPU_TESTS:
+            gpus = run.joined[node].gpus
+            return {
+                "id": one,
+                "role": "alone",
+                "tool": "gpu",
+                "kind": test.kind,
+                "gpu": gpus[test.place],
+                "other_gpu": gpus[test.other_gpu],
+            }
         peer = next((other for other in test.nodes() if other != node), node)
         role = "alone" if test.kind == "loopback" else "ask" if node == test.node else "serve"
         nics = run.joined[node].nics
@@ -294,7 +321,7 @@ class Coordinator:
             "id": one,
             "role": role,
             "tool": run.tool,
-            "nic": nics[test.place] if run.tool == "perftest" else "",
+            "nic": nics[test.place] if run.tool in _BY_NIC else "",
             "address": self._addresses.get(peer, peer),
             "port": run.joined[peer].port,
             "token": run.tokens[one],
@@ -305,14 +332,17 @@ class Coordinator:
         mine = run.of_node.get(node, ())
         asked = {one: test for tests in mine for one, test in tests.items() if test.node == node}
         for one in asked.keys() & dict(results).keys():
-            gbs, us = results[one]
-            run.results[one] = Result(asked[one], _number(gbs, _MOST_GBS), _number(us, _MOST_US) or 0.0)
+            value, us, *fault = results[one]
+            run.results[one] = Result(
+                asked[one], _number(value, _MOST_GBS), _number(us, _MOST_US) or 0.0, _fault(fault)
+            )
         run.waiting.discard(node)
 
     def _give_results(self, run: _Run) -> None:
         assert run.preflight is not None  # noqa: S101 - for the type checker
         for tests in run.rounds:
-            run.preflight.take([run.results.get(one, Result(test, None)) for one, test in tests.items()])
+            results = [run.results.get(one, Result(test, None)) for one, test in tests.items()]
+            run.preflight.take([one for one in results if one.test.kind not in GPU_TESTS or _was_made(one)])
 
     # ---- the end ----
 
@@ -325,8 +355,10 @@ class Coordinator:
         texts += [why] if why else []
         judged = verdict.tests > verdict.unjudged
         if not texts:
-            texts = [f"{len(run.nodes)} nodes are good" if judged else "nothing to compare with yet"]
-        words = f"preflight: {verdict.rounds} rounds, {run.age:.1f} s by {run.tool or 'nothing'}, {'; '.join(texts)}"
+            good = f"{len(run.nodes)} nodes are good" if len(run.nodes) > 1 else f"{run.nodes[0]} is good"
+            texts = [good if judged else "nothing to compare with yet"]
+        by = run.tool or ("GPUs" if run.preflight is not None else "nothing")
+        words = f"preflight: {verdict.rounds} rounds, {run.age:.1f} s by {by}, {'; '.join(texts)}"
         words = one_line(words, limit=_MOST_WORDS)
         suspects = {part.node for parts in verdict.undecided for part in parts if part.kind != "uplink"}
         suspects |= {*absent, *run.doubted}
@@ -339,7 +371,7 @@ class Coordinator:
         texts = []
         for finding in verdict.findings:
             check = next((_CHECKS[part.kind] for part in finding.parts if part.kind in _CHECKS), None)
-            if finding.node in run.shared:
+            if finding.node in run.shared and not _is_own(finding):
                 run.doubted.add(finding.node)
                 texts.append(f"{finding.node} is not the job's alone, and suspected only")
             elif finding.node and check is None:  # of a silent node: its tools may not run
@@ -353,7 +385,8 @@ class Coordinator:
         memory = self.memory
         if run.preflight is not None and verdict.tests:
             memory.learn(run.preflight.good_results())
-        memory.judge(run.good, suspects, run.faults, words, time.time())
+        gpus = {node: set(run.joined[node].gpus) for node in run.good}
+        memory.judge(gpus, suspects, run.faults, words, time.time())
         self.counts["found" if verdict.findings else "undecided" if verdict.undecided else "passed"] += 1
         self._save(memory)
         if verdict.findings or verdict.undecided:
@@ -451,10 +484,42 @@ def _words(values: Any) -> tuple[str, ...]:
 
 def _joined(request: Mapping[str, Any]) -> Joined:
     port = int(request["port"])
-    if not 0 < port < 65536:
+    if not (0 < port < 65536 or (port == 0 and request.get("alone") is True)):
         raise SluiceError(f"preflight: {port} is not a port")
     interface = _word(request.get("interface") or "network")
-    return Joined(port, _words(request["tools"]), _words(request["nics"]), interface, _words(request["types"]))
+    words = [_words(request[name]) for name in ("tools", "nics", "types")]
+    gpu_model = _word(request["gpu_model"]) if request.get("gpu_model") else ""
+    return Joined(
+        port, words[0], words[1], interface, words[2], _gpus(request), gpu_model, request.get("linked") is True
+    )
+
+
+def _gpus(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the GPUs that the node can measure."""
+    return _words(request.get("gpus", ()))
+
+
+def _tool(joined: Collection[Joined], wanted: str) -> str:
+    """What all nodes can measure with: the named tool, or the first of them all."""
+    for tool in _BY_NIC if wanted == "any" else (wanted,):
+        if tool in _BY_NIC and all(one.nics and tool in one.tools for one in joined):
+            return tool
+    return "tcp"
+
+
+def _was_made(result: Result) -> bool:
+    """A test that a node did not come to, or that says nothing of the GPU, is no evidence."""
+    return result.value is not None or bool(result.fault)
+
+
+def _is_own(finding: Finding) -> bool:
+    """Whether it is of the job's own GPUs, which other jobs on the node do not load; they can load PCIe."""
+    return bool(finding.fault) or all(part.kind in ("clock", "memory", "nvlink") for part in finding.parts)
+
+
+def _fault(words: Sequence[Any]) -> str:
+    """What a node says that failed; empty where it says nothing, or anything else."""
+    return str(words[0]) if words and _FAULT.fullmatch(str(words[0])) else ""
 
 
 def _number(value: Any, most: float) -> float | None:

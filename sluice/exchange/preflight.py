@@ -28,6 +28,7 @@ class Said:
     time: float
     state: str  # good, suspected or faulty
     words: str
+    gpus: list[str] = field(default_factory=list)  # that were measured, of a good node
 
 
 @dataclass
@@ -71,12 +72,13 @@ class Memory:
         return json.dumps(_ADAPTER.dump_python(_Document(classes, self.nodes))) + "\n"
 
     @property
-    def proved(self) -> Collection[str]:
-        """Nodes whose last preflight was good, and that have been in service since."""
-        return {name for name, said in self.nodes.items() if said.state == "good"}
+    def proved(self) -> dict[str, set[str]]:
+        """Nodes whose last preflight was good, and that have been in service since; and which of their GPUs were
+        measured since then."""
+        return {name: set(said.gpus) for name, said in self.nodes.items() if said.state == "good"}
 
     @property
-    def suspects(self) -> Collection[str]:
+    def suspects(self) -> set[str]:
         """Nodes that a preflight could not tell from others at fault."""
         return {name for name, said in self.nodes.items() if said.state == "suspected"}
 
@@ -88,10 +90,14 @@ class Memory:
             del self.past[next(iter(self.past))]  # the one that was not measured for longest
 
     def judge(
-        self, good: Iterable[str], suspected: Iterable[str], faulty: Iterable[str], words: str, now: float
+        self, good: Mapping[str, set[str]], suspected: Iterable[str], faulty: Iterable[str], words: str, now: float
     ) -> None:
-        """What a preflight has said of its nodes."""
-        for state, names in (("good", good), ("suspected", suspected), ("faulty", faulty)):
+        """What a preflight has said of its nodes. `good`: with the GPUs that were measured."""
+        proved = self.proved
+        self.nodes |= {
+            name: Said(now, "good", words, sorted(gpus | proved.get(name, set()))) for name, gpus in good.items()
+        }
+        for state, names in (("suspected", suspected), ("faulty", faulty)):
             self.nodes |= {name: Said(now, state, words) for name in names}
 
     def forget(self, away: Collection[str], known: Collection[str]) -> bool:

@@ -19,7 +19,7 @@ from functools import cached_property
 from statistics import median
 
 from sluice.fabric.pairing import plan
-from sluice.fabric.tested import Class, End, Member, Part, PartKind, Result, Site, Test, by_leaf
+from sluice.fabric.tested import GPU_TESTS, WHOLES, Class, End, Member, Part, PartKind, Result, Site, Test, by_leaf
 from sluice.fabric.usual import Expectations, Measured, Past, Rules
 
 _OF_NICS: tuple[PartKind, ...] = ("nic", "link")
@@ -32,6 +32,7 @@ class Kind(Enum):
     GOOD = "good"
     SLOW = "slow"
     SILENT = "silent"
+    FAILED = "failed"  # it was made, and went wrong: an error of the driver, wrong data
     CONGESTED = "congested"
     UNKNOWN = "unknown"  # there is nothing to compare it with
 
@@ -39,12 +40,13 @@ class Kind(Enum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Parts at fault, several of one node where they cannot be told apart. `value`: the median of their bad results,
-    None where there was no answer; `usual`: that of their class, None where it is not known."""
+    None where there was no answer; `usual`: that of their class, None where it is not known. `fault`: what failed."""
 
     parts: tuple[Part, ...]
     value: float | None
     usual: float | None
     text: str
+    fault: str = ""
 
     @property
     def node(self) -> str:
@@ -110,7 +112,8 @@ class Preflight:
         self._past: Past = past or {}
         self._site = Site([*members, *partners])
         self._known_good = {Part(kind, one.name, nic) for one in partners for nic in one.nics for kind in _OF_NICS}
-        rounds = [self._site.local_tests(members), *map(self._site.pair_tests, plan(by_leaf(members)))]
+        pairs = map(self._site.pair_tests, plan(by_leaf(members)))
+        rounds = [self._site.gpu_tests(members), self._site.loopback_tests(members), *pairs]
         self._planned = [tests for tests in rounds if tests]
         self._seen: list[_Seen] = []
         self._round = 0
@@ -144,6 +147,8 @@ class Preflight:
             self._seen.append(_Seen(result, self._round, self._site.parts(result.test)))
             if result.value is not None:
                 self._alive.update(self._seen[-1].parts)
+            elif result.fault:
+                self._alive.add(Part("node", result.test.node))
             else:
                 for node in result.test.nodes():
                     self._silent_rounds[node].add(self._round)
@@ -161,7 +166,7 @@ class Preflight:
 
     def _judge(self, result: Result) -> Kind:
         if result.value is None:
-            return Kind.SILENT
+            return Kind.FAILED if result.fault else Kind.SILENT
         expected = self._expected.of(result.test)
         if expected is None:
             return Kind.UNKNOWN
@@ -179,7 +184,7 @@ class Preflight:
                 seen.kind = self._judge(seen.result)
             if seen.kind is Kind.GOOD:
                 sifted.cleared.update(seen.parts)
-        bad = [seen for seen in self._seen if seen.kind in (Kind.SLOW, Kind.SILENT)]
+        bad = [seen for seen in self._seen if seen.kind in (Kind.SLOW, Kind.SILENT, Kind.FAILED)]
         silent = self._silent(bad)
         suspects = [
             (seen, self._suspects(seen, sifted.cleared))
@@ -202,23 +207,25 @@ class Preflight:
         return len(bad) >= self._rules.confirm and len({seen.round for seen in bad}) > 1
 
     def _silent(self, bad: Iterable[_Seen]) -> dict[Part, list[_Seen]]:
-        """Nodes of which no test was ever answered, one of them alone among these."""
-        by_node: dict[Part, list[_Seen]] = defaultdict(list)
+        """Nodes and GPUs of which no test was ever answered, one of them alone among these; no GPUs of such nodes."""
+        of_whole: dict[Part, list[_Seen]] = defaultdict(list)
         for seen in bad:
-            for node in seen.test.nodes():
-                if not self._answers(node):
-                    by_node[Part("node", node)].append(seen)
+            for part in seen.parts:
+                if part.kind in WHOLES and part not in self._alive:
+                    of_whole[part].append(seen)
         return {
-            node: tests
-            for node, tests in by_node.items()
-            if self._confirmed(tests) and not all(seen.test.other for seen in tests)
+            part: tests
+            for part, tests in of_whole.items()
+            if self._confirmed(tests)
+            and not all(seen.test.other for seen in tests)
+            and (part.kind == "node" or self._answers(part.node))
         }
 
     def _suspects(self, seen: _Seen, cleared: set[Part]) -> frozenset[Part]:
-        """What may be at fault: for silence nothing that ever answered, for slowness no node as such."""
-        if seen.kind is Kind.SILENT:
+        """What may be at fault: for silence nothing that ever answered, for slowness no node or GPU as such."""
+        if seen.kind is not Kind.SLOW:
             return frozenset(part for part in seen.parts if part not in self._alive)
-        return frozenset(part for part in seen.parts if part not in cleared and part.kind != "node")
+        return frozenset(part for part in seen.parts if part not in cleared and part.kind not in WHOLES)
 
     # ---- follow-ups ----
 
@@ -265,13 +272,14 @@ class Preflight:
             return self._test_of_uplink(part, sifted, busy)
         if part.kind == "node":
             return Test("loopback", part.node)
-        if part.kind == "gpu" or part.kind == "pcie":
-            return Test(part.kind, part.node, place=int(part.name))
         member = self._site.members[part.node]
         if part.kind == "nvlink":
-            gpu = int(part.name)
-            good = [other for other in range(member.gpus) if Part("nvlink", part.node, str(other)) in sifted.cleared]
-            return Test("nvlink", part.node, "", gpu, good[0] if good else (gpu + 1) % member.gpus)
+            gpu = member.gpus.index(part.name)
+            good = [place for place, one in enumerate(member.gpus) if Part("nvlink", part.node, one) in sifted.cleared]
+            return Test("nvlink", part.node, "", gpu, good[0] if good else (gpu + 1) % len(member.gpus))
+        if part.kind == "gpu" or part.kind in GPU_TESTS:
+            kind = "clock" if part.kind == "gpu" else part.kind
+            return Test(kind, part.node, place=member.gpus.index(part.name))
         place = member.nics.index(part.name)
         alone = Test("loopback", part.node, place=place)
         unknown = any(seen.test == alone and seen.kind is Kind.UNKNOWN for seen in self._seen)
@@ -354,9 +362,12 @@ class Preflight:
         expected = self._expected.of(bad[0].test)
         usual = None if expected is None else expected.value
         what = " or ".join(self._site.named(part) for part in parts)
+        fault = next((seen.result.fault for seen in bad if seen.result.fault), "")
+        if fault:
+            return Finding(parts, None, usual, f"{what}: {fault}", fault)
         if not values:
             return Finding(parts, None, usual, f"{what} gives no answer")
-        unit = "" if parts[0].kind == "gpu" else " GB/s"
+        unit = " MHz" if parts[0].kind == "clock" else " GB/s"
         of = "" if usual is None else f" of {usual:.3g}"
         value = median(values)
         return Finding(parts, value, usual, f"{what} slow: {value:.3g}{of}{unit}")

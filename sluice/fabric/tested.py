@@ -8,29 +8,43 @@ from typing import Literal, TypeAlias
 
 from gres_probe.machine import natural
 
-PartKind = Literal["node", "nic", "link", "uplink", "gpu", "pcie", "nvlink"]
-TestKind = Literal["pair", "loopback", "gpu", "pcie", "nvlink"]
+PartKind = Literal["node", "nic", "link", "uplink", "gpu", "clock", "memory", "pcie", "nvlink"]
+TestKind = Literal["pair", "loopback", "clock", "memory", "pcie", "nvlink"]
+GPU_TESTS: tuple[TestKind, ...] = ("clock", "memory", "pcie", "nvlink")
+WHOLES: tuple[PartKind, ...] = ("node", "gpu")
+"""Parts that have others: one gives no answer where none of its tests does, and is never slow as such."""
 
 Class: TypeAlias = tuple[str, str, bool]
 """Results that are compared with each other: a node's model, a kind of test, whether it crosses leaf switches."""
 End: TypeAlias = tuple[str, str, int]
 """What a test keeps busy: of a node, which kind, and its number."""
 
-_WORDS = {"nic": "interface", "gpu": "GPU", "pcie": "PCIe of GPU", "nvlink": "NVLink of GPU"}
+_WORDS = {
+    "nic": "interface",
+    "gpu": "GPU",
+    "clock": "clock of GPU",
+    "memory": "memory of GPU",
+    "pcie": "PCIe of GPU",
+    "nvlink": "NVLink of GPU",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node: its interfaces, the leaf switch of each (empty: not known), its number of GPUs, and what it is like.
+    """A node: its interfaces, the leaf switch of each (empty: not known), its GPUs, and what it is like.
 
-    Nodes of one `model` are expected to give the same results. Names are unique, and there is at least one interface.
+    Nodes of one `model` are expected to give the same results, between nodes and by their interfaces; those of one
+    `gpu_model` by their GPUs. `linked`: each two of the GPUs are, by NVLink or xGMI. Names are unique; one that is
+    tested with others has an interface.
     """
 
     name: str
     nics: tuple[str, ...]
     leaves: tuple[str, ...]
-    gpus: int = 0
+    gpus: tuple[str, ...] = ()
     model: str = ""
+    gpu_model: str = ""
+    linked: bool = True
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,12 +81,14 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of a test: `value` in GB/s (of a GPU's kernel in its own unit), None where there was no answer; `latency_us`
-    is the median of a pair's small messages, 0 where it was not measured."""
+    """Of a test: `value` in GB/s (of a clock in MHz), None where there was no answer; `latency_us` is the median of a
+    pair's small messages, 0 where it was not measured. `fault`: what failed, of a test that was made and has no value:
+    the driver's error, or data that was copied and is not the same."""
 
     test: Test
     value: float | None
     latency_us: float = 0.0
+    fault: str = ""
 
 
 class Site:
@@ -81,17 +97,23 @@ class Site:
     def __init__(self, members: Iterable[Member]) -> None:
         self.members = {member.name: member for member in members}
 
-    def local_tests(self, members: Iterable[Member]) -> list[Test]:
-        """Of each node alone; NVLink in a ring, so that each GPU is in two tests."""
+    def gpu_tests(self, members: Iterable[Member]) -> list[Test]:
+        """Of each node alone; links between GPUs in a ring, so that each GPU is in two tests."""
         tests = []
         for member in members:
-            tests += [Test("loopback", member.name, place=place) for place in range(len(member.nics))]
-            for gpu in range(member.gpus):
-                tests += [Test("gpu", member.name, place=gpu), Test("pcie", member.name, place=gpu)]
-            if member.gpus > 1:
-                ring = range(member.gpus if member.gpus > 2 else 1)
-                tests += [Test("nvlink", member.name, "", gpu, (gpu + 1) % member.gpus) for gpu in ring]
+            count = len(member.gpus)
+            for gpu in range(count):
+                tests += [Test(kind, member.name, place=gpu) for kind in ("clock", "memory", "pcie")]
+            if count > 1 and member.linked:
+                ring = range(count if count > 2 else 1)
+                tests += [Test("nvlink", member.name, "", gpu, (gpu + 1) % count) for gpu in ring]
         return tests
+
+    def loopback_tests(self, members: Sequence[Member]) -> list[Test]:
+        """Of each node alone; none where there is no other one."""
+        if len(members) < 2:
+            return []
+        return [Test("loopback", member.name, place=place) for member in members for place in range(len(member.nics))]
 
     def pair_tests(self, pairs: Iterable[tuple[str, str]]) -> list[Test]:
         """Of each pair on all interfaces that both have."""
@@ -104,10 +126,11 @@ class Site:
     def parts(self, test: Test) -> tuple[Part, ...]:
         """All that a test uses, its nodes first."""
         nodes = [Part("node", node) for node in test.nodes()]
-        if test.kind == "gpu" or test.kind == "pcie":
-            return (*nodes, Part(test.kind, test.node, str(test.place)))
-        if test.kind == "nvlink":
-            return (*nodes, *(Part("nvlink", test.node, str(gpu)) for gpu in (test.place, test.other_gpu)))
+        if test.kind in GPU_TESTS:
+            places = (test.place, test.other_gpu) if test.kind == "nvlink" else (test.place,)
+            gpus = [self.members[test.node].gpus[place] for place in places]
+            kinds: tuple[PartKind, PartKind] = ("gpu", test.kind)
+            return (*nodes, *(Part(kind, test.node, gpu) for gpu in gpus for kind in kinds))
         nics = [(node, self.members[node].nics[test.place]) for node in test.nodes()]
         parts = [*nodes, *(Part("nic", *nic) for nic in nics)]
         if test.kind == "pair":
@@ -123,13 +146,17 @@ class Site:
 
     def class_of(self, test: Test) -> Class:
         """Pairs of unlike nodes are a class of their own."""
-        models = sorted({self.members[node].model for node in test.nodes()})
+        models = sorted({self._model(node, test) for node in test.nodes()})
         return "+".join(models), test.kind, self.crosses(test)
 
     def classes_alike(self, test: Test) -> list[Class]:
         """Those of pairs of like nodes, one for each node of a test."""
         crosses = self.crosses(test)
-        return [(self.members[node].model, test.kind, crosses) for node in test.nodes()]
+        return [(self._model(node, test), test.kind, crosses) for node in test.nodes()]
+
+    def _model(self, node: str, test: Test) -> str:
+        member = self.members[node]
+        return member.gpu_model if test.kind in GPU_TESTS else member.model
 
     def named(self, part: Part) -> str:
         """For people."""

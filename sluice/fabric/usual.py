@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
-from sluice.fabric.tested import Class, Result, Site, Test
+from sluice.fabric.tested import GPU_TESTS, Class, Result, Site, Test
 
 Measured: TypeAlias = tuple[float, float, str]
 """A good result: value, latency, and the node that says so."""
@@ -52,7 +52,9 @@ class Expectations:
         self._site = site
         self._rules = rules
         self._before = self._by_past(past)
+        results = list(results)
         self._now = self._by_results(results)
+        self._of_node = self._by_nodes_own(results)
 
     def of(self, test: Test) -> Usual | None:
         """None where nothing is known."""
@@ -68,7 +70,7 @@ class Expectations:
         for known, names in ((self._before, [name]), (self._before, alike), (self._now, [name]), (self._now, alike)):
             if all(one in known for one in names):
                 return min((known[one] for one in names), key=lambda one: one.value)
-        return None
+        return self._of_node.get((test.node, name)) if test.kind in GPU_TESTS else None
 
     def _by_past(self, past: Past) -> dict[Class, Usual]:
         """In a class whose results vary only those are slow that are far from all others."""
@@ -82,6 +84,15 @@ class Expectations:
                 floor = min(self._rules.share * middle, middle - _SPREAD * spread)
                 found[name] = Usual(middle, floor, median(latency for _, latency, _ in believed))
         return found
+
+    def _by_nodes_own(self, results: Iterable[Result]) -> dict[tuple[str, Class], Usual]:
+        """A node's GPUs are compared with each other where nothing else is known: what it says is of itself alone."""
+        values: dict[tuple[str, Class], list[float]] = defaultdict(list)
+        for result in results:
+            if result.test.kind in GPU_TESTS and result.value is not None:
+                values[result.test.node, self._site.class_of(result.test)].append(result.value)
+        middles = {key: median(sorted(some)[len(some) // 2 :]) for key, some in values.items() if len(some) >= _ENOUGH_NOW}
+        return {key: Usual(middle, self._rules.share * middle, math.inf) for key, middle in middles.items()}
 
     def _by_results(self, results: Iterable[Result]) -> dict[Class, Usual]:
         """The better half of unloaded results counts: in a small job one faulty node is in half of all pairs."""

@@ -62,6 +62,12 @@ def fabric_link(node: NodeFacts, policy: NodeHealth) -> Answer:
     return _named(node, "fabric_link")
 
 
+def fabric_gpu(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """GPUs, or links of GPUs, that the last preflight has named."""
+    del policy
+    return _named(node, "fabric_gpu")
+
+
 def _named(node: NodeFacts, check: str) -> Answer:
     if node.fabric is None:
         return Status.SKIPPED
@@ -109,6 +115,7 @@ CHECKS = {
     "nic_link": NodeCheck(nic_link, "{detail}"),
     "fabric_nic": NodeCheck(fabric_nic, "{detail}"),
     "fabric_link": NodeCheck(fabric_link, "{detail}"),
+    "fabric_gpu": NodeCheck(fabric_gpu, "{detail}"),
     "free_space": NodeCheck(free_space, "{detail}", below=True),
     "spool": NodeCheck(spool, "{detail}", below=True),
     "clock_skew": NodeCheck(clock_skew, "clock differs from the controller's by {value:.1f} s"),

@@ -242,7 +242,7 @@ def test_the_policy_says_which_jobs(bench: Callable[..., Bench], policy: str, ti
 
 def test_a_suspected_node_is_tested_again(bench: Callable[..., Bench]) -> None:
     made = bench("preflight: {when: on-suspicion, least: 30}\n")
-    made.coordinator.memory.judge((), ("h2",), (), "undecided", 1.0)
+    made.coordinator.memory.judge({}, ("h2",), (), "undecided", 1.0)
     assert made.play(fast)["h1"]["state"] == "done"
     assert made.play(fast, job=8)["h1"]["state"] == "none"
 

@@ -24,7 +24,10 @@ def leaves(*sizes: int) -> list[list[str]]:
 
 def job(count: int, *, leaf: int = 4, rails: int = 1, gpus: int = 2, model: str = "h100") -> list[Member]:
     nics = tuple(f"mlx5_{rail}" for rail in range(rails))
-    return [Member(f"n{n}", nics, tuple(f"l{n // leaf}r{r}" for r in range(rails)), gpus, model) for n in range(count)]
+    have = tuple(map(str, range(gpus)))
+    return [
+        Member(f"n{n}", nics, tuple(f"l{n // leaf}r{r}" for r in range(rails)), have, model, model) for n in range(count)
+    ]
 
 
 def judged(members: Sequence[Member], faults: Faults, partners: Sequence[Member] = (), seed: int = 1) -> Verdict:
@@ -71,7 +74,7 @@ def test_an_interface_is_told_from_its_link(kind: str, count: int) -> None:
     assert verdict.drain == ["n5"]
 
 
-@pytest.mark.parametrize("kind", ["gpu", "pcie", "nvlink"])
+@pytest.mark.parametrize("kind", ["clock", "memory", "pcie", "nvlink"])
 def test_gpus_and_their_links_are_told_from_each_other(kind: str) -> None:
     part = Part(kind, "n2", "3")  # type: ignore[arg-type]
     verdict = judged(job(4, gpus=8), Faults(slow={part: 0.4}))
@@ -118,12 +121,12 @@ def test_two_nodes_alone_cannot_say_whose_link_it_is() -> None:
     alone = judged(job(2), faults)
     assert alone.drain == []
     assert alone.undecided == ((Part("link", "n0", "mlx5_0"), Part("link", "n1", "mlx5_0")),)
-    spare = Member("spare", ("mlx5_0",), ("l0r0",), 0, "h100")
+    spare = Member("spare", ("mlx5_0",), ("l0r0",), (), "h100")
     assert judged(job(2), faults, [spare]).drain == ["n1"]
 
 
 def test_a_slow_class_that_is_healthy() -> None:
-    members = [*job(8), *(Member(f"old{n}", ("mlx5_0",), (f"l{n // 4}r0",), 2, "old") for n in range(8))]
+    members = [*job(8), *(Member(f"old{n}", ("mlx5_0",), (f"l{n // 4}r0",), ("0", "1"), "old", "old") for n in range(8))]
     assert judged(members, Faults()).findings == ()
 
 
@@ -226,7 +229,7 @@ def test_nodes_behind_links_that_others_fill_are_good_also_where_most_paths_are_
 
 
 def test_the_same_results_lead_to_the_same_verdict() -> None:
-    faults = Faults(slow={Part("nic", "n3", "mlx5_0"): 0.3, Part("gpu", "n6", "1"): 0.5})
+    faults = Faults(slow={Part("nic", "n3", "mlx5_0"): 0.3, Part("clock", "n6", "1"): 0.5})
     assert judged(job(16), faults, seed=3) == judged(job(16), faults, seed=3)
 
 

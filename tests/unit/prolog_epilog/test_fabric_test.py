@@ -198,7 +198,7 @@ def test_a_link_that_the_kernel_makes_slow_is_named() -> None:
 
 def judged(by_name: dict[str, Node]) -> Any:
     """A whole preflight, with the core's own tests."""
-    members = [Member(name, ("eth0",), ("",), 0, "tcp") for name in by_name]
+    members = [Member(name, ("eth0",), ("",), (), "tcp") for name in by_name]
     preflight = Preflight(members, Rules(least=0.1))
     for turn in range(40):
         tests = preflight.next_round()

@@ -1,0 +1,132 @@
+"""The GPUs' part in a preflight: which of a job's are measured, and by which program (programs/gpu_test.py)."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prolog_epilog.devices import NodeDevice
+from prolog_epilog.preflight_programs import Program, figure
+from sluice.base.errors import SluiceError
+from sluice.base.log import log
+from sluice.exchange.record import JobRecord
+
+PROGRAM = Path(__file__).parent / "programs/gpu_test.py"
+VENDORS = ("nvidia", "amd")
+"""Those whose GPUs the program measures."""
+TOOL = "gpu"
+"""What the controllers call it in their orders."""
+_READY_S = 6.0  # for the vendors' drivers
+_TEST_S = 4.0  # for one test; the first of a GPU opens it
+_MOST_S = 10.0  # for all tests that nodes are given at once
+_PASSED_ON = ("LD_LIBRARY_PATH", "SLUICE_SIM_STATE")
+_UNSPEAKABLE = re.compile(r"[^A-Za-z0-9_.:@-]+")
+_FAULT = re.compile(r"[A-Za-z0-9_ ]{1,60}")
+
+Results = dict[str, list[Any]]
+"""By test: its value (None where there is none), 0, and what failed."""
+
+
+def whole_gpus(record: JobRecord, devices: Sequence[NodeDevice]) -> list[NodeDevice]:
+    """Those that nobody else can keep busy, and that the program knows."""
+    whole = {grant.uuid for grant in record.grants if grant.asked is None}
+    return [one for one in devices if one.uuid in whole and not one.partition and one.vendor in VENDORS and one.pci]
+
+
+def said_of(record: JobRecord, gpus: Sequence[NodeDevice]) -> dict[str, Any]:
+    """What the controllers hear of them. GPUs of one product and power cap are expected to be equally fast."""
+    if not gpus:
+        return {}
+    grants = [grant for one in gpus if (grant := record.grant_of(one.uuid)) is not None]
+    caps = {cap for grant in grants if (cap := grant.planned_mw or grant.power_mw)}
+    watts = "+".join(f"{cap / 1000:.0f}W" for cap in sorted(caps))
+    products = "+".join(sorted({one.model for one in gpus}))
+    model = _UNSPEAKABLE.sub("-", f"{products} {watts}".strip())[:63]
+    uuids = {one.uuid for one in gpus}
+    linked = all(uuids <= {one.uuid, *one.linked} for one in gpus)
+    return {"gpus": [str(one.index) for one in gpus], "gpu_model": model, "linked": linked}
+
+
+class _GpuProgram(Program):
+    @property
+    def path(self) -> Path:
+        """See Program."""
+        return PROGRAM
+
+    def environment(self) -> dict[str, str]:
+        """Where the vendors' libraries are, as for the agent; a kernel that is compiled is not kept."""
+        return {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {"CUDA_CACHE_DISABLE": "1"}
+
+    def open(self, gpus: Sequence[NodeDevice], end: float) -> None:
+        """Start it, and wait until the drivers answer. Raises SluiceError, OSError."""
+        self.begin()
+        self.say([{"gpu": str(one.index), "vendor": one.vendor, "pci": one.pci} for one in gpus])
+        said = self.line(end)
+        if said.get("ready") is not True:
+            raise SluiceError(str(said.get("why"))[:200])
+
+
+class GpuTests:
+    """The program that measures these GPUs; it starts with the first tests, and again where it did not answer."""
+
+    def __init__(self, gpus: Sequence[NodeDevice]) -> None:
+        self._gpus = gpus
+        self._program: _GpuProgram | None = None
+        self._lock = threading.Lock()
+        self._over = False
+
+    def __enter__(self) -> GpuTests:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._over = True
+            self._end_program()
+
+    def _end_program(self) -> None:
+        if self._program is not None:
+            self._program.__exit__()
+        self._program = None
+
+    def measure(self, tests: Sequence[Mapping[str, Any]], end: float) -> Results:
+        """One after the other, until `end`. Tests that were not made are left out."""
+        found: Results = {}
+        try:
+            program = self._opened(min(end, time.monotonic() + _READY_S))
+            program.say([{name: str(test[name]) for name in ("id", "kind", "gpu", "other_gpu")} for test in tests])
+            self._take(program, tests, min(end, time.monotonic() + _MOST_S), found)
+        except (SluiceError, OSError, ValueError, KeyError, TypeError) as error:
+            log("problem", what=f"GPUs are not tested: {error}")
+            with self._lock:
+                self._end_program()
+        return found
+
+    def _opened(self, end: float) -> _GpuProgram:
+        with self._lock:
+            if self._over:
+                raise SluiceError("time is over")
+            if self._program is not None:
+                return self._program
+            self._program = program = _GpuProgram()
+        program.open(self._gpus, end)
+        return program
+
+    def _take(self, program: Program, tests: Sequence[Mapping[str, Any]], end: float, found: Results) -> None:
+        """A GPU that does not answer has failed in all tests of it that are left; those of others were not made."""
+        for place, test in enumerate(tests):
+            until = min(end, time.monotonic() + _TEST_S)
+            try:
+                said = program.line(until)
+            except SluiceError:
+                if until < end:
+                    its = [str(one["id"]) for one in tests[place:] if one["gpu"] == test["gpu"]]
+                    found |= {one: [None, 0.0, "no answer"] for one in its}
+                raise
+            value, fault = figure(said.get("value")), str(said.get("fault", ""))
+            if said.get("id") == test["id"] and (value is not None or _FAULT.fullmatch(fault)):
+                found[str(test["id"])] = [value, 0.0, fault if value is None else ""]
