@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,9 +20,9 @@ ACROSS = 0.95
 LATENCY_US = {"pair": 2.4, "loopback": 1.4}
 NOISE = 0.03  # standard deviation of a measurement's logarithm
 HICCUPS = 0.002  # of all measurements: something else ran, and it gives a fifth to a half
-SECONDS = {"pair": 0.40, "loopback": 0.30, "clock": 0.06, "memory": 0.10, "pcie": 0.10, "nvlink": 0.10}
+SECONDS = {"pair": 0.40, "loopback": 0.30, "clock": 0.10, "memory": 0.10, "pcie": 0.08, "nvlink": 0.06}
 """Of a test: connect, 0.25 s of bandwidth, 1,000 small messages; a kernel's five launches, copies and their check."""
-OPEN_GPU_S = 0.25  # a driver context, once for each GPU of a node
+OPEN_GPU_S = 0.10  # a driver context, once for each GPU of a node, while it waits for orders: partly at once
 SILENCE_S = 1.0  # until a test that nobody answers is given up
 MOST_SILENCES = 3  # on the way of one node: its own link that is down is given up after two
 POLL_S = 0.1  # how often nodes ask the controller, at least ...
@@ -92,7 +92,7 @@ def run_preflight(preflight: Preflight, fabric: SimulatedFabric) -> tuple[float,
     poll = max(POLL_S, POLL_NODE_S * len(fabric.members))
     planned = _rounds_planned(len(fabric.members))
     gpus = max(len(member.gpus) for member in fabric.members.values())
-    seconds, core, silences = 3 * poll + OPEN_GPU_S * gpus, 0.0, 0
+    seconds, core, silences = 2 * poll + max(poll, OPEN_GPU_S * gpus), 0.0, 0
     for turn in itertools.count():
         began = time.process_time()
         tests = preflight.next_round()
@@ -110,14 +110,16 @@ def run_preflight(preflight: Preflight, fabric: SimulatedFabric) -> tuple[float,
 
 
 def _rounds_planned(nodes: int) -> int:
-    """Each node's GPUs; then its interfaces, then pairs: nodes get these at once."""
-    return 2 + (nodes - 1).bit_length()
+    """Each node alone; then pairs, which nodes get at once."""
+    return 1 + (nodes - 1).bit_length()
 
 
 def _longest(tests: Sequence[Test], *, silent: bool) -> float:
-    """Of a round: on all interfaces at once; a node's GPUs are tested one after the other, then its interfaces."""
-    of_gpus: dict[str, float] = defaultdict(float)
-    for test in tests:
-        of_gpus[test.node] += SECONDS[test.kind] if test.kind not in ("pair", "loopback") else 0.0
-    seconds = max(of_gpus.values()) + sum({one.kind: SECONDS[one.kind] for one in tests if one.kind in LATENCY_US}.values())
+    """Of a round, one kind after the other: on all GPUs and interfaces at once, by PCIe on one of each of
+    two NUMA nodes; a GPU is in two tests of links."""
+    of_node = Counter((test.kind, test.node) for test in tests)
+    most: dict[str, int] = {}
+    for (kind, _), count in of_node.items():
+        most[kind] = max(most.get(kind, 0), {"pcie": (count + 1) // 2, "nvlink": min(count, 2)}.get(kind, 1))
+    seconds = sum(SECONDS[kind] * times for kind, times in most.items())
     return max(seconds, SILENCE_S) if silent else seconds

@@ -138,6 +138,8 @@ class Preflights:
                 return answer if answer["state"] == "done" else None
             if answer["state"] == "join":
                 hello = {"port": 0, "tools": []} if about["alone"] else measuring.start()
+                if about.get("gpus"):
+                    gpu_tests.start()
                 join = {"port": hello["port"], "tools": hello["tools"], "nics": nics, "types": types, **about}
                 answer = self._ask(record, **join, interface=self._interface())
             elif answer["state"] == "test":

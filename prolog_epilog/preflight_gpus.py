@@ -62,17 +62,23 @@ class _GpuProgram(Program):
         """Where the vendors' libraries are, as for the agent; a kernel that is compiled is not kept."""
         return {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {"CUDA_CACHE_DISABLE": "1"}
 
-    def open(self, gpus: Sequence[NodeDevice], end: float) -> None:
-        """Start it, and wait until the drivers answer. Raises SluiceError, OSError."""
+    def open(self, gpus: Sequence[NodeDevice]) -> None:
+        """Start it; it opens the GPUs meanwhile. Raises SluiceError, OSError."""
         self.begin()
         self.say([{"gpu": str(one.index), "vendor": one.vendor, "pci": one.pci} for one in gpus])
-        said = self.line(end)
-        if said.get("ready") is not True:
-            raise SluiceError(str(said.get("why"))[:200])
+        self._ready = False
+
+    def await_ready(self, end: float) -> None:
+        """Until the drivers answer. Raises SluiceError."""
+        if not self._ready:
+            said = self.line(end)
+            if said.get("ready") is not True:
+                raise SluiceError(str(said.get("why"))[:200])
+            self._ready = True
 
 
 class GpuTests:
-    """The program that measures these GPUs; it starts with the first tests, and again where it did not answer."""
+    """The program that measures these GPUs; one that did not answer is ended, and further tests start another one."""
 
     def __init__(self, gpus: Sequence[NodeDevice]) -> None:
         self._gpus = gpus
@@ -94,10 +100,11 @@ class GpuTests:
         self._program = None
 
     def measure(self, tests: Sequence[Mapping[str, Any]], end: float) -> Results:
-        """One after the other, until `end`. Tests that were not made are left out."""
+        """What tests gave until `end`; those that were not made, or say nothing of the GPU, are left out."""
         found: Results = {}
         try:
-            program = self._opened(min(end, time.monotonic() + _READY_S))
+            program = self.start()
+            program.await_ready(min(end, time.monotonic() + _READY_S))
             program.say([{name: str(test[name]) for name in ("id", "kind", "gpu", "other_gpu")} for test in tests])
             self._take(program, tests, min(end, time.monotonic() + _MOST_S), found)
         except (SluiceError, OSError, ValueError, KeyError, TypeError) as error:
@@ -106,27 +113,32 @@ class GpuTests:
                 self._end_program()
         return found
 
-    def _opened(self, end: float) -> _GpuProgram:
+    def start(self) -> _GpuProgram:
+        """The program, which need not be ready. Raises SluiceError, OSError."""
         with self._lock:
             if self._over:
                 raise SluiceError("time is over")
-            if self._program is not None:
-                return self._program
-            self._program = program = _GpuProgram()
-        program.open(self._gpus, end)
-        return program
+            if self._program is None:
+                program = _GpuProgram()
+                program.open(self._gpus)
+                self._program = program
+            return self._program
 
     def _take(self, program: Program, tests: Sequence[Mapping[str, Any]], end: float, found: Results) -> None:
         """A GPU that does not answer has failed in all tests of it that are left; those of others were not made."""
-        for place, test in enumerate(tests):
+        left, begun = {str(test["id"]): str(test["gpu"]) for test in tests}, set[str]()
+        while left:
             until = min(end, time.monotonic() + _TEST_S)
             try:
                 said = program.line(until)
             except SluiceError:
-                if until < end:
-                    its = [str(one["id"]) for one in tests[place:] if one["gpu"] == test["gpu"]]
-                    found |= {one: [None, 0.0, "no answer"] for one in its}
+                silent = {left[one] for one in begun & left.keys()} if until < end else set()
+                found |= {one: [None, 0.0, "no answer"] for one, gpu in left.items() if gpu in silent}
                 raise
+            if "began" in said:
+                begun.add(str(said["began"]))
+                continue
             value, fault = figure(said.get("value")), str(said.get("fault", ""))
-            if said.get("id") == test["id"] and (value is not None or _FAULT.fullmatch(fault)):
-                found[str(test["id"])] = [value, 0.0, fault if value is None else ""]
+            one = str(said.get("id"))
+            if left.pop(one, None) is not None and (value is not None or _FAULT.fullmatch(fault)):
+                found[one] = [value, 0.0, fault if value is None else ""]

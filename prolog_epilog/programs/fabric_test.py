@@ -7,8 +7,9 @@ it reads is a list of rounds of tests, and each line that it prints is one resul
 know: peers prove to each other that they have it, and nobody else is measured with. A result has `id`, `gbs` (None
 where the peer did not answer) and `us`. Standard library only: it runs outside of the agent's environment.
 
-perftest (ib_write_bw, ib_write_lat) measures RDMA, to itself for a test that is "alone". Where it is not installed,
-TCP is measured, in both directions, the slower of which counts; of that, a test "alone" is of this host's own stack.
+perftest (ib_write_bw, ib_write_lat) measures RDMA, UCX (ucx_perftest) RDMA or TCP, by the interface `nic` alone, and to
+itself for a test that is "alone". Where neither is installed, TCP is measured, in both directions, the slower of which
+counts; of that, a test "alone" is of this host's own stack.
 """
 
 from __future__ import annotations
@@ -38,11 +39,18 @@ CONNECT_S = 1.0
 PROVE_S = 5.0
 WAIT_S = 12.0  # for a peer that is there, and still busy with earlier tests
 TURN_S = 30.0  # the agent ends this program before
-RUN_S = 10.0  # of perftest
+RUN_S = 10.0  # of a tool
+TOOLS = {"perftest": ("ib_write_bw", "ib_write_lat"), "ucx": ("ucx_bw", "ucx_lat")}
+"""Programs of bandwidth and latency, the best tool first; those of UCX are one, with tests of its own."""
+UCX = "ucx_perftest"
+UCX_TESTS = {"ucx_bw": ("tag_bw", 1 << 20, 512), "ucx_lat": ("tag_lat", 8, 1000)}
+"""Test, bytes of a message, and how many of them."""
+UCX_MBYTE = 1 << 20  # of its results
 MOST_SILENT = 2  # then this node's own interface is down, and no more is waited for
 MOST_STRANGERS = 64  # connections of one address that have proved nothing; more than a node has interfaces
 TRIES = 3  # of a connection that ends before both have proved themselves
 MOST_LINE = 512
+MOST_DIGITS = 32
 PR_SET_DUMPABLE = 4
 
 
@@ -177,8 +185,8 @@ class Tester:
                 line = Line(connection, TURN_S)
                 turn.began = True
                 line.say(go=True)
-                if turn.test["tool"] == "perftest":
-                    serve_perftest(line, turn)
+                if turn.test["tool"] in TOOLS:
+                    serve_tool(line, turn)
                 else:
                     serve_tcp(line, turn)
         except (OSError, ValueError, KeyError, TypeError, SilentError):
@@ -243,11 +251,11 @@ class Tester:
 
     def alone(self, turn: Turn) -> None:
         """This host to itself."""
-        if turn.test["tool"] == "perftest":
-            port = free_port()
-            server = start_perftest("ib_write_bw", turn, port)
+        if turn.test["tool"] in TOOLS:
+            port, bandwidth = free_port(), TOOLS[turn.test["tool"]][0]
+            server = start_tool(bandwidth, turn, port)
             try:
-                turn.gbs = run_perftest("ib_write_bw", turn, "127.0.0.1", port)
+                turn.gbs = run_tool(bandwidth, turn, "127.0.0.1", port)
             finally:
                 server.kill()
                 server.wait()
@@ -290,11 +298,10 @@ def ask(turn: Turn) -> None:
         line = Line(connection, TURN_S)
         turn.began = True
         line.hear()  # that it is this test's turn
-        if turn.test["tool"] == "perftest":
-            port = int(line.hear()["port"])
-            turn.gbs = run_perftest("ib_write_bw", turn, turn.test["address"], port)
-            port = int(line.hear()["port"])
-            turn.us = run_perftest("ib_write_lat", turn, turn.test["address"], port)
+        if turn.test["tool"] in TOOLS:
+            bandwidth, latency = TOOLS[turn.test["tool"]]
+            turn.gbs = run_tool(bandwidth, turn, turn.test["address"], int(line.hear()["port"]))
+            turn.us = run_tool(latency, turn, turn.test["address"], int(line.hear()["port"]))
             line.say(done=True)
             return
         turn.us = line.ping()
@@ -311,7 +318,7 @@ def serve_tcp(line: Line, turn: Turn) -> None:
     line.say(gbs=there)
 
 
-# ---- perftest ----
+# ---- tools ----
 
 
 def free_port() -> int:
@@ -321,21 +328,43 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def start_perftest(program: str, turn: Turn, port: int, *host: str) -> subprocess.Popen[str]:
+def installed() -> list[str]:
+    """The tools of this node, the best first; Sluice's own is everywhere."""
+    return [tool for tool, programs in TOOLS.items() if all(map(shutil.which, files_of(programs)))] + ["tcp"]
+
+
+def files_of(programs: tuple[str, ...]) -> list[str]:
+    """Where programs are."""
+    return [UCX if program in UCX_TESTS else program for program in programs]
+
+
+def start_tool(program: str, turn: Turn, port: int, *host: str) -> subprocess.Popen[str]:
     """One side of a test. Raises OSError."""
-    words = [program, "-F", "-d", turn.test["nic"], "-p", str(port)]
-    words += ["-D", "1"] if program == "ib_write_bw" else ["-n", "1000"]
-    words += ["--report_gbits"] if program == "ib_write_bw" else []
+    nic, environment = turn.test["nic"], dict(os.environ)
+    if program in UCX_TESTS:
+        test, size, count = UCX_TESTS[program]
+        words = [UCX, "-p", str(port), "-t", test, "-s", str(size), "-n", str(count), "-w", "16", "-f", "-v"]
+        rdma = os.path.isdir(f"/sys/class/infiniband/{nic}")  # noqa: PTH112 - pathlib takes longer to load
+        # By this interface and no other, nor by shared memory where both ends are on one host.
+        environment |= {"UCX_NET_DEVICES": f"{nic}:1" if rdma else nic, "UCX_TLS": "ib" if rdma else "tcp"}
+    else:
+        words = [program, "-F", "-d", nic, "-p", str(port)]
+        words += ["-D", "1", "--report_gbits"] if program == "ib_write_bw" else ["-n", "1000"]
     return subprocess.Popen(
-        [*words, *host], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [*words, *host],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
     )
 
 
-def run_perftest(program: str, turn: Turn, host: str, port: int) -> float:
+def run_tool(program: str, turn: Turn, host: str, port: int) -> float:
     """GB/s or microseconds. Raises OSError, ValueError, SilentError."""
     end = time.monotonic() + RUN_S
     while time.monotonic() < end:
-        with start_perftest(program, turn, port, host) as one:
+        with start_tool(program, turn, port, host) as one:
             try:
                 out, _ = one.communicate(timeout=RUN_S)
             except subprocess.TimeoutExpired:
@@ -348,10 +377,12 @@ def run_perftest(program: str, turn: Turn, host: str, port: int) -> float:
 
 
 def figure(program: str, out: str) -> float:
-    """What perftest's last row of numbers says: of ib_write_bw the average in Gb/s, of ib_write_lat the median.
+    """What a program's last row of numbers says: the average bandwidth, or the median latency.
 
-    Raises SilentError where there is none.
+    perftest says Gb/s, UCX MB/s in a table of CSV. Raises SilentError where there is none.
     """
+    if program in UCX_TESTS:
+        return ucx_figure(program, out)
     rows = [line.split() for line in out.splitlines()]
     numbers = [row for row in rows if len(row) >= 5 and all(word.replace(".", "", 1).isdecimal() for word in row[:5])]
     if not numbers:
@@ -359,11 +390,24 @@ def figure(program: str, out: str) -> float:
     return float(numbers[-1][3]) / 8 if program == "ib_write_bw" else float(numbers[-1][4])
 
 
-def serve_perftest(line: Line, turn: Turn) -> None:
+def ucx_figure(program: str, out: str) -> float:
+    """The same of ucx_perftest: the last row of its table, among warnings. Raises SilentError."""
+    rows = [[word.strip() for word in line.split(",")] for line in out.splitlines()]
+    headings = next((row for row in rows if row[0] == "iterations"), [])
+    numbers = [row for row in rows if len(row) == len(headings) and row[0].isdecimal()]
+    if not numbers or "overall_bw" not in headings:
+        raise SilentError
+    word = numbers[-1][headings.index("overall_bw") if program == "ucx_bw" else 1]
+    if len(word) > MOST_DIGITS or not word.isascii() or not word.replace(".", "", 1).isdecimal():
+        raise SilentError
+    return float(word) * UCX_MBYTE / 1e9 if program == "ucx_bw" else float(word)
+
+
+def serve_tool(line: Line, turn: Turn) -> None:
     """Bandwidth, then latency, each on a port that the peer gets."""
-    for program in ("ib_write_bw", "ib_write_lat"):
+    for program in TOOLS[turn.test["tool"]]:
         port = free_port()
-        server = start_perftest(program, turn, port)
+        server = start_tool(program, turn, port)
         try:
             line.say(port=port)
             server.wait(RUN_S)
@@ -386,12 +430,11 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no other preflight's program reads the tokens
     tester = Tester()
     threading.Thread(target=tester.serve, daemon=True).start()
-    rdma = all(shutil.which(name) for name in ("ib_write_bw", "ib_write_lat"))
-    say({"port": tester.listener.getsockname()[1], "tools": ["perftest", "tcp"] if rdma else ["tcp"]})
+    say({"port": tester.listener.getsockname()[1], "tools": installed()})
     for line in sys.stdin:
         tester.run(json.loads(line))
     if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)  # perftest that waits for a peer would outlive an agent that died
+        os.killpg(0, signal.SIGKILL)  # a tool that waits for a peer would outlive an agent that died
 
 
 if __name__ == "__main__":

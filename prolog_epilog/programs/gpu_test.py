@@ -2,9 +2,10 @@
 """Measures a job's GPUs before it starts. The node agent starts it as a user without rights.
 
 The first line that it reads has the GPUs: ``[{"gpu": NAME, "vendor": "nvidia", "pci": ADDRESS}, ...]``; it answers
-``{"ready": true}`` when their drivers do. Each other line is a list of tests, and each line that it prints is one
-result. A test has `id`, `kind`, `gpu` and, between two GPUs, `other_gpu`; a result `id`, `value` (None where there is
-none) and `fault`: what went wrong, empty where nothing did, or where it is not known to be the GPU's.
+``{"ready": true}`` when their drivers do. Each other line is a list of tests. It says ``{"began": ID}`` of each test,
+then its result. A test has `id`, `kind`, `gpu` and, between two GPUs, `other_gpu`; a result `id`, `value` (None where
+there is none) and `fault`: what went wrong, empty where nothing did, or where it is not known to be the GPU's. GPUs are
+tested at once; by PCIe one of each NUMA node, as several may share a switch.
 
 clock   MHz of the multiprocessors at work: the time of a kernel that ends after so many of their cycles
 memory  GB/s that the GPU copies in its own memory (read and written bytes count), and that the copy is the same
@@ -23,13 +24,14 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-SMALLEST, HOST, LARGEST = 4 << 20, 64 << 20, 512 << 20
+SMALLEST, HOST, LARGEST = 4 << 20, 32 << 20, 512 << 20
 """Bytes of a copy: at first, at most to or from the host, and at most on GPUs."""
-CHECKED = 256 << 20  # bytes of a GPU's memory whose copy is compared
+CHECKED = {"memory": 256 << 20, "nvlink": 64 << 20}  # bytes of a copy that are compared
 LONG_MS = 1.0  # a copy that takes so long is measured: its start is no part of it
 BURST_MS = 4.0
 BURSTS = 3  # of which the best counts
@@ -75,6 +77,8 @@ done:
 }}
 """
 
+KINDS = ("clock", "memory", "pcie", "nvlink")
+SAYING = threading.Lock()
 LIBC = ctypes.CDLL(None)
 LIBC.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 LIBC.memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -346,13 +350,12 @@ class Gpu:
             here, back, there = memory.host(HOST), memory.host(HOST), memory.device(HOST)
             to, size = self.rate(lambda size: library.copy(there, here, size), HOST)
             out, _ = self.rate(lambda size: library.copy(back, there, size), HOST)
-            self.check_way(memory, size)
+            self.check_way(here, there, back, size)
         return min(to, out)
 
-    def check_way(self, memory: Memory, size: int) -> None:
-        """Data to the GPU and back is the same. Raises WrongDataError."""
+    def check_way(self, here: int, there: int, back: int, size: int) -> None:
+        """Data from the host to the GPU and back is the same. Raises WrongDataError."""
         library = self.library
-        here, back, there = memory.host(size), memory.host(size), memory.device(size)
         some = os.urandom(1 << 20)
         for at in range(0, size, len(some)):
             LIBC.memmove(here + at, some, min(len(some), size - at))
@@ -360,6 +363,14 @@ class Gpu:
         library.copy(back, there, size)
         library.wait()
         compare(here, back, size)
+
+    def is_way_good(self, here: int, there: int, back: int) -> bool:
+        """Whether `check_way` is content."""
+        try:
+            self.check_way(here, there, back, SMALLEST)
+        except WrongDataError:
+            return False
+        return True
 
     def memory(self) -> float:
         """See the module."""
@@ -370,7 +381,7 @@ class Gpu:
             library.fill(one, used)
             library.copy(other, one, used)
             library.wait()
-            self.check_pattern(memory, other, min(used, CHECKED))
+            self.check_pattern(memory, other, min(used, CHECKED["memory"]))
         return 2 * rate
 
     def check_pattern(self, memory: Memory, at: int, size: int) -> None:
@@ -387,8 +398,7 @@ class Gpu:
             try:
                 compare(wanted, got, length)
             except WrongDataError:
-                with suppress(WrongDataError):
-                    self.check_way(memory, SMALLEST)
+                if self.is_way_good(wanted, memory.device(SMALLEST), got):
                     raise
                 return  # the test of PCIe says so
 
@@ -409,7 +419,7 @@ class Gpu:
                 library.copy(there, here, used)
                 library.wait()
                 library.use(other.context)
-                other.check_pattern(theirs, there, min(used, CHECKED))
+                other.check_pattern(theirs, there, min(used, CHECKED["nvlink"]))
                 library.use(self.context)
             library.use(other.context)
         return min(to, back)
@@ -484,24 +494,42 @@ def cpus_of(text: str) -> set[int]:
 
 
 class Tester:
-    """All GPUs of the job on this node; each is opened with its first test. Raises OSError, DriverError."""
+    """All GPUs of the job on this node. Raises OSError, DriverError where a vendor's library does not start."""
 
     def __init__(self, gpus: list[dict[str, str]]) -> None:
         self.known = {one["gpu"]: one for one in gpus}
         self.libraries = {vendor: LIBRARIES[vendor]() for vendor in {one["vendor"] for one in gpus}}
         self.opened: dict[str, Gpu] = {}
+        self.opening = {name: threading.Lock() for name in self.known}
+
+    def open(self) -> None:
+        """All GPUs, meanwhile; the tests say of which that fails."""
+        for name in self.known:
+            threading.Thread(target=self.try_open, args=(name,), daemon=True).start()
+
+    def try_open(self, name: str) -> None:
+        """See above."""
+        with suppress(DriverError):
+            self.gpu(name)
 
     def gpu(self, name: str) -> Gpu:
         """Raises DriverError."""
-        if name not in self.opened:
-            one = self.known[name]
-            self.opened[name] = Gpu(self.libraries[one["vendor"]], one["pci"])
-        return self.opened[name]
+        with self.opening[name]:
+            if name not in self.opened:
+                one = self.known[name]
+                self.opened[name] = Gpu(self.libraries[one["vendor"]], one["pci"])
+            return self.opened[name]
+
+    def busy(self, test: dict[str, str]) -> set[str]:
+        """What a test needs for itself."""
+        if test["kind"] == "pcie":
+            return {f"host {numa_node(self.known[test['gpu']]['pci'])}"}
+        return {test["gpu"], test["other_gpu"]} if test["kind"] == "nvlink" else {test["gpu"]}
 
     def run(self, test: dict[str, str]) -> None:
-        """One test, and its result."""
+        """One test, and its result; in a thread of its own, as contexts and CPUs are a thread's."""
         value, fault = None, ""
-        everywhere = os.sched_getaffinity(0)
+        say({"began": test["id"]})
         try:
             other = self.gpu(test["other_gpu"]) if test["kind"] == "nvlink" else None
             value = self.gpu(test["gpu"]).test(test["kind"], other)
@@ -509,14 +537,38 @@ class Tester:
             fault = error.fault
         except WrongDataError:
             fault = "wrong data"
-        os.sched_setaffinity(0, everywhere)
         say({"id": test["id"], "value": value, "fault": fault})
+
+
+def at_once(tests: list[dict[str, str]], busy: Callable[[dict[str, str]], set[str]]) -> list[list[dict[str, str]]]:
+    """In which order they are made. Those that are made at once are of one kind, and keep nothing busy together."""
+    found: list[tuple[str, set[str], list[dict[str, str]]]] = []
+    for test in sorted(tests, key=lambda one: KINDS.index(one["kind"])):
+        needs = busy(test)
+        for kind, taken, some in found:
+            if kind == test["kind"] and taken.isdisjoint(needs):
+                some.append(test)
+                taken |= needs
+                break
+        else:
+            found.append((test["kind"], needs, [test]))
+    return [some for _, _, some in found]
+
+
+def numa_node(pci: str) -> str:
+    """Of a device; empty where it is not known."""
+    try:
+        with open(f"/sys/bus/pci/devices/{pci}/numa_node", encoding="ascii") as file:  # noqa: PTH123
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def say(words: dict[str, Any]) -> None:
     """One line to the agent."""
-    sys.stdout.write(json.dumps(words) + "\n")
-    sys.stdout.flush()
+    with SAYING:
+        sys.stdout.write(json.dumps(words) + "\n")
+        sys.stdout.flush()
 
 
 def main() -> None:
@@ -528,9 +580,14 @@ def main() -> None:
         say({"ready": False, "why": str(error)})
         return
     say({"ready": True})
+    tester.open()
     for line in sys.stdin:
-        for test in json.loads(line):
-            tester.run(test)
+        for tests in at_once(json.loads(line), tester.busy):
+            threads = [threading.Thread(target=tester.run, args=(test,), daemon=True) for test in tests]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
 
 
 if __name__ == "__main__":

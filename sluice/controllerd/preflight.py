@@ -45,8 +45,8 @@ _POLL_S = 0.1
 _POLL_NODE_S = 0.001  # so that all nodes of all jobs ask no more than a thousand times a second
 _ON_NODES = ("running", "suspended", "completing", "stopped")
 _CHECKS = {"nic": "fabric_nic", "link": "fabric_link", **dict.fromkeys(("gpu", *GPU_TESTS), "fabric_gpu")}
-_BY_NIC = ("perftest", "ucx")
-"""Tools that measure by interfaces next to GPUs; the best first."""
+_UNNAMED = "network"  # an interface whose name a node does not know
+_TOOLS = ("perftest", "ucx")  # the best first; TCP of Sluice's own is everywhere
 _FAULT = re.compile(r"[A-Za-z0-9_ ]{1,60}")
 _WORD = re.compile(r"[A-Za-z0-9_.:@-]{1,63}")
 _MOST_NICS = 32
@@ -84,6 +84,7 @@ class _Run:
     joined: dict[str, Joined] = field(default_factory=dict)
     tool: str = ""
     preflight: Preflight | None = None
+    members: dict[str, Member] = field(default_factory=dict)
     planned: list[list[list[Test]]] = field(default_factory=list)  # batches that are still to be given out
     batch: int = -1
     rounds: list[dict[str, Test]] = field(default_factory=list)  # of the batch, by the test's ID
@@ -268,19 +269,21 @@ class Coordinator:
     def _plan(self, run: _Run) -> None:
         policy = self.policy
         run.tool = _tool(run.joined.values(), policy.tool) if len(run.nodes) > 1 else ""
+        by_nics = _nics(run.joined.values(), run.tool)
         leaves = self._leaves[1]
         members = []
         for name, one in sorted(run.joined.items()):
-            nics = one.nics if run.tool in _BY_NIC else (one.interface,)
+            nics = one.nics if by_nics else (one.interface,)
             model = "/".join([*one.types, run.tool, str(len(nics))])
             gpus = one.gpus if policy.gpus else ()
             leaf = (leaves.get(name, ""),) * len(nics)
             members.append(Member(name, nics, leaf, gpus, model, one.gpu_model, one.linked))
+        run.members = {member.name: member for member in members}
         run.preflight = Preflight(members, Rules(policy.share / 100, policy.least), self.memory.past)
         rounds = run.preflight.planned()
-        # All nodes are done with their GPUs before any has to answer another one.
-        first = [tests for tests in rounds if tests[0].kind in GPU_TESTS]
-        run.planned = [some for some in (first, rounds[len(first) :]) if some]
+        # Where GPUs are measured, all nodes are done with themselves before any has to answer another one.
+        first = int(any(test.kind in GPU_TESTS for tests in rounds[:1] for test in tests))
+        run.planned = [some for some in (rounds[:first], rounds[first:]) if some]
         self._next_batch(run, run.planned.pop(0) if run.planned else [])
 
     def _next_batch(self, run: _Run, rounds: list[list[Test]]) -> None:
@@ -316,12 +319,12 @@ class Coordinator:
             }
         peer = next((other for other in test.nodes() if other != node), node)
         role = "alone" if test.kind == "loopback" else "ask" if node == test.node else "serve"
-        nics = run.joined[node].nics
+        member = run.members[node]
         return {
             "id": one,
             "role": role,
             "tool": run.tool,
-            "nic": nics[test.place] if run.tool in _BY_NIC else "",
+            "nic": member.nics[test.place],
             "address": self._addresses.get(peer, peer),
             "port": run.joined[peer].port,
             "token": run.tokens[one],
@@ -486,7 +489,7 @@ def _joined(request: Mapping[str, Any]) -> Joined:
     port = int(request["port"])
     if not (0 < port < 65536 or (port == 0 and request.get("alone") is True)):
         raise SluiceError(f"preflight: {port} is not a port")
-    interface = _word(request.get("interface") or "network")
+    interface = _word(request.get("interface") or _UNNAMED)
     words = [_words(request[name]) for name in ("tools", "nics", "types")]
     gpu_model = _word(request["gpu_model"]) if request.get("gpu_model") else ""
     return Joined(
@@ -501,10 +504,16 @@ def _gpus(request: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _tool(joined: Collection[Joined], wanted: str) -> str:
     """What all nodes can measure with: the named tool, or the first of them all."""
-    for tool in _BY_NIC if wanted == "any" else (wanted,):
-        if tool in _BY_NIC and all(one.nics and tool in one.tools for one in joined):
+    for tool in _TOOLS if wanted == "any" else (wanted,):
+        named = all(one.nics for one in joined) or (tool == "ucx" and all(one.interface != _UNNAMED for one in joined))
+        if named and all(tool in one.tools for one in joined):
             return tool
     return "tcp"
+
+
+def _nics(joined: Iterable[Joined], tool: str) -> bool:
+    """Whether a tool measures by the interfaces next to the GPUs; else it does by the one of the node's name."""
+    return tool == "perftest" or (tool == "ucx" and all(one.nics for one in joined))
 
 
 def _was_made(result: Result) -> bool:

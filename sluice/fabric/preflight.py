@@ -112,8 +112,7 @@ class Preflight:
         self._past: Past = past or {}
         self._site = Site([*members, *partners])
         self._known_good = {Part(kind, one.name, nic) for one in partners for nic in one.nics for kind in _OF_NICS}
-        pairs = map(self._site.pair_tests, plan(by_leaf(members)))
-        rounds = [self._site.gpu_tests(members), self._site.loopback_tests(members), *pairs]
+        rounds = [self._site.local_tests(members), *map(self._site.pair_tests, plan(by_leaf(members)))]
         self._planned = [tests for tests in rounds if tests]
         self._seen: list[_Seen] = []
         self._round = 0

@@ -97,9 +97,12 @@ class Site:
     def __init__(self, members: Iterable[Member]) -> None:
         self.members = {member.name: member for member in members}
 
-    def gpu_tests(self, members: Iterable[Member]) -> list[Test]:
-        """Of each node alone; links between GPUs in a ring, so that each GPU is in two tests."""
+    def local_tests(self, members: Sequence[Member]) -> list[Test]:
+        """Of each node alone: its interfaces, where it has others to test with, and its GPUs. Links between GPUs are
+        tested in a ring, so that each GPU is in two tests."""
         tests = []
+        if len(members) > 1:
+            tests = [Test("loopback", one.name, place=place) for one in members for place in range(len(one.nics))]
         for member in members:
             count = len(member.gpus)
             for gpu in range(count):
@@ -108,12 +111,6 @@ class Site:
                 ring = range(count if count > 2 else 1)
                 tests += [Test("nvlink", member.name, "", gpu, (gpu + 1) % count) for gpu in ring]
         return tests
-
-    def loopback_tests(self, members: Sequence[Member]) -> list[Test]:
-        """Of each node alone; none where there is no other one."""
-        if len(members) < 2:
-            return []
-        return [Test("loopback", member.name, place=place) for member in members for place in range(len(member.nics))]
 
     def pair_tests(self, pairs: Iterable[tuple[str, str]]) -> list[Test]:
         """Of each pair on all interfaces that both have."""

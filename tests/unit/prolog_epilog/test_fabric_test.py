@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import time
@@ -62,9 +63,11 @@ def nodes(*made: Node) -> Iterator[tuple[Node, ...]]:
             node.close()
 
 
-def order(one: str, role: str, peer: Node, tool: str = "tcp", token: str = "secret") -> dict[str, Any]:
+def order(
+    one: str, role: str, peer: Node, tool: str = "tcp", token: str = "secret", nic: str = "x"
+) -> dict[str, Any]:
     port = peer.hello["port"]
-    return {"id": one, "role": role, "tool": tool, "nic": "x", "address": peer.address, "port": port, "token": token}
+    return {"id": one, "role": role, "tool": tool, "nic": nic, "address": peer.address, "port": port, "token": token}
 
 
 def pair(one: Node, other: Node, **more: str) -> dict[str, Any]:
@@ -133,7 +136,7 @@ def test_perftest_is_used_where_it_is_installed(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(STAND_IN.read_bytes())
         (tmp_path / name).chmod(0o755)
     (tmp_path / "speeds.json").write_text("{}")
-    path = f"{tmp_path}:/usr/bin:/bin"
+    path = str(tmp_path)  # without other tools of this machine
     with nodes(Node("127.0.0.1", path=path), Node("127.0.0.1", path=path)) as (one, other):
         assert one.hello["tools"] == ["perftest", "tcp"]
         assert pair(one, other, tool="perftest") == {"id": "1", "gbs": 48.0, "us": 2.4}
@@ -222,3 +225,50 @@ def measured(by_name: dict[str, Node], tests: list[OneTest], turn: int) -> list[
     said = {(name, (result := by_name[name].read())["id"]): result for name, some in orders.items() for _ in some}
     found = [(test, said[test.node, f"{turn}.{number}"]) for number, test in enumerate(tests)]
     return [Result(test, one["gbs"], one["us"]) for test, one in found]
+
+
+needs_ucx = pytest.mark.skipif(shutil.which("ucx_perftest") is None, reason="needs ucx_perftest (ucx-utils)")
+
+
+@needs_ucx
+def test_ucx_measures_between_hosts_and_to_itself() -> None:
+    """The real one, over TCP by the loopback interface."""
+    with nodes(Node("127.0.0.1"), Node("127.0.0.1")) as (one, other):
+        assert "ucx" in one.hello["tools"]
+        result = pair(one, other, tool="ucx", nic="lo")
+        one.order([order("2", "alone", one, tool="ucx", nic="lo")])
+        alone = one.read()
+    assert result["gbs"] > 0.01
+    assert 0 < result["us"] < 1_000_000
+    assert alone["gbs"] > 0.01
+
+
+@needs_ucx
+def test_ucx_by_an_interface_that_is_not_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fabric_test, "RUN_S", 3.0)
+    turn = fabric_test.Turn({"nic": "nosuch0", "tool": "ucx", "token": "x"})
+    port = fabric_test.free_port()
+    server = fabric_test.start_tool("ucx_bw", turn, port)
+    try:
+        with pytest.raises(fabric_test.SilentError):
+            fabric_test.run_tool("ucx_bw", turn, "127.0.0.1", port)
+    finally:
+        server.kill()
+        server.communicate()
+
+
+UCX_SAYS = """[1699.1] [n1:1:0] sock.c:325 UCX  WARN  a, b
+iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr
+1000,4.687,5.979,7.614,45776.37,46000.00,1739,1139
+"""
+
+
+def test_output_of_ucx_is_parsed_whatever_it_is() -> None:
+    assert fabric_test.figure("ucx_bw", UCX_SAYS) == pytest.approx(48.23, abs=0.01)
+    assert fabric_test.figure("ucx_lat", UCX_SAYS) == 4.687
+    chance = random.Random(1)
+    words = [*UCX_SAYS.split("\n"), *UCX_SAYS.split(","), "iterations,", "nan", "-1", "9" * 400, "\u0663", ",", "\x00"]
+    for _ in range(3000):
+        out = "\n".join(chance.choices(words, k=chance.randint(0, 12)))
+        with suppress(fabric_test.SilentError):
+            assert fabric_test.figure(chance.choice(["ucx_bw", "ucx_lat"]), out) >= 0
