@@ -269,7 +269,7 @@ def install_perftest(site: Site, **slow: float) -> None:
 
 def test_a_slow_link_is_found_before_the_job_starts_and_the_job_starts_elsewhere(site: Site) -> None:
     install_perftest(site, h3=11.0)
-    site.policy(more="preflight: {when: always, least: 30, bound: 30s}\n")
+    site.policy(more="preflight: {when: always, least: 30, bound: 30s, gpus: false}\n")
     job = site.submit("-N3", "-x", "m1,x1", "--gres=gpu:1")
     site.wait(lambda: site.job(job)["Restarts"] == "1")
     site.run("scontrol", "update", f"JobId={job}", "ExcNodeList=x1")  # m1 takes h3's place
@@ -299,7 +299,7 @@ def test_a_job_that_a_killed_daemon_followed_waits_for_slurm_and_keeps_its_place
     site: Site,
 ) -> None:
     install_perftest(site, h3=11.0)
-    site.policy(more="preflight: {when: always, least: 30, bound: 30s}\n")
+    site.policy(more="preflight: {when: always, least: 30, bound: 30s, gpus: false}\n")
     job = site.submit("-N3", "-x", "m1,x1", "--gres=gpu:1")
     site.wait(lambda: site.job(job)["Restarts"] == "1")
     site.cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
@@ -319,6 +319,32 @@ def test_a_job_that_a_killed_daemon_followed_waits_for_slurm_and_keeps_its_place
     site.policy()  # what preflights found is no finding any more
     site.run("scontrol", "update", "nodename=h3", "state=resume")
     site.wait(lambda: site.out() == {})
+
+
+def test_a_gpu_that_copies_slowly_is_found_before_the_job_starts_and_the_job_starts_elsewhere(site: Site) -> None:
+    """Rates that this machine reaches however busy it is."""
+    for node in ("h1", "h2", "h3"):
+        for gpu in range(GPUS["h"]):
+            site.set(node, gpu, copy_host="800", copy_local="1000", copy_peer="1200")
+    site.set("h2", 3, copy_host="150")
+    site.policy(more="preflight: {when: always, bound: 30s}\n")
+    job = site.submit("-N1", "-x", "h1,h3,m1,x1", "--gres=gpu:8")
+    site.wait(lambda: site.job(job)["Restarts"] == "1")
+    site.run("scontrol", "update", f"JobId={job}", "ExcNodeList=m1,x1")
+    said = until(lambda: site.run("sinfo", "-h", "-n", "h2", "-o", "%E").strip(), lambda said: said != "none")
+    assert re.fullmatch(r"sluice: fabric_gpu: node h2's PCIe of GPU 3 slow: 0\.1\d+ of 0\.\d+ GB/s.*", said), said
+    site.wait(lambda: len(preflights(site, job)) == 2 and site.state(job) == "RUNNING")
+    first, second = preflights(site, job)
+    assert (first["verdict"], [one["node"] for one in first["at_fault"]]) == ("fault", ["h2"])
+    assert (second["verdict"], second["nodes"] in ("h1", "h3")) == ("good", True)
+    site.clear()
+    site.set("h2", 3, copy_host="800")
+    site.run("scontrol", "update", "nodename=h2", "state=resume")
+    mended = site.submit("-N1", "-w", "h2", "--gres=gpu:8")
+    site.wait(lambda: [one["verdict"] for one in preflights(site, mended)] == ["good"])
+    site.wait(lambda: site.out() == {})
+    site.clear()
+    site.policy()
 
 
 def said_to_lead(site: Site) -> int:

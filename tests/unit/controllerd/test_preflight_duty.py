@@ -403,3 +403,158 @@ def test_memory_is_bounded() -> None:
     assert len(memory.past) == 256
     assert {len(results) for results in memory.past.values()} == {64}
     assert ("m399", "pair", False) in memory.past
+
+
+class GpuBench(Bench):
+    """Nodes that have GPUs to measure; jobs from 100 on have h1 alone."""
+
+    def about(self, node: str, job: int) -> dict[str, Any]:
+        gpus = ["0", "1", "2", "3"] if node != "h4" else []
+        return {"gpus": gpus, "gpu_model": "H100", "linked": True, "alone": job >= 100}
+
+    def begin(self, node: str, job: int = 7) -> dict[str, Any]:
+        return self.ask(node, job, begins=True, **self.about(node, job))
+
+    def join(self, node: str, job: int = 7, tools: tuple[str, ...] = ("perftest", "tcp")) -> dict[str, Any]:
+        alone = job >= 100
+        words: dict[str, Any] = {"port": 0 if alone else 4000, "tools": [] if alone else list(tools)}
+        return self.ask(node, job, **words, nics=["mlx5_0"], interface="eth0", **self.about(node, job))
+
+    def next(self, node: str, answer: dict[str, Any], speed: Any, job: int) -> dict[str, Any]:
+        if answer["state"] != "test":
+            return super().next(node, answer, speed, job)
+        mine = [one for some in answer["rounds"] for one in some if one["role"] != "serve"]
+        results = {one["id"]: self.result(node, one, speed) for one in mine}
+        return self.ask(node, job, batch=answer["batch"], results={one: got for one, got in results.items() if got})
+
+    def result(self, node: str, one: dict[str, Any], speed: Any) -> list[Any] | None:
+        return speed(node, one) if one["tool"] == "gpu" else [48.0, 2.0]
+
+
+@pytest.fixture
+def gpu_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuBench]:
+    def make(policy: str = "preflight: {when: always, least: 30, bound: 20s}\n") -> GpuBench:
+        return GpuBench(tmp_path, monkeypatch, policy)
+
+    return make
+
+
+def good_gpus(node: str, test: dict[str, Any]) -> list[Any] | None:
+    del node, test
+    return [100.0, 0.0, ""]
+
+
+def test_gpus_are_measured_before_nodes_meet_each_other(gpu_bench: Callable[..., GpuBench]) -> None:
+    made = gpu_bench()
+    for node in HOSTS:
+        made.begin(node, 7)
+        answer = made.join(node)
+    kinds = [{one.get("kind", one["role"]) for one in some} for some in answer["rounds"]]
+    assert kinds == [{"alone"}]  # h4 has none to measure
+    answer = made.ask("h1", batch=-1)
+    assert [one["kind"] for one in answer["rounds"][0] if one["tool"] == "gpu" and one["gpu"] == "1"] == [
+        "clock", "memory", "pcie", "nvlink",
+    ]  # fmt: skip
+    again = gpu_bench().play(cast(Any, good_gpus), job=8)
+    assert {one["text"] for one in again.values()} == {"preflight: 3 rounds, 0.4 s by perftest, 4 nodes are good"}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ([40.0, 0.0, ""], "node h3's PCIe of GPU 2 slow: 40 of 100 GB/s"),
+        ([None, 0.0, "wrong data"], "node h3's PCIe of GPU 2: wrong data"),
+    ],
+)
+def test_the_gpu_at_fault_is_told(gpu_bench: Callable[..., GpuBench], said: list[Any], words: str) -> None:
+    def speed(node: str, test: dict[str, Any]) -> list[Any]:
+        bad = (node, test["kind"], test["gpu"]) == ("h3", "pcie", "2")
+        return said if bad else [100.0, 0.0, ""]
+
+    made = gpu_bench()
+    answers = made.play(cast(Any, speed))
+    assert answers["h3"]["faults"] == {"fabric_gpu": [words]}
+    assert [answers[node]["faults"] for node in ("h1", "h2", "h4")] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize(("said", "drained"), [([40.0, 0.0, ""], False), ([None, 0.0, "wrong data"], True)])
+def test_other_jobs_can_fill_pcie_and_not_spoil_data(
+    gpu_bench: Callable[..., GpuBench], said: list[Any], drained: bool
+) -> None:
+    made = gpu_bench()
+    made.site.others = "h3,m1"
+    answers = made.play(cast(Any, lambda node, one: said if (node, one["kind"]) == ("h3", "pcie") else [100.0, 0.0]))
+    assert bool(answers["h3"]["faults"]) is drained
+
+
+def test_a_job_of_one_node_is_tested_where_it_has_gpus(gpu_bench: Callable[..., GpuBench]) -> None:
+    def speed(node: str, test: dict[str, Any]) -> list[Any]:
+        del node
+        return [None, 0.0, "cuMemAlloc_v2 answers 46"] if "3" in (test["gpu"], test["other_gpu"]) else [9.0, 0.0, ""]
+
+    made = gpu_bench()
+    answer = made.play(cast(Any, speed), ("h1",), job=100)["h1"]
+    assert answer["faults"] == {"fabric_gpu": ["node h1's GPU 3: cuMemAlloc_v2 answers 46"]}
+    assert answer["text"].startswith("preflight: 2 rounds, 0.2 s by GPUs, node h1's GPU 3")
+    good = made.play(cast(Any, good_gpus), ("h1",), job=101)["h1"]
+    assert good["text"].endswith("by GPUs, h1 is good")
+
+
+def test_tests_that_were_not_made_say_nothing(gpu_bench: Callable[..., GpuBench]) -> None:
+    made = gpu_bench()
+    answer = made.play(cast(Any, lambda *_: None), ("h1",), job=100)["h1"]
+    assert (answer["faults"], answer["good"]) == ({}, False)
+    assert answer["text"].endswith("by GPUs, nothing to compare with yet")
+
+
+def test_after_maintenance_each_gpu_is_measured_once(gpu_bench: Callable[..., GpuBench]) -> None:
+    """Without asking Slurm for the jobs that need none."""
+    made = gpu_bench("preflight: {when: after-maintenance}\n")
+    states = []
+    for job, gpus in ((100, ["0", "1"]), (101, ["1"]), (102, ["1", "2", "3"]), (103, ["0", "3"])):
+        made.about = lambda node, job, gpus=gpus: {  # type: ignore[method-assign]
+            "gpus": gpus, "gpu_model": "H100", "linked": True, "alone": True,
+        }  # fmt: skip
+        made.coordinator.memory.learn({("H100", kind, False): [(100.0, 0.0, f"m{n}") for n in range(9)] for kind in KINDS})
+        states.append(made.play(cast(Any, good_gpus), ("h1",), job=job)["h1"]["state"])
+    assert states == ["done", "none", "done", "none"]
+    assert made.memory().proved == {"h1": {"0", "1", "2", "3"}}
+    assert made.site.asked == 2
+
+
+KINDS = ("clock", "memory", "pcie", "nvlink")
+
+
+def test_a_policy_without_gpus_measures_none(gpu_bench: Callable[..., GpuBench]) -> None:
+    made = gpu_bench("preflight: {when: always, least: 30, gpus: false}\n")
+    assert made.play(cast(Any, good_gpus))["h1"]["text"].startswith("preflight: 3 rounds, 0.2 s by perftest")
+
+
+@pytest.mark.parametrize(
+    ("policy", "tools", "tool", "nic"),
+    [
+        ("any", ("perftest", "ucx", "tcp"), "perftest", "mlx5_0"),
+        ("any", ("ucx", "tcp"), "ucx", "mlx5_0"),
+        ("any", ("tcp",), "tcp", "eth0"),
+        ("ucx", ("perftest", "ucx", "tcp"), "ucx", "mlx5_0"),
+        ("ucx", ("perftest", "tcp"), "tcp", "eth0"),
+        ("tcp", ("perftest", "ucx", "tcp"), "tcp", "eth0"),
+    ],
+)
+def test_the_tool_is_what_all_have_or_what_the_policy_says(
+    bench: Callable[..., Bench], policy: str, tools: tuple[str, ...], tool: str, nic: str
+) -> None:
+    made = bench(f"preflight: {{when: always, least: 30, tool: {policy}}}\n")
+    for node in HOSTS:
+        made.begin(node)
+        answer = made.join(node, tools=(*tools, "other") if node == "h4" else tools)
+    assert {(one["tool"], one["nic"]) for some in answer["rounds"] for one in some} == {(tool, nic)}
+
+
+def test_ucx_measures_by_the_network_where_a_node_has_no_rdma(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    for node in HOSTS:
+        made.begin(node)
+        nics = [] if node == "h2" else ["mlx5_0"]
+        answer = made.ask(node, port=4000, tools=["perftest", "ucx", "tcp"], nics=nics, interface="eth0")
+    assert {(one["tool"], one["nic"]) for some in answer["rounds"] for one in some} == {("ucx", "eth0")}
