@@ -76,9 +76,10 @@ class SimulatedFabric:
     def _parts(self, test: Test) -> list[Part]:
         """The same path as in `sluice.fabric.tested`, found independently of it."""
         parts = [Part("node", node) for node in test.nodes()]
-        if test.kind not in ("pair", "loopback"):
-            gpus = {test.place, test.other_gpu} if test.kind == "nvlink" else {test.place}
-            return [*parts, *(Part(kind, test.node, str(gpu)) for gpu in gpus for kind in ("gpu", test.kind))]
+        if test.kind != "pair" and test.kind != "loopback":
+            for gpu in {test.place, test.other_gpu} if test.kind == "nvlink" else {test.place}:
+                parts += [Part("gpu", test.node, str(gpu)), Part(test.kind, test.node, str(gpu))]
+            return parts
         for node in test.nodes():
             parts.append(Part("nic", node, self.members[node].nics[test.place]))
             if test.kind == "pair":

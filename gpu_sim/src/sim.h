@@ -130,12 +130,12 @@ extern uint32_t sim_mps_server;
 
 /* Power (power.c): what a GPU draws is what it would, at most its limit. Under a limit it is slower; speed and clock follow
  * layout.py's SPEED_CURVE. */
-uint32_t sim_power(const struct sim_gpu *gpu);    /* mW now */
-uint32_t sim_speed(const struct sim_gpu *gpu);    /* thousandths of its speed without a limit */
-uint32_t sim_clock(const struct sim_gpu *gpu);    /* graphics, MHz */
+uint32_t sim_power(const struct sim_gpu *gpu);         /* mW now */
+uint32_t sim_speed(const struct sim_gpu *gpu);         /* thousandths of its speed without a limit */
+uint32_t sim_clock(const struct sim_gpu *gpu);         /* graphics, MHz */
 uint32_t sim_clock_at_work(const struct sim_gpu *gpu); /* the same of a GPU that kernels keep busy: as high as it may */
-uint64_t sim_throttle(const struct sim_gpu *gpu); /* NVML's bits */
-uint64_t sim_energy(const struct sim_gpu *gpu);   /* mJ since boot */
+uint64_t sim_throttle(const struct sim_gpu *gpu);      /* NVML's bits */
+uint64_t sim_energy(const struct sim_gpu *gpu);        /* mJ since boot */
 /* Whether this vendor's driver has power limits at all. */
 bool sim_limits_power(void);
 /* Set a GPU's limit until the next one: SIM_REFUSED out of its range, SIM_DENIED for all but root, SIM_OLD_DRIVER and

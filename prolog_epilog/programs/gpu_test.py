@@ -27,6 +27,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 SMALLEST, HOST, LARGEST = 4 << 20, 32 << 20, 512 << 20
@@ -331,8 +332,8 @@ class Gpu:
     def rate(self, copy: Callable[[int], None], most: int) -> tuple[float, int]:
         """GB/s of copies that are long enough, and how long they are in bytes."""
         library, size = self.library, SMALLEST
-        library.timed(lambda: copy(size))
-        while (took := library.timed(lambda: copy(size))) < LONG_MS and size < most:
+        library.timed(partial(copy, size))
+        while (took := library.timed(partial(copy, size))) < LONG_MS and size < most:
             size *= 2
         count = min(MOST_COPIES, math.ceil(BURST_MS / took))
 

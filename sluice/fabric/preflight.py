@@ -19,7 +19,7 @@ from functools import cached_property
 from statistics import median
 
 from sluice.fabric.pairing import plan
-from sluice.fabric.tested import GPU_TESTS, WHOLES, Class, End, Member, Part, PartKind, Result, Site, Test, by_leaf
+from sluice.fabric.tested import WHOLES, Class, End, Member, Part, PartKind, Result, Site, Test, by_leaf
 from sluice.fabric.usual import Expectations, Measured, Past, Rules
 
 _OF_NICS: tuple[PartKind, ...] = ("nic", "link")
@@ -276,9 +276,10 @@ class Preflight:
             gpu = member.gpus.index(part.name)
             good = [place for place, one in enumerate(member.gpus) if Part("nvlink", part.node, one) in sifted.cleared]
             return Test("nvlink", part.node, "", gpu, good[0] if good else (gpu + 1) % len(member.gpus))
-        if part.kind == "gpu" or part.kind in GPU_TESTS:
-            kind = "clock" if part.kind == "gpu" else part.kind
-            return Test(kind, part.node, place=member.gpus.index(part.name))
+        if part.kind == "gpu":
+            return Test("clock", part.node, place=member.gpus.index(part.name))
+        if part.kind == "clock" or part.kind == "memory" or part.kind == "pcie":
+            return Test(part.kind, part.node, place=member.gpus.index(part.name))
         place = member.nics.index(part.name)
         alone = Test("loopback", part.node, place=place)
         unknown = any(seen.test == alone and seen.kind is Kind.UNKNOWN for seen in self._seen)

@@ -100,13 +100,14 @@ class Site:
     def local_tests(self, members: Sequence[Member]) -> list[Test]:
         """Of each node alone: its interfaces, where it has others to test with, and its GPUs. Links between GPUs are
         tested in a ring, so that each GPU is in two tests."""
-        tests = []
+        tests: list[Test] = []
+        each: tuple[TestKind, ...] = ("clock", "memory", "pcie")
         if len(members) > 1:
             tests = [Test("loopback", one.name, place=place) for one in members for place in range(len(one.nics))]
         for member in members:
             count = len(member.gpus)
             for gpu in range(count):
-                tests += [Test(kind, member.name, place=gpu) for kind in ("clock", "memory", "pcie")]
+                tests += [Test(kind, member.name, place=gpu) for kind in each]
             if count > 1 and member.linked:
                 ring = range(count if count > 2 else 1)
                 tests += [Test("nvlink", member.name, "", gpu, (gpu + 1) % count) for gpu in ring]
@@ -123,11 +124,11 @@ class Site:
     def parts(self, test: Test) -> tuple[Part, ...]:
         """All that a test uses, its nodes first."""
         nodes = [Part("node", node) for node in test.nodes()]
-        if test.kind in GPU_TESTS:
+        if test.kind != "pair" and test.kind != "loopback":
             places = (test.place, test.other_gpu) if test.kind == "nvlink" else (test.place,)
             gpus = [self.members[test.node].gpus[place] for place in places]
-            kinds: tuple[PartKind, PartKind] = ("gpu", test.kind)
-            return (*nodes, *(Part(kind, test.node, gpu) for gpu in gpus for kind in kinds))
+            its = [(Part("gpu", test.node, gpu), Part(test.kind, test.node, gpu)) for gpu in gpus]
+            return (*nodes, *(part for some in its for part in some))
         nics = [(node, self.members[node].nics[test.place]) for node in test.nodes()]
         parts = [*nodes, *(Part("nic", *nic) for nic in nics)]
         if test.kind == "pair":

@@ -91,7 +91,9 @@ class Expectations:
         for result in results:
             if result.test.kind in GPU_TESTS and result.value is not None:
                 values[result.test.node, self._site.class_of(result.test)].append(result.value)
-        middles = {key: median(sorted(some)[len(some) // 2 :]) for key, some in values.items() if len(some) >= _ENOUGH_NOW}
+        middles = {
+            key: median(sorted(some)[len(some) // 2 :]) for key, some in values.items() if len(some) >= _ENOUGH_NOW
+        }
         return {key: Usual(middle, self._rules.share * middle, math.inf) for key, middle in middles.items()}
 
     def _by_results(self, results: Iterable[Result]) -> dict[Class, Usual]:

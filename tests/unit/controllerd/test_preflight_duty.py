@@ -515,7 +515,9 @@ def test_after_maintenance_each_gpu_is_measured_once(gpu_bench: Callable[..., Gp
         made.about = lambda node, job, gpus=gpus: {  # type: ignore[method-assign]
             "gpus": gpus, "gpu_model": "H100", "linked": True, "alone": True,
         }  # fmt: skip
-        made.coordinator.memory.learn({("H100", kind, False): [(100.0, 0.0, f"m{n}") for n in range(9)] for kind in KINDS})
+        made.coordinator.memory.learn(
+            {("H100", kind, False): [(100.0, 0.0, f"m{n}") for n in range(9)] for kind in KINDS}
+        )
         states.append(made.play(cast(Any, good_gpus), ("h1",), job=job)["h1"]["state"])
     assert states == ["done", "none", "done", "none"]
     assert made.memory().proved == {"h1": {"0", "1", "2", "3"}}

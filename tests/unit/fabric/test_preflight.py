@@ -26,7 +26,8 @@ def job(count: int, *, leaf: int = 4, rails: int = 1, gpus: int = 2, model: str 
     nics = tuple(f"mlx5_{rail}" for rail in range(rails))
     have = tuple(map(str, range(gpus)))
     return [
-        Member(f"n{n}", nics, tuple(f"l{n // leaf}r{r}" for r in range(rails)), have, model, model) for n in range(count)
+        Member(f"n{n}", nics, tuple(f"l{n // leaf}r{r}" for r in range(rails)), have, model, model)
+        for n in range(count)
     ]
 
 
@@ -126,7 +127,10 @@ def test_two_nodes_alone_cannot_say_whose_link_it_is() -> None:
 
 
 def test_a_slow_class_that_is_healthy() -> None:
-    members = [*job(8), *(Member(f"old{n}", ("mlx5_0",), (f"l{n // 4}r0",), ("0", "1"), "old", "old") for n in range(8))]
+    members = [
+        *job(8),
+        *(Member(f"old{n}", ("mlx5_0",), (f"l{n // 4}r0",), ("0", "1"), "old", "old") for n in range(8)),
+    ]
     assert judged(members, Faults()).findings == ()
 
 

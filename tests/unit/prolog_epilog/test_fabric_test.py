@@ -63,9 +63,7 @@ def nodes(*made: Node) -> Iterator[tuple[Node, ...]]:
             node.close()
 
 
-def order(
-    one: str, role: str, peer: Node, tool: str = "tcp", token: str = "secret", nic: str = "x"
-) -> dict[str, Any]:
+def order(one: str, role: str, peer: Node, tool: str = "tcp", token: str = "secret", nic: str = "x") -> dict[str, Any]:
     port = peer.hello["port"]
     return {"id": one, "role": role, "tool": tool, "nic": nic, "address": peer.address, "port": port, "token": token}
 

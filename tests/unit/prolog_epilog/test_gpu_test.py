@@ -163,7 +163,9 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(preflight_gpus, "_TEST_S", 1.0)
 
     def make(*lines: str) -> GpuTests:
-        text = "import sys\nsys.stdin.readline(); print('{\"ready\": true}'); sys.stdout.flush(); sys.stdin.readline()\n"
+        text = (
+            "import sys\nsys.stdin.readline(); print('{\"ready\": true}'); sys.stdout.flush(); sys.stdin.readline()\n"
+        )
         program.write_text(text + "".join(f"print({line!r})\n" for line in lines) + "sys.stdout.flush()\ninput()\n")
         return GpuTests([device()])
 
@@ -219,7 +221,9 @@ def test_lists_of_cpus(text: str, cpus: set[int]) -> None:
 
 def test_only_whole_gpus_are_measured() -> None:
     shared = granted(1 << 30)
-    whole = record(grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 << 30), Grant(1, "GPU-1", "nvidia", "H100", 80 << 30)])
+    whole = record(
+        grants=[Grant(0, "GPU-0", "nvidia", "H100", 80 << 30), Grant(1, "GPU-1", "nvidia", "H100", 80 << 30)]
+    )
     assert whole_gpus(shared, [device()]) == []
     assert whole_gpus(whole, [device(), device(1, partition="1g.10gb"), device(2)]) == [device()]
     assert whole_gpus(whole, [device(vendor="intel")]) == []
