@@ -14,6 +14,8 @@ When = Literal["always", "after-maintenance", "on-suspicion", "never"]
 Tool = Literal["any", "perftest", "ucx", "tcp"]
 Gigabytes = Annotated[float, Field(gt=0, le=10_000)]
 MOST_BOUND_S = 60
+MOST_DRAIN_S = 10
+"""After the bound, in which the controllers take a node at fault out of service."""
 
 
 class _Settings(BaseModel):
@@ -43,8 +45,8 @@ class Preflight(_Settings):
     classes: list[Name] = []
     """Classes of GPUs whose jobs are tested; empty: all. Example: `[h100]`."""
     bound: Annotated[Seconds, Field(ge=2, le=MOST_BOUND_S)] = 15
-    """The longest that a job waits for its preflight; then it starts without a verdict. Less than slurm.conf's
-    PrologTimeout, where that is set. Example: `20s`."""
+    """The longest that a job waits for its preflight; then it starts without a verdict. PrologEpilogTimeout of slurm.conf
+    (PrologTimeout, where that is set) must be longer by 11 s: see `sluice doctor prolog`. Example: `20s`."""
 
 
 class NodePreflight(_Settings):
@@ -56,6 +58,11 @@ class NodePreflight(_Settings):
     types: tuple[str, ...] = ()
     """GRES types of the classes; empty: all."""
     bound_s: Annotated[int, Field(ge=2, le=MOST_BOUND_S)] = 15
+
+    @property
+    def longest_s(self) -> int:
+        """So many seconds at most a prolog waits; 0 where no job is tested."""
+        return 0 if self.when == "never" else self.bound_s + MOST_DRAIN_S + 1
 
 
 def compile_preflight(section: Preflight | None, types_of: Mapping[str, Sequence[str]]) -> NodePreflight:

@@ -139,6 +139,7 @@ def _document(
         "partition": one.partition,
         "walltime_s": one.walltime_s,
         "first_token_deadline_s": one.first_token_s,
+        "log_prompts": one.log_prompts,
         **{name: counts[name] for name in COUNTED},
         **{name: None if now is None else getattr(now, name) for name in FIGURES},
         **{name: None if use is None else getattr(use, name) for name in USE},

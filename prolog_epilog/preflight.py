@@ -7,7 +7,6 @@ over, the job starts without a verdict.
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -16,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from policy.preflight import NodePreflight
+from policy.preflight import MOST_DRAIN_S, NodePreflight
 from prolog_epilog.preflight_gpus import TOOL, GpuTests, said_of, whole_gpus
 from prolog_epilog.preflight_programs import Program, figure
 from prolog_epilog.server import Peer
@@ -29,7 +28,7 @@ from sluice.exchange.record import JobRecord
 
 PROGRAM = Path(__file__).parent / "programs/fabric_test.py"
 _START_S = 5.0
-_DRAIN_S = 10.0  # after the bound, in which the controllers take a faulty node out of service
+_DRAIN_S = float(MOST_DRAIN_S)
 _DRAIN_LOOK_S = 0.2
 _AGAIN_S = (0.02, 5.0)  # the least and the most between two questions
 
@@ -56,8 +55,7 @@ class Preflights:
 
     def longest_s(self) -> int:
         """So many seconds at most a job waits; 0 where no job is tested."""
-        policy = self._policy()
-        return 0 if policy.when == "never" else policy.bound_s + math.ceil(_DRAIN_S) + 1
+        return self._policy().longest_s
 
     def tests_one_node(self, record: JobRecord) -> bool:
         """Whether a job of this node alone may have to be tested: it has GPUs that can be."""

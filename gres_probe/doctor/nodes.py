@@ -13,6 +13,8 @@ from gres_probe.doctor import ebpf
 from gres_probe.doctor.check import CannotCheckError, Outcome, SiteView, check, fail, ok, skip, warn
 from gres_probe.lint import Severity, Site, lint
 from gres_probe.nic_groups import NICS_FILE
+from policy.node import FILE_NAME as NODE_POLICY
+from policy.node import NodePolicyFile
 from sluice.base.hostlist import fold
 from sluice.slurm.slurm_conf import ConfigFile
 
@@ -219,13 +221,35 @@ def prolog(site: SiteView) -> Iterator[Outcome]:
     flags = site.option("PrologFlags").lower()
     if "contain" not in flags and "alloc" not in flags:
         yield warn("PrologFlags lacks Alloc: Prolog runs only at the first step", "set PrologFlags=Alloc,Contain")
-    if site.option("PrologEpilogTimeout", "65534") in ("65534", "0"):
-        yield warn("PrologEpilogTimeout is not set: a hanging Prolog blocks its node", "set PrologEpilogTimeout=120")
+    yield from _prolog_time(site)
     interval = re.match(r"\d+", site.option("HealthCheckInterval", "0"))
     if not site.option("HealthCheckProgram") or not interval or int(interval[0]) == 0:
         yield warn("no HealthCheckProgram: broken GPUs keep getting jobs", "set it, and HealthCheckInterval=300")
     if found:
         yield ok(f"{found} programs")
+
+
+_UNLIMITED = ("", "0", "65534")
+
+
+def _prolog_time(site: SiteView) -> Iterator[Outcome]:
+    """slurmd ends a prolog that takes longer than it may, and drains the node."""
+    options = ("PrologTimeout", "PrologEpilogTimeout")  # the former since Slurm 25.05; else the latter holds
+    option = next((one for one in options if site.option(one) not in _UNLIMITED), "")
+    if not option:
+        yield warn("PrologEpilogTimeout is not set: a hanging Prolog blocks its node", "set PrologEpilogTimeout=120")
+        return
+    seconds, policy = re.match(r"\d+", site.option(option)), NodePolicyFile(site.folder / NODE_POLICY)
+    preflight = policy.current().preflight
+    if policy.problem is not None:
+        yield warn(f"preflight: {policy.problem.what}", policy.problem.remedy)
+    elif seconds is not None and int(seconds[0]) < preflight.longest_s:
+        bound = f"preflight.bound of the policy is {preflight.bound_s} s"
+        yield fail(
+            f"{option}={seconds[0]} is shorter than a job's preflight may take, {preflight.longest_s} s ({bound}): "
+            "slurmd drains nodes whose prolog takes longer",
+            f"set {option}=120, or a shorter bound",
+        )
 
 
 def _check_program(site: SiteView, option: str, pattern: str) -> Iterator[Outcome]:

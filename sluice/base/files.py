@@ -6,8 +6,14 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Generic, TypeVar
+
+from sluice.base.errors import SluiceError
+
+_Content = TypeVar("_Content")
 
 
 def write_atomic(
@@ -56,6 +62,40 @@ def write_if_changed(
             return False
     write_atomic(path, data, mode=mode, like=like)
     return True
+
+
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """What changes each time a file is replaced: inode, time in ns, size; None: there is no file. Raises OSError."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns, facts.st_size
+
+
+class KeptFile(Generic[_Content]):
+    """What a file says that others replace as `write_atomic` does: it is read again only after that. Thread-safe.
+
+    `read` makes something of the file, or of no file, and raises SluiceError. What it makes is shared by all callers:
+    they do not change it. What cannot be read is tried again each time.
+    """
+
+    def __init__(self, path: Path, read: Callable[[Path], _Content]) -> None:
+        self.path = path
+        self._read = read
+        self._lock = threading.Lock()  # of many who ask after it was replaced one reads it
+        self._kept: tuple[tuple[int, int, int] | None, _Content] | None = None
+
+    def current(self) -> _Content:
+        """As it is now. Raises SluiceError."""
+        with self._lock:
+            try:
+                stamp = stamp_of(self.path)  # before it is read: if it is replaced meanwhile, it is read again
+                if self._kept is None or self._kept[0] != stamp:
+                    self._kept = stamp, self._read(self.path)
+            except OSError as error:
+                raise SluiceError(f"{self.path}: {error.strerror}") from error
+            return self._kept[1]
 
 
 def mount_of(descriptor: int) -> str:

@@ -186,16 +186,28 @@ def _sums(used: dict[str, Any]) -> list[str]:
 
 
 def _bindings(used: dict[str, Any]) -> list[str]:
-    """Those that are not near, each; of the others that there are none."""
+    """Tasks that were bound far from their GPUs, and what to do about it; one line where there are none."""
     found = used.get("bindings") or []
     far = [one for one in found if not one["agrees"]]
-    lines = [
-        f"  {one['node']} step {one['step']}: GPUs on NUMA node {one['gpu_nodes']}, "
-        f"but {one['cpus'] - one['cpus_near']} of {one['cpus']} CPUs elsewhere "
-        f"(CPUs on {one['cpu_nodes']}, memory on {one['memory_nodes']}; {one['tasks']} tasks)"
+    if not far:
+        return ["  binding      the CPUs of all tasks are near their GPUs, and so may be their memory"] if found else []
+    lines = ["  binding      tasks are not near their GPUs, which makes copies to and from these slower:"]
+    lines += [
+        f"    {one['node']} step {one['step']}, {one['tasks']} {'task' if one['tasks'] == 1 else 'tasks'}: {_far(one)} "
+        f"(NUMA nodes: GPUs {one['gpu_nodes']}, CPUs {one['cpu_nodes']}, memory {one['memory_nodes']})"
         for one in far[:_MOST_LINES]
     ]
-    return lines or (["  CPUs and memory are on the GPUs' NUMA nodes"] if found else [])
+    if len(far) > _MOST_LINES:
+        lines.append(f"    ... and {len(far) - _MOST_LINES} more: see --json")
+    return [*lines, "    try --gres-flags=enforce-binding, or srun's --cpu-bind and --mem-bind"]
+
+
+def _far(one: dict[str, Any]) -> str:
+    """What of a binding that does not agree."""
+    far = one["cpus"] - one["cpus_near"]
+    if not far:
+        return "the memory is on other NUMA nodes than the GPUs"
+    return f"{far} of {one['cpus']} CPUs {'is' if far == 1 else 'are'} on other NUMA nodes than the GPUs"
 
 
 def _energy(joules: float) -> str:

@@ -230,6 +230,9 @@ def _moment(seconds: float) -> str:
     return moment(seconds)
 
 
+_PROMPTS = {False: "not logged", True: "logged: gateways write those of its requests into their log (log_prompts)"}
+
+
 def _lines(one: dict[str, Any]) -> list[str]:
     from sluice.base.text import one_line
 
@@ -245,6 +248,7 @@ def _lines(one: dict[str, Any]) -> list[str]:
         f"  callers    {', '.join(one['callers'])}",
         f"  resources  {said(one['gres'])}, partition {said(one['partition'])}",
         f"  replicas   {one['least']} to {one['most']}, {one['slots']} requests each: {counts}",
+        f"  prompts    {_PROMPTS[one['log_prompts']]}",
     ]
     if one["waiting"] is not None:
         lines.append(

@@ -529,6 +529,7 @@ class ServiceInList(Model):
     partition: str
     walltime_s: int
     first_token_deadline_s: float
+    log_prompts: bool = Field(False, description="Gateways write prompts of its requests into their log.")
     queued: int = Field(description="Replicas whose jobs wait.")
     starting: int
     ready: int

@@ -63,10 +63,10 @@ from sluice.exchange.serving import SOCKET as REPLICAD_SOCKET
 from sluice.exchange.snapshot import MOST_REQUEST, SOCKET, VERSION, Snapshot, encode, render_answer
 from sluice.explain.checkpoints import SiteCheckpoints
 from sluice.explain.decisions import FOLDER, DecisionError
-from sluice.explain.explain_service import private_words
-from sluice.explain.explanation import explain_job, parse_job
+from sluice.explain.explain_service import is_record_of, private_words
+from sluice.explain.explanation import JobName, explain_job, parse_job
 from sluice.explain.moves import sentences, site_moves
-from sluice.explain.preflights import site_preflights
+from sluice.explain.preflights import SitePreflights
 from sluice.failover.history import history_rows
 from sluice.failover.shared import read_cluster
 from sluice.failover.status import look
@@ -155,7 +155,8 @@ class Publisher:
         self.serving = Serving(site)
         self._asked = -WANTED_S
         self._explaining = threading.Lock()
-        self._checkpoints: SiteCheckpoints | None = None  # once slurmctld's configuration is known
+        self._checkpoints: SiteCheckpoints | None = None  # once slurmctld's configuration is known ...
+        self._preflights: SitePreflights | None = None  # ... as this
         self._paces = threading.Lock()
         self._paid_until = 0.0
         self._jobs: dict[int, int] = {}  # of each job as it was last published, what differs when anything of it does
@@ -587,40 +588,45 @@ class Publisher:
     def _explain(self, text: str) -> dict[str, Any]:
         """What slurmctld decided for a job; one at a time, so that many cannot take this daemon's time."""
         name = parse_job(text)
-        job = self.snapshot.get("jobs", str(name.id))
-        submit = job["submit_time"] if isinstance(job, dict) and name.task is None else None
+        job = self._record_of(name)
+        submit, known = (None, None) if job is None else (job["submit_time"], job["id"])
         with self._explaining:
             try:
-                found = explain_job(self.site.state_save / FOLDER, name, submit=submit, known_id=None)
+                found = explain_job(self.site.state_save / FOLDER, name, submit=submit, known_id=known)
             except DecisionError as error:
                 log.info("explain %s: %s", name, one_line(str(error)))
                 found = None
-        if isinstance(job, dict):
-            self._checkpoints = self._checkpoints or SiteCheckpoints(self.site.config())
-            found = {"schema_version": 1, "job": str(name), **(found or {})}
-            found["checkpoint"] = self._checkpoints.of(name.id, job["account"], job["comment"])
-            found |= self._moves_of(name.id) | self._preflights_of(name.id, job["user"])
-            if words := words_for_job(job["id"], job["state"], job["nodes"], job["partition"], self.settings.fleet):
-                found["pools"] = words
+        if job is not None:
+            found = {"schema_version": 1, "job": str(name), **(found or {}), **self._more_of(job)}
         return {"explanation": found}
 
-    def _moves_of(self, number: int) -> dict[str, list[str]]:
-        """What is said of moves of a job; without the numbers of other jobs, where users may not see those."""
-        config = self.site.config()
-        try:
-            said = sentences(site_moves(config), number, others="jobs" not in private_words(config))
-        except (OSError, SluiceError) as error:
-            log.info("explain %d: %s", number, one_line(str(error)))
-            return {}
-        return {"moves": said} if said else {}
+    def _record_of(self, name: JobName) -> dict[str, Any] | None:
+        """What is published of a job; of an array's task its own record, or that of all tasks that wait."""
+        if name.task is None:
+            found: dict[str, Any] | None = self.snapshot.get("jobs", str(name.id))
+            return found
+        rows = self.snapshot.rows_with("jobs", "array_id", name.id)
+        return next((row for row in rows if is_record_of(name, row["id"], row["array_id"], row["array_tasks"])), None)
 
-    def _preflights_of(self, number: int, user: str) -> dict[str, list[dict[str, Any]]]:
+    def _more_of(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """What is known of a job besides slurmctld's decisions."""
+        config, number = self.site.config(), job["id"]
+        self._checkpoints = self._checkpoints or SiteCheckpoints(config)
+        found: dict[str, Any] = {"checkpoint": self._checkpoints.of(number, job["account"], job["comment"])}
         try:
-            found = site_preflights(self.site.config(), number, user)
+            if moves := sentences(site_moves(config), number, others="jobs" not in private_words(config)):
+                found["moves"] = moves
+        except (OSError, SluiceError) as error:
+            log.info("explain %d: moves: %s", number, one_line(str(error)))
+        self._preflights = self._preflights or SitePreflights(config)
+        try:
+            if preflights := self._preflights.of(number, job["user"]):
+                found["preflights"] = preflights
         except SluiceError as error:
-            log.info("explain %d: %s", number, one_line(str(error)))
-            return {}
-        return {"preflights": found} if found else {}
+            log.info("explain %d: preflights: %s", number, one_line(str(error)))
+        if words := words_for_job(number, job["state"], job["nodes"], job["partition"], self.settings.fleet):
+            found["pools"] = words
+        return found
 
     def _verify(self, token: str) -> dict[str, Any]:
         """Whose token of Slurm it is: the key stays here, as who has it can be anybody."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -18,6 +18,7 @@ from sluice.base.files import write_atomic
 
 FILE_NAME = "sluice.preflight-jobs.json"
 """Below StateSaveLocation."""
+SCHEMA_VERSION: Final = 1
 _MOST_JOBS = 1024  # the latest
 _MOST_OF_JOB = 4
 _MOST_BYTES = 64 << 20
@@ -58,8 +59,8 @@ class JobPreflight:
 
 @dataclass
 class _Document:
+    schema_version: Literal[1] = SCHEMA_VERSION
     jobs: dict[int, list[JobPreflight]] = field(default_factory=dict)
-    schema_version: int = 1
 
 
 _ADAPTER: TypeAdapter[_Document] = TypeAdapter(_Document)
@@ -76,14 +77,19 @@ def read_preflights(path: Path) -> dict[int, list[JobPreflight]]:
         raise SluiceError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
         raise SluiceError(
-            f"{path}: not a list of preflights", remedy="remove it: what earlier ones found is then no longer shown"
+            f"{path}: {_damage(error)}", remedy="remove it: what earlier ones found is then no longer shown"
         ) from error
+
+
+def _damage(error: ValidationError) -> str:
+    versions = [str(one["input"])[:40] for one in error.errors() if one["loc"] == ("schema_version",)]
+    return f"schema {versions[0]!r}, this Sluice reads {SCHEMA_VERSION}" if versions else "not a list of preflights"
 
 
 def write_preflights(path: Path, jobs: Mapping[int, list[JobPreflight]]) -> None:
     """Those of the latest jobs. Raises SluiceError, OSError."""
     latest = dict(list(jobs.items())[-_MOST_JOBS:])
-    write_atomic(path, json.dumps(_ADAPTER.dump_python(_Document(latest))) + "\n", mode=0o600)
+    write_atomic(path, json.dumps(_ADAPTER.dump_python(_Document(jobs=latest))) + "\n", mode=0o600)
 
 
 def keep_preflight(jobs: dict[int, list[JobPreflight]], job: int, preflight: JobPreflight) -> None:

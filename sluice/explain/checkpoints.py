@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from policy.checkpoint import NodeCheckpoint
 from policy.node import FILE_NAME, NodePolicyFile
 from sluice.base.errors import SluiceError
+from sluice.base.files import KeptFile
 from sluice.base.text import one_line
-from sluice.exchange.saves import SAVES_FILE, JobSaves, Saves, read_saves
+from sluice.exchange.saves import SAVES_FILE, JobSaves, read_saves
 
 
 class SiteCheckpoints:
@@ -19,32 +19,18 @@ class SiteCheckpoints:
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self._policy = NodePolicyFile(Path(config.get("SLURM_CONF") or "/etc/slurm/slurm.conf").with_name(FILE_NAME))
-        self._path = Path(config["StateSaveLocation"]) / SAVES_FILE
-        self._stamp: tuple[int, int] | None = None
-        self._saves = Saves()
-        self._problem = ""
-        self._lock = threading.Lock()
+        self._saves = KeptFile(Path(config["StateSaveLocation"]) / SAVES_FILE, read_saves)
 
     def of(self, number: int, account: str, comment: str) -> dict[str, Any]:
         """Of the job with this number; with `problem` where what was measured cannot be read, which hides nothing else
         of the job."""
-        with self._lock:  # of many who ask after it has changed one reads it, and nobody sees half of it
-            self._read()
-            saves, problem = self._saves, self._problem
-        found = describe(account, comment, self._policy.current().checkpoint, saves.jobs.get(number, JobSaves()))
-        return found | {"problem": problem} if problem else found
-
-    def _read(self) -> None:
+        problem = ""
         try:
-            state = self._path.stat()
-            stamp = state.st_mtime_ns, state.st_ino
-            if stamp != self._stamp:
-                self._stamp, self._saves, self._problem = stamp, Saves(), ""
-                self._saves = read_saves(self._path)
-        except FileNotFoundError:
-            self._stamp, self._saves, self._problem = None, Saves(), ""
-        except (OSError, SluiceError) as error:
-            self._problem = one_line(str(error))
+            saves = self._saves.current().jobs.get(number, JobSaves())
+        except SluiceError as error:
+            saves, problem = JobSaves(), one_line(str(error))
+        found = describe(account, comment, self._policy.current().checkpoint, saves)
+        return found | {"problem": problem} if problem else found
 
 
 def describe(account: str, comment: str, policy: NodeCheckpoint, saves: JobSaves) -> dict[str, Any]:

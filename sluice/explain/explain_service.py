@@ -27,7 +27,7 @@ from sluice.explain.checkpoints import SiteCheckpoints
 from sluice.explain.decisions import FOLDER
 from sluice.explain.explanation import JobName, explain_job, parse_job
 from sluice.explain.moves import sentences, site_moves
-from sluice.explain.preflights import site_preflights
+from sluice.explain.preflights import SitePreflights
 from sluice.slurm import Commands, SlurmClient, connect
 from sluice.slurm.answers import Job
 from sluice.slurm.munge import MAX_PAYLOAD, Message, MungeError, decode, encode
@@ -112,6 +112,7 @@ class SlurmSite:
     commands: Commands
     _config: tuple[float, Mapping[str, str]] = field(default=(-1e9, {}))
     _checkpoints: SiteCheckpoints | None = None
+    _preflights: SitePreflights | None = None
 
     def config(self) -> Mapping[str, str]:
         """Asked again twice a minute."""
@@ -139,8 +140,9 @@ class SlurmSite:
 
     def preflights(self, job: Job) -> list[dict[str, Any]]:
         """By the file of the controllers' daemon; nothing where it cannot be read."""
+        self._preflights = self._preflights or SitePreflights(self.config())
         try:
-            return site_preflights(self.config(), job.id, job.user)
+            return self._preflights.of(job.id, job.user)
         except SluiceError as error:
             log.warning("%s", one_line(str(error)))
             return []
@@ -234,14 +236,15 @@ def _task_numbers(text: str) -> set[int]:
     return numbers
 
 
+def is_record_of(name: JobName, number: int, array: int | None, tasks: str) -> bool:
+    """Whether Slurm's record of this number, with these tasks of this array, is the job's: an array task's own, or the
+    one of all tasks that wait."""
+    return number == name.id if name.task is None else array == name.id and name.task in _task_numbers(tasks)
+
+
 def find_job(jobs: Iterable[Job], name: JobName) -> Job | None:
-    """Slurm's record of the job: an array task's own, or the one of all tasks that wait."""
-    for job in jobs:
-        if name.task is None and job.id == name.id:
-            return job
-        if name.task is not None and job.array_id == name.id and name.task in _task_numbers(job.array_tasks):
-            return job
-    return None
+    """Slurm's record of the job."""
+    return next((one for one in jobs if is_record_of(name, one.id, one.array_id, one.array_tasks)), None)
 
 
 def answer(site: Site, decisions: Path, uid: int, name: JobName) -> dict[str, Any]:

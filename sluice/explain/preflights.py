@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from sluice.base.files import KeptFile
 from sluice.base.hostlist import fold
 from sluice.base.text import one_line
 from sluice.exchange.preflight_jobs import FILE_NAME, JobPreflight, read_preflights
@@ -14,10 +15,15 @@ from sluice.exchange.preflight_jobs import FILE_NAME, JobPreflight, read_preflig
 _MOST_SAID = 200  # characters, so that what came of it is not cut off
 
 
-def site_preflights(config: Mapping[str, str], job: int, user: str) -> list[dict[str, Any]]:
-    """Of a user's job, the oldest first, by slurmctld's configuration. Raises SluiceError."""
-    found = read_preflights(Path(config["StateSaveLocation"]) / FILE_NAME)
-    return shown(one for one in found.get(job, ()) if one.user == user)
+class SitePreflights:
+    """Those of a site's jobs. `config`: slurmctld's."""
+
+    def __init__(self, config: Mapping[str, str]) -> None:
+        self._file = KeptFile(Path(config["StateSaveLocation"]) / FILE_NAME, read_preflights)
+
+    def of(self, job: int, user: str) -> list[dict[str, Any]]:
+        """Of a user's job, the oldest first; of an array's task by its own number. Raises SluiceError."""
+        return shown(one for one in self._file.current().get(job, ()) if one.user == user)
 
 
 def shown(preflights: Iterable[JobPreflight]) -> list[dict[str, Any]]:

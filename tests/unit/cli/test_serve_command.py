@@ -50,7 +50,14 @@ services:
     engine: vllm
     model: /models/deepseek
     replicas: {most: 2}  # GPUs are few
-  open: {tenant: nlp, user: nlp-serve, engine: python, command: [/opt/embed], callers: "*", replicas: {least: 1}}
+  open:
+    log_prompts: true
+    tenant: nlp
+    user: nlp-serve
+    engine: python
+    command: [/opt/embed]
+    callers: "*"
+    replicas: {least: 1}
 """
 
 
@@ -229,6 +236,15 @@ def test_show(called: Callable[..., Any], tmp_path: Path) -> None:
     assert plain.stdout == f"{LAUNCH}|17|ready|RUNNING|gpu-1|3|1|\n"
     hidden = called("show", "deepseek-7b", user="bob", level=0)
     assert hidden.exception is not None and "none that you may see; those are: open" in str(hidden.exception)
+
+
+def test_callers_know_whether_prompts_are_logged(called: Callable[..., Any]) -> None:
+    for user, level in (("root", 2), ("bob", 0)):
+        assert "\n  prompts    logged: gateways write" in called("show", "open", user=user, level=level).stdout
+    assert "\n  prompts    not logged\n" in called("show", "deepseek-7b", user="alice", level=0).stdout
+    listed = json.loads(called("list", "--json", user="bob", level=0).stdout)["services"]
+    assert [one["log_prompts"] for one in listed] == [True]
+    assert json.loads(called("show", "open", "--json", user="bob", level=0).stdout)["log_prompts"] is True
 
 
 CHANGES: list[tuple[tuple[str, ...], str, str]] = [

@@ -29,6 +29,10 @@ from sluice.controllerd import snapshot as module
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.readings import readings_of
 from sluice.controllerd.snapshot import Publisher, Settings
+from sluice.exchange.moves import FILE_NAME as MOVES_FILE
+from sluice.exchange.plugin_list import checksummed
+from sluice.exchange.preflight_jobs import FILE_NAME as JOBS_FILE
+from sluice.exchange.preflight_jobs import JobPreflight, write_preflights
 from sluice.exchange.saves import SAVES_FILE, JobSaves, Saves
 from sluice.exchange.serve_status import ServiceStatus, Status, replica_status
 from sluice.exchange.serving import Abilities, Callers, Heartbeat, Load, State
@@ -374,6 +378,40 @@ def test_an_explanation_says_whether_the_job_can_be_saved(
     assert (found["mode"], found["interval_s"], found["saved"], found["answers"]) == ("app", 1200, 1000.0, 2)
     models.Explanation.model_validate(request(publisher, do="explain", job="2")["explanation"])
     assert request(publisher, do="explain", job="3")["explanation"] is None
+
+
+def test_a_task_of_an_array_is_explained_by_its_own_number(
+    publisher: Publisher, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """The task that started last, 9, has the array's own number; 2 runs, and 3 to 8 wait."""
+    slurm.jobs_now = [
+        a_job(6, array_id=6, array_tasks="9"),
+        a_job(8, array_id=6, array_tasks="2", comment="sluice:checkpoint=20m"),
+        a_job(9, array_id=6, array_tasks="3-8", state="PENDING"),
+        a_job(10, array_id=66, array_tasks="2", name='"array_id":6,'),
+        a_job(11, name='"array_id":6,"array_tasks":"2"'),
+    ]
+    once = JobPreflight("alice", 1e9, "n1", 1, 1.0, "perftest", "good", "preflight: 1 node is good")
+    write_preflights(tmp_path / JOBS_FILE, {6: [replace(once, words="of task 9")], 8: [replace(once, words="of 2")]})
+    moves = "".join(f"{job} 0 back 1 1000 1010 1020 1030 n{job} n2 n3 -\n" for job in (6, 8))
+    (tmp_path / MOVES_FILE).write_text(checksummed("sluice-moves 1\n" + moves))
+    request(publisher, do="changes")
+    publisher.refresh("jobs")
+
+    def found(name: str) -> tuple[str, list[str], list[str]]:
+        one = request(publisher, do="explain", job=name)["explanation"]
+        assert one["job"] == name
+        return one["checkpoint"]["mode"], [one["text"].partition(": ")[2] for one in one["preflights"]], one["moves"]
+
+    mode, preflights, moved = found("6_2")
+    assert (mode, preflights, len(moved)) == ("app", ["of 2"], 1) and "from n8 to" in moved[0]
+    assert found("8") == (mode, preflights, moved)
+    mode, preflights, moved = found("6_9")
+    assert (mode, preflights, len(moved)) == ("no", ["of task 9"], 1) and "from n6 to" in moved[0]
+    assert found("6") == (mode, preflights, moved)
+    waiting = request(publisher, do="explain", job="6_4")["explanation"]
+    assert waiting["checkpoint"]["mode"] == "no" and not {"preflights", "moves"} & waiting.keys()
+    assert request(publisher, do="explain", job="6_1")["explanation"] is None
 
 
 @pytest.mark.parametrize(

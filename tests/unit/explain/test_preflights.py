@@ -18,7 +18,8 @@ from sluice.exchange.preflight_jobs import (
     read_preflights,
     write_preflights,
 )
-from sluice.explain.preflights import shown, site_preflights
+from sluice.explain import preflights
+from sluice.explain.preflights import SitePreflights, shown
 
 WORDS = "preflight: 4 rounds, 2.1 s by perftest, node n7's link mlx5_0 to leaf l1 slow: 11 of 48 GB/s"
 FAULT = JobPreflight("ann", 1e9, "n[5-8]", 4, 2.1, "perftest", "fault", WORDS, [AtFault("n7", "link slow")])
@@ -36,9 +37,9 @@ def test_each_start_of_a_job_has_its_own_and_what_came_of_it_replaces_it(tmp_pat
 
 def test_a_number_that_is_used_again_shows_nothing_of_the_user_before(tmp_path: Path) -> None:
     write_preflights(tmp_path / FILE_NAME, {17: [FAULT]})
-    config = {"StateSaveLocation": str(tmp_path)}
-    assert len(site_preflights(config, 17, "ann")) == 1
-    assert site_preflights(config, 17, "bob") == site_preflights(config, 18, "ann") == []
+    site = SitePreflights({"StateSaveLocation": str(tmp_path)})
+    assert len(site.of(17, "ann")) == 1
+    assert site.of(17, "bob") == site.of(18, "ann") == []
     jobs = read_preflights(tmp_path / FILE_NAME)
     keep_preflight(jobs, 17, replace(GOOD, user="bob"))
     assert [one.user for one in jobs[17]] == ["bob"]
@@ -63,13 +64,41 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         read_preflights(tmp_path / FILE_NAME)
 
 
+@pytest.mark.parametrize("version", ["2", '"x"', "null"])
+def test_a_file_of_another_version_is_named_with_both(tmp_path: Path, version: str) -> None:
+    (tmp_path / FILE_NAME).write_text(f'{{"schema_version": {version}, "jobs": [{{"of": "later"}}]}}')
+    for _ in range(2):
+        with pytest.raises(SluiceError, match=f"{FILE_NAME}: schema .*, this Sluice reads 1; remove it"):
+            SitePreflights({"StateSaveLocation": str(tmp_path)}).of(17, "ann")
+
+
+def test_many_questions_read_the_file_once_until_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(preflights, "read_preflights", lambda path: read.append(path) or read_preflights(path))
+    site = SitePreflights({"StateSaveLocation": str(tmp_path)})
+    assert site.of(17, "ann") == site.of(17, "ann") == []
+    assert len(read) == 1
+    for count in (1, 2):
+        write_preflights(tmp_path / FILE_NAME, {17: [FAULT, GOOD][:count]})
+        assert [len(site.of(job, "ann")) for job in (17, 18, 17)] == [count, 0, count]
+        assert len(read) == 1 + count
+    (tmp_path / FILE_NAME).write_text("{")
+    for _ in range(2):
+        with pytest.raises(SluiceError, match=FILE_NAME):
+            site.of(17, "ann")
+    (tmp_path / FILE_NAME).unlink()
+    assert site.of(17, "ann") == []
+
+
 @pytest.mark.parametrize("seconds", ["1e300", "-1", "NaN", "Infinity"])
 def test_a_moment_that_is_none_is_damage(tmp_path: Path, seconds: str) -> None:
     write_preflights(tmp_path / FILE_NAME, {17: [FAULT]})
     text = (tmp_path / FILE_NAME).read_text()
     (tmp_path / FILE_NAME).write_text(text.replace("1000000000.0", seconds))
     with pytest.raises(SluiceError, match=FILE_NAME):
-        site_preflights({"StateSaveLocation": str(tmp_path)}, 17, "ann")
+        SitePreflights({"StateSaveLocation": str(tmp_path)}).of(17, "ann")
 
 
 def test_the_user_sees_why_the_job_was_requeued() -> None:

@@ -17,6 +17,7 @@ import pytest
 from gres_probe.doctor import CHECKS, SiteView, Verdict, ebpf, examine, services
 from gres_probe.doctor.check import Check, Outcome, ok, warn
 from policy.node import NodePolicy
+from policy.preflight import NodePreflight
 from policy.traces import NodeTraces
 from sluice.base.errors import UsageError
 from sluice.base.slurm_version import parse_slurm_version
@@ -146,6 +147,8 @@ def test_a_sound_site_has_nothing_to_mend(host: Host) -> None:
         ("prolog", "Prolog=/srv/prolog", "", "warn", "no Prolog"),
         ("prolog", "Prolog=/srv/prolog", "Prolog=/srv/none", "warn", "not on this host"),
         ("prolog", "PrologEpilogTimeout=120", "", "warn", "hanging"),
+        ("prolog", "PrologEpilogTimeout=120", "PrologEpilogTimeout=0", "warn", "hanging"),
+        ("prolog", "PrologEpilogTimeout=120", "PrologEpilogTimeout=65534", "warn", "hanging"),
         ("prolog", "PrologFlags=Alloc,Contain", "", "warn", "first step"),
         ("prolog", "HealthCheckInterval=300", "", "warn", "HealthCheckProgram"),
         ("accounting", "accounting_storage/slurmdbd", "accounting_storage/none", "fail", "no usage"),
@@ -179,6 +182,27 @@ def test_what_is_found_on_the_host(host: Host) -> None:
     assert list(host.verdicts("backups").values()) == ["warn", "warn"]
     host.write("etc/slurm/plugstack.conf", "required none.so\n# optional other.so\n")
     assert [verdict for what, verdict in host.verdicts("plugins").items() if "none.so" in what] == ["fail"]
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ("PrologEpilogTimeout=30", "PrologEpilogTimeout=30 is shorter than a job's preflight may take, 31 s"),
+        ("PrologEpilogTimeout=31", ""),
+        ("PrologTimeout=30\nPrologEpilogTimeout=120", "PrologTimeout=30 is shorter"),
+        ("PrologTimeout=31\nPrologEpilogTimeout=10", ""),
+        ("PrologTimeout=120", ""),
+    ],
+)
+def test_a_prolog_has_the_time_that_a_preflight_takes(host: Host, times: str, said: str) -> None:
+    host.replace("PrologEpilogTimeout=120", times)
+    host.write("etc/slurm/sluice.node.json", NodePolicy(preflight=NodePreflight(when="always", bound_s=20)).render())
+    found = host.verdicts("prolog")
+    assert [one for one in found if said in one and found[one] == "fail"] if said else "fail" not in found.values()
+    host.write("etc/slurm/sluice.node.json", NodePolicy().render())
+    assert "fail" not in host.verdicts("prolog").values()
+    host.write("etc/slurm/sluice.node.json", "{")
+    assert [one for one, verdict in host.verdicts("prolog").items() if verdict == "warn" and "sluice.node.json" in one]
 
 
 def test_whether_the_kernel_can_bound_rdma_adapters(host: Host) -> None:

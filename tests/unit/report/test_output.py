@@ -7,11 +7,12 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sluice.base.errors import SluiceError, UsageError
-from sluice.cli.report_job import bar, render
+from sluice.cli.report_job import _bindings, bar, render
 from sluice.cli.report_output import (
     choose,
     help_format,
@@ -354,6 +355,38 @@ def test_a_page_is_lines_of_text(name: str) -> None:
     }  # fmt: skip
     for line in render(page):
         assert line.isprintable() or line == "", line
+
+
+NEAR = {"node": "n1", "step": "0", "tasks": 2, "gpu_nodes": "1", "cpus": 4, "cpus_near": 4, "cpu_nodes": "1",
+        "memory_nodes": "0-1", "agrees": True}  # fmt: skip
+FAR_CPUS = NEAR | {"node": "n2", "cpus_near": 1, "cpu_nodes": "0-1", "agrees": False}
+FAR_CPU = FAR_CPUS | {"cpus_near": 3, "tasks": 1}
+FAR_MEMORY = NEAR | {"node": "n3", "tasks": 1, "memory_nodes": "0", "agrees": False}
+
+
+@pytest.mark.parametrize(
+    ("bindings", "lines"),
+    [
+        ([], []),
+        ([NEAR, NEAR], ["  binding      the CPUs of all tasks are near their GPUs, and so may be their memory"]),
+        (
+            [NEAR, FAR_CPUS, FAR_CPU, FAR_MEMORY],
+            [
+                "  binding      tasks are not near their GPUs, which makes copies to and from these slower:",
+                "    n2 step 0, 2 tasks: 3 of 4 CPUs are on other NUMA nodes than the GPUs "
+                "(NUMA nodes: GPUs 1, CPUs 0-1, memory 0-1)",
+                "    n2 step 0, 1 task: 1 of 4 CPUs is on other NUMA nodes than the GPUs "
+                "(NUMA nodes: GPUs 1, CPUs 0-1, memory 0-1)",
+                "    n3 step 0, 1 task: the memory is on other NUMA nodes than the GPUs "
+                "(NUMA nodes: GPUs 1, CPUs 1, memory 0)",
+                "    try --gres-flags=enforce-binding, or srun's --cpu-bind and --mem-bind",
+            ],
+        ),
+    ],
+    ids=["none", "near", "far"],
+)
+def test_what_is_said_of_bindings(bindings: list[dict[str, Any]], lines: list[str]) -> None:
+    assert _bindings({"bindings": bindings}) == lines
 
 
 def test_tally_reads_back_only_tallies() -> None:

@@ -566,6 +566,39 @@ def test_the_page_of_a_job_says_when_it_last_saved(tmp_path: Path) -> None:
     assert "Last saved" not in fetch(web, "/jobs/1", "alice").text
 
 
+def test_the_page_of_a_job_says_which_tasks_were_far_from_their_gpus(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    answer = web.daemon.answer
+    used: dict[str, Any] = {
+        "gpus": [], "utilisation_percent": None, "gpu_memory_asked_mib": None, "gpu_memory_peak_mib": None,
+        "idle_gpu_s": None, "gpu_energy_j": None, "throttled_s": None, "refused": 0, "rung": "", "reported_at": None,
+        "saved_at": None,
+    }  # fmt: skip
+    near = {"node": "n1", "step": "0", "tasks": 2, "gpu_nodes": "1", "cpus": 4, "cpus_near": 4, "cpu_nodes": "1",
+            "memory_nodes": "0-1", "agrees": True}  # fmt: skip
+    cpus = near | {"node": "<n2>", "cpus_near": 1, "cpu_nodes": "0-1", "agrees": False}
+    memory = near | {"node": "n3", "memory_nodes": "0", "agrees": False}
+
+    async def with_use(do: str, **words: Any) -> dict[str, Any]:
+        found = answer(do, **words)
+        return found | {"document": found["document"] | {"used": used}} if do == "job-page" else found
+
+    def shown(*bindings: dict[str, Any]) -> str:
+        used["bindings"] = list(bindings)
+        text = re.search(r"<dt>CPUs and memory</dt><dd>(.*?)</dd>", fetch(web, "/jobs/1", "alice").text, re.DOTALL)
+        return " ".join(re.sub(r"<[^>]*>", " ", text[1]).split()) if text else ""
+
+    web.site.feed.ask = with_use  # type: ignore[method-assign]
+    assert shown() == ""
+    assert shown(near) == "The CPUs of all tasks are near their GPUs, and so may be their memory."
+    assert shown(near, cpus, memory) == (
+        "Tasks are not near their GPUs, which makes copies to and from these slower. "
+        "&lt;n2&gt; step 0: 3 of 4 CPUs on other NUMA nodes than the GPUs NUMA nodes: GPUs 1, CPUs 0-1, memory 0-1 "
+        "n3 step 0: memory on other NUMA nodes than the GPUs NUMA nodes: GPUs 1, CPUs 1, memory 0 "
+        "Try: --gres-flags=enforce-binding"
+    )
+
+
 def test_the_page_of_a_job_that_waits_says_what_its_priority_is_made_of_and_what_pools_do(tmp_path: Path) -> None:
     demo = Demo(40)
     number = next(job.id for job in demo.jobs.values() if job.state == "PENDING")
