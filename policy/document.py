@@ -21,6 +21,7 @@ DEFAULT_FILE = Path("/etc/sluice/sluice.yaml")
 MOST_BYTES = 16 * 1024 * 1024
 _REFERENCE = "man sluice.yaml describes every field"
 _MOST_SHOWN = 500
+_MOST_TEXT = 120  # characters of a value or key
 """Mistakes: each is looked for in the text, and compared with the others."""
 
 
@@ -137,10 +138,10 @@ def _problem(error: Any, root: Any, source: str) -> Problem:
     if error["type"] == "extra_forbidden":
         key = str(location[-1])
         near = difflib.get_close_matches(key, _known_keys(location[:-1]), n=1)
-        what = f"unknown key {key!r}"
+        what = f"unknown key {key[:_MOST_TEXT]!r}"
         remedy = f"did you mean {near[0]!r}?" if near else _REFERENCE
     elif isinstance(given, str | int | float | bool | None) and repr(given) not in what:
-        what = f"{what}, got {given!r}"
+        what = f"{what}, got {given[:_MOST_TEXT] if isinstance(given, str) else given!r}"
     return Problem(source, line_of(root, location), _dotted(_real(location)), what, remedy or _REFERENCE)
 
 
@@ -155,7 +156,7 @@ def _real(location: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _dotted(place: tuple[Any, ...]) -> str:
-    return ".".join(str(part) for part in place if part != "str")
+    return ".".join(str(part)[:_MOST_TEXT] for part in place if part != "str")
 
 
 def _known_keys(location: tuple[Any, ...]) -> list[str]:

@@ -196,21 +196,7 @@ class Jobs:
             record = JobRecord(job, uid, user, account, partition, self._state.node, time.time(), sluid=sluid)
             record.restarts, record.begun, record.started_uptime = restarts, begun, uptime()
             self._note_roles(record, roles)
-            self._ladder.remove(record)
-            try:
-                self._grant(record, chosen, split, share, plan)
-            except RefusalError as error:
-                if error.blame is Blame.JOB:
-                    self._turn_away(record, error)
-                raise
-            self._profiles.make(record)
-            self._state.jobs.save(record)
-            self._state.records[job] = record
-            self._inherited.discard(job)
-            for device in chosen:
-                self._watcher.watches[device.vendor].some |= {device.uuid}  # errors from here on are the job's
-            for name in {device.vendor for device in chosen}:
-                self._watcher.watches[name].look()
+            self._begin(record, chosen, split, share, plan)
         try:
             self._power.began(record)
         except RefusalError as error:
@@ -220,6 +206,31 @@ class Jobs:
             raise
         seconds = self.preflight_s()
         return {"preflight": seconds, "alone": self.preflight_alone(record)} if seconds else {}
+
+    def _begin(
+        self,
+        record: JobRecord,
+        chosen: list[NodeDevice],
+        split: Sequence[Sequence[int]],
+        share: str | None,
+        plan: Plan,
+    ) -> None:
+        """Under the lock: from here on the job is known, and its GPUs are watched for it. Raises RefusalError."""
+        self._ladder.remove(record)
+        try:
+            self._grant(record, chosen, split, share, plan)
+        except RefusalError as error:
+            if error.blame is Blame.JOB:
+                self._turn_away(record, error)
+            raise
+        self._profiles.make(record)
+        self._state.jobs.save(record)
+        self._state.records[record.job] = record
+        self._inherited.discard(record.job)
+        for device in chosen:
+            self._watcher.watches[device.vendor].some |= {device.uuid}  # errors from here on are the job's
+        for name in {device.vendor for device in chosen}:
+            self._watcher.watches[name].look()
 
     def _grant(
         self,

@@ -10,6 +10,7 @@ from importlib import import_module
 import click
 
 from sluice.base.errors import SluiceError
+from sluice.base.text import printable
 
 # name -> (module, one line for --help); the module's click command is its attribute `command`.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -99,17 +100,18 @@ def main() -> None:
         code = sluice(prog_name="sluice", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)  # click returns the code of Context.exit
     except click.ClickException as error:
+        error.message = printable(error.message)[:800]
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("sluice: interrupted", err=True)
         sys.exit(130)
     except SluiceError as error:
-        click.echo(f"sluice: {error}", err=True)
+        click.echo(f"sluice: {printable(str(error))}", err=True)
         sys.exit(2 if error.usage else 1)
     except OSError as error:  # a full disk, a device that fails; a reader that went away is a silent 1 of click's
         place = f"{error.filename}: " if error.filename is not None else ""
-        click.echo(f"sluice: {place}{error.strerror or error}", err=True)
+        click.echo(printable(f"sluice: {place}{error.strerror or error}"), err=True)
         _abandon_output()
         sys.exit(1)
 

@@ -446,6 +446,7 @@ static inline int sluice_credential_lifetime(void)
 #pragma weak resv_list
 #pragma weak share_node_bitmap
 #pragma weak slurmctld_config
+#pragma weak slurmctld_diag_stats
 #pragma weak slurmctld_primary
 #pragma weak control_time
 #pragma weak free_step_record /* its address is taken */

@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from sluice.base.errors import UsageError
 
+MOST_NAMES = 1 << 18
+"""Of one expression; Slurm has at most 65,533 nodes."""
+_MOST_RANGES = 4  # in brackets, of one name: Slurm knows one, and several of a system with more dimensions
+_NAME = re.compile(r"(?:[^,!&^\[\]]|\[[^\[\]]*\])+")
+_RANGES = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+
 
 def expand(expression: str) -> list[str]:
-    """``n[1-3]`` as ``["n1", "n2", "n3"]``, in the expression's own order. Raises UsageError when malformed."""
+    """``n[1-3]`` as ``["n1", "n2", "n3"]``, in the expression's own order. Raises UsageError when malformed, or for more
+    names than `MOST_NAMES`."""
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
+    if not _is_bounded(expression):
+        raise UsageError(f"hostlist {expression[:80]!r}: too many names", remedy=f"write {MOST_NAMES} at most")
     try:
         return [str(name) for name in NodeSet(expression, resolver=None)] if expression else []
     except NodeSetException as error:
         raise UsageError(
-            f"hostlist {expression!r}: {error}", remedy="write it as in Slurm, e.g. node[01-04,07]"
+            f"hostlist {expression[:80]!r}: {str(error)[:200]}", remedy="write it as in Slurm, e.g. node[01-04,07]"
         ) from error
+
+
+def _is_bounded(expression: str) -> bool:
+    """Whether there are not too many names; without making them, as ``[1-9999][1-9999][1-9999]`` are a million million."""
+    total = 0
+    for name in _NAME.findall(expression):
+        ranges = _RANGES.findall(name)
+        names = 1
+        for one in ranges:
+            names *= sum(map(_length, one.split(",")))
+        total += names
+        if len(ranges) > _MOST_RANGES or total > MOST_NAMES:
+            return False
+    return True
+
+
+def _length(text: str) -> int:
+    """Of a range such as 3-9; 1 for what is none."""
+    match = _RANGE.match(text.strip())
+    if match is None:
+        return 1
+    if max(len(match[1]), len(match[2])) > 18:
+        return MOST_NAMES + 1
+    return max(1, int(match[2]) - int(match[1]) + 1)
 
 
 def fold(names: Iterable[str]) -> str:

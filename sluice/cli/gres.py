@@ -51,10 +51,8 @@ def write(
 
     With --nics also nics.sluice.conf, for the placement.
     """
-    from gres_probe.collect import DEFAULT_DIR, load_inventories
     from gres_probe.deploy import gres_changes
     from sluice.base.errors import SluiceError, UsageError
-    from sluice.base.hostlist import expand
     from sluice.slurm.slurm_conf import read_config, read_slurm_conf
 
     if nic_types and not nics:
@@ -63,18 +61,10 @@ def write(
     folder = output_dir or (site.parent if site else Path())
     if output_dir is not None and not output_dir.is_dir():
         raise UsageError(f"--output-dir {output_dir}: no such folder", remedy="make it first")
-    collected = load_inventories(inventory_dir or DEFAULT_DIR, expand(nodes) if nodes is not None else None)
-    if collected.failures:
-        for failure in collected.failures.values():
-            click.echo(f"sluice: {one_line(str(failure), limit=None)}", err=True)
-        raise SluiceError(
-            "nothing written: some inventories cannot be read", remedy="mend them, or choose with --nodes"
-        )
-    if not collected.inventories:
-        raise UsageError(f"{inventory_dir or DEFAULT_DIR}: no inventories", remedy="sluice inventory collect")
+    inventories = _inventories(inventory_dir, nodes)
     gres_file = site.parent / "gres.conf" if site else None
     changes = gres_changes(
-        collected.inventories.values(),
+        inventories,
         folder,
         slurm=read_slurm_conf(site) if site else None,
         gres=read_config(gres_file) if gres_file and gres_file.is_file() else None,
@@ -83,7 +73,7 @@ def write(
         nics=nics,
         nic_types=nic_types,
         per_node=per_node,
-        features=_class_features(list(collected.inventories.values()), policy),
+        features=_class_features(inventories, policy),
     )
     for note in changes.notes:
         click.echo(f"sluice: {one_line(note, limit=None)}", err=True)
@@ -105,6 +95,24 @@ def write(
             click.echo("nothing to change", err=True)
     for step in changes.steps:
         click.echo(f"to do: {one_line(step, limit=None)}", err=True)
+
+
+def _inventories(folder: Path | None, nodes: str | None) -> list[Inventory]:
+    """Those that were collected, of these nodes. Raises SluiceError where one cannot be read, which is said."""
+    from gres_probe.collect import DEFAULT_DIR, load_inventories
+    from sluice.base.errors import SluiceError, UsageError
+    from sluice.base.hostlist import expand
+
+    collected = load_inventories(folder or DEFAULT_DIR, expand(nodes) if nodes is not None else None)
+    if collected.failures:
+        for failure in collected.failures.values():
+            click.echo(f"sluice: {one_line(str(failure), limit=None)}", err=True)
+        raise SluiceError(
+            "nothing written: some inventories cannot be read", remedy="mend them, or choose with --nodes"
+        )
+    if not collected.inventories:
+        raise UsageError(f"{folder or DEFAULT_DIR}: no inventories", remedy="sluice inventory collect")
+    return list(collected.inventories.values())
 
 
 def _class_features(inventories: list[Inventory], policy: Path | None) -> dict[str, tuple[str, ...]]:

@@ -14,7 +14,8 @@ from sluice.cli.slurm_options import find_slurm_conf, find_version, site_options
 from sluice.cli.tables import Column, TableOptions, table_options
 
 if TYPE_CHECKING:
-    from gres_probe.lint import Finding
+    from gres_probe.lint import Finding, Site
+    from sluice.base.slurm_version import SlurmVersion
     from sluice.slurm.slurm_conf import SlurmConf
 
 DEFAULT_COLUMNS = ("code", "severity", "daemon", "place", "what", "nodes", "remedy")
@@ -56,43 +57,15 @@ def command(
     if explain is not None:
         _explain(explain)
         return
-    from gres_probe.lint import Severity, Site, lint
-    from gres_probe.nic_groups import NICS_FILE
-    from sluice.base.errors import UsageError
-    from sluice.base.hostlist import expand
-    from sluice.slurm.slurm_conf import read_config, read_slurm_conf
+    from gres_probe.lint import Severity, lint
 
     site_file = find_slurm_conf(slurm_conf)
     assert site_file is not None  # noqa: S101 - it is required
-    slurm = read_slurm_conf(site_file)
-    shared = gres_conf or site_file.parent / "gres.conf"
-    if gres_conf is not None and not gres_conf.is_file():
-        raise UsageError(f"{gres_conf}: no such file", remedy="name a gres.conf with --gres-conf")
-    cluster = slurm.option("ClusterName")
-    site = Site(
-        slurm=slurm,
-        gres=read_config(shared, cluster_name=cluster) if shared.is_file() else None,
-        node_gres={
-            name: read_config(node_gres / name / "gres.conf", cluster_name=cluster)
-            for name in slurm.nodes
-            if node_gres is not None and (node_gres / name / "gres.conf").is_file()
-        },
-        version=find_version(slurm_version, slurm_prefix),
-        topology=topology if (topology := site_file.parent / "topology.yaml").is_file() else None,
-        nics=site_file.parent / NICS_FILE,
-        topology_conf=read_config(tree) if (tree := site_file.parent / "topology.conf").is_file() else None,
-    )
+    site = _site(site_file, gres_conf, node_gres, find_version(slurm_version, slurm_prefix))
     if inventory_dir is not None:
-        from gres_probe.collect import load_inventories
-
-        collected = load_inventories(inventory_dir)
-        site.inventories = collected.inventories
-        for failure in collected.failures.values():
-            click.echo(f"sluice: {one_line(str(failure), limit=None)}", err=True)
+        _add_inventories(site, inventory_dir)
     if not no_devices:
-        site.local_nodes = frozenset(expand(local)) if local is not None else _this_host(slurm)
-        if unknown := sorted(site.local_nodes - slurm.nodes.keys()):
-            raise UsageError(f"--node: {unknown[0]!r} is not in {site_file}", remedy="name nodes of slurm.conf")
+        _add_local_nodes(site, site_file, local)
     findings = lint(site)
     if as_json:
         click.echo(
@@ -101,10 +74,56 @@ def command(
     elif findings or table.asked:
         _print(findings, table)
     else:
-        click.echo(f"{site_file}: no complaints ({len(slurm.nodes)} nodes)", err=True)
+        click.echo(f"{site_file}: no complaints ({len(site.slurm.nodes)} nodes)", err=True)
     grave = [f for f in findings if strict or f.rule.severity is not Severity.WARNING]
     if grave:
         context.exit(1)
+
+
+def _site(slurm_conf: Path, gres_conf: Path | None, node_gres: Path | None, version: SlurmVersion) -> Site:
+    """The files of a site. Raises SluiceError."""
+    from gres_probe.lint import Site
+    from gres_probe.nic_groups import NICS_FILE
+    from sluice.base.errors import UsageError
+    from sluice.slurm.slurm_conf import read_config, read_slurm_conf
+
+    slurm, folder = read_slurm_conf(slurm_conf), slurm_conf.parent
+    if gres_conf is not None and not gres_conf.is_file():
+        raise UsageError(f"{gres_conf}: no such file", remedy="name a gres.conf with --gres-conf")
+    cluster, shared = slurm.option("ClusterName"), gres_conf or folder / "gres.conf"
+    return Site(
+        slurm=slurm,
+        gres=read_config(shared, cluster_name=cluster) if shared.is_file() else None,
+        node_gres={
+            name: read_config(node_gres / name / "gres.conf", cluster_name=cluster)
+            for name in slurm.nodes
+            if node_gres is not None and (node_gres / name / "gres.conf").is_file()
+        },
+        version=version,
+        topology=topology if (topology := folder / "topology.yaml").is_file() else None,
+        nics=folder / NICS_FILE,
+        topology_conf=read_config(tree) if (tree := folder / "topology.conf").is_file() else None,
+    )
+
+
+def _add_inventories(site: Site, folder: Path) -> None:
+    """Those that can be read; what cannot is said."""
+    from gres_probe.collect import load_inventories
+
+    collected = load_inventories(folder)
+    site.inventories = collected.inventories
+    for failure in collected.failures.values():
+        click.echo(f"sluice: {one_line(str(failure), limit=None)}", err=True)
+
+
+def _add_local_nodes(site: Site, slurm_conf: Path, named: str | None) -> None:
+    """Whose devices are those of this host. Raises UsageError for a node that slurm.conf has not."""
+    from sluice.base.errors import UsageError
+    from sluice.base.hostlist import expand
+
+    site.local_nodes = frozenset(expand(named)) if named is not None else _this_host(site.slurm)
+    if unknown := sorted(site.local_nodes - site.slurm.nodes.keys()):
+        raise UsageError(f"--node: {unknown[0]!r} is not in {slurm_conf}", remedy="name nodes of slurm.conf")
 
 
 def _this_host(slurm: SlurmConf) -> frozenset[str]:

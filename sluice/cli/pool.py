@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sluice.base.text import one_line
 from sluice.cli.slurm_options import where_options
 from sluice.cli.tables import Column, TableOptions, table_options
 
@@ -103,7 +104,7 @@ def show(pool: str, path: Path, as_json: bool, table: TableOptions) -> None:
     table.print(columns, rows, default=default)
     if not table.asked:
         for one in status.pools[pool].shortages:
-            click.echo(f"{one.words(status.at)}{f' ({one.text})' if one.text else ''}")
+            click.echo(one_line(f"{one.words(status.at)}{f' ({one.text})' if one.text else ''}", limit=None))
 
 
 @command.command("history")
@@ -137,13 +138,17 @@ def why(node: str, path: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"schema_version": 1, **document}, indent=2))
         return
-    click.echo(f"{document['node']} of pool {document['pool']}: {document['sentence']}")
-    click.echo(f"  Slurm     {document['slurm']}{_jobs(document['jobs'])}")
     launch = f"{document['stage']} since {_moment(document['since'])}" if document["stage"] else "no launch"
-    click.echo(f"  journal   {launch}")
     place = "".join(f", {document[key]}" for key in ("shape", "zone") if document[key])
-    click.echo(f"  provider  {document['machine'] or 'no machine known'}{place}")
-    click.echo(f"  remedy    {document['remedy']}")
+    lines = {
+        "": f"{document['node']} of pool {document['pool']}: {document['sentence']}",
+        "  Slurm     ": f"{document['slurm']}{_jobs(document['jobs'])}",
+        "  journal   ": launch,
+        "  provider  ": f"{document['machine'] or 'no machine known'}{place}",
+        "  remedy    ": document["remedy"],
+    }
+    for title, words in lines.items():  # some words are the provider's
+        click.echo(f"{title}{one_line(words, limit=None)}")
     if document["again"] is not None:
         click.echo(f"  again     {_moment(document['again'])}")
 
@@ -159,7 +164,7 @@ def _jobs(jobs: list[int]) -> str:
 @where_options
 def drain(names: tuple[str, ...], reason: str, path: Path, conf: Path | None, prefix: Path | None) -> None:
     """Let POOL, or NODES of one, take no more jobs; running jobs stay, and idle machines are ended as always."""
-    _update(names, path, conf, prefix, "State=DRAIN", f"Reason={reason}")
+    _update(names, path, conf, prefix, "State=DRAIN", f"Reason={one_line(reason)}")
 
 
 @command.command("return")

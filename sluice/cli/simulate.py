@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from policy.pools import Pool
     from sluice.fleet.simulate import Figures, StockOut
     from sluice.simulate.metrics import Metrics
-    from sluice.simulate.simulation import Assumptions, Moves, Simulation
+    from sluice.simulate.simulation import Assumptions, Moves, SimulatedPolicy, Simulation
     from sluice.simulate.traces import Trace
 
 Rows = Sequence[tuple[str, str, int]]
@@ -219,12 +219,10 @@ def command(
     plot: Path | None,
 ) -> None:
     """Replay a job history under other policies, and compare them: your last month under another policy."""
-    from sluice.simulate.metrics import Metrics, measure
-    from sluice.simulate.simulation import PRESETS, Assumptions, parse_policy, simulate, with_moves
+    from sluice.simulate.simulation import Assumptions
 
     if list_policies:
-        for name, (_, words) in PRESETS.items():
-            click.echo(f"{name}\t{words}")
+        _list_policies()
         return
     if trace_path is None:
         raise click.UsageError("--trace is needed")
@@ -235,14 +233,9 @@ def command(
             trace_path, format_name, nodes, pools, boot, no_capacity, Assumptions(estimates, noise, seed),
             as_json=as_json,
         )  # fmt: skip
-        if as_json:
-            return
-        names = [str(one.way) for one in found]
-        wanted = _columns(columns, type(found[0]), ("way",))
-        if parsable2:
-            _print_lines("way", names, found, wanted or [name for name, _, _ in POOL_ROWS], noheader)
-        else:
-            _print_table(names, found, _rows(POOL_ROWS, wanted), noheader)
+        if not as_json:
+            wanted = _columns(columns, type(found[0]), ("way",))
+            _print("way", [str(one.way) for one in found], found, POOL_ROWS, wanted, lines=parsable2, bare=noheader)
         return
     if no_capacity:
         raise click.UsageError("--no-capacity goes with --pools alone")
@@ -252,13 +245,10 @@ def command(
         from sluice.base.pictures import check_plot
 
         check_plot(plot)
-    wanted = _columns(columns, Metrics, ("fairness",))
-    chosen = [parse_policy(text) for text in policies or DEFAULT_POLICIES]
-
-    from sluice.simulate.cluster_file import read_nodes
+    from sluice.simulate.metrics import Metrics, measure
     from sluice.simulate.traces import MICROSECOND
 
-    trace, cluster = _read_trace(trace_path, format_name), read_nodes(nodes)
+    wanted = _columns(columns, Metrics, ("fairness",))
     cost = round(restart * MICROSECOND)
     assumptions = Assumptions(
         estimates,
@@ -269,6 +259,47 @@ def command(
         depth=depth,
         interval=round(interval * MICROSECOND),
     )
+    runs = _runs(policies, assumptions, None if migrate is None else _moves(migrate, savable, MICROSECOND))
+    trace = _read_trace(trace_path, format_name)
+    simulations = _simulate(trace, nodes, runs)
+    measured = [measure(simulation) for simulation in simulations]
+    if plot is not None:
+        from sluice.simulate.plot import draw_plot
+
+        draw_plot(plot, simulations, measured)
+    if as_json:
+        click.echo(json.dumps(_document(trace, simulations, measured)))
+    else:
+        names = [simulation.policy.name for simulation in simulations]
+        _print("policy", names, measured, ROWS, wanted, lines=parsable2, bare=noheader)
+
+
+def _list_policies() -> None:
+    from sluice.simulate.simulation import PRESETS
+
+    for name, (_, words) in PRESETS.items():
+        click.echo(f"{name}\t{words}")
+
+
+def _runs(
+    texts: Sequence[str], assumed: Assumptions, moves: Moves | None
+) -> list[tuple[SimulatedPolicy, Assumptions]]:
+    """Each policy, and with `moves` once more with these. Raises UsageError."""
+    from sluice.simulate.simulation import parse_policy, with_moves
+
+    policies = [parse_policy(text) for text in texts or DEFAULT_POLICIES]
+    if moves is None:
+        return [(policy, assumed) for policy in policies]
+    moving = replace(assumed, moves=moves)
+    return [run for policy in policies for run in ((policy, assumed), (with_moves(policy), moving))]
+
+
+def _simulate(trace: Trace, nodes: str, runs: Sequence[tuple[SimulatedPolicy, Assumptions]]) -> list[Simulation]:
+    """The history on these nodes, in each run."""
+    from sluice.simulate.cluster_file import read_nodes
+    from sluice.simulate.simulation import simulate
+
+    cluster = read_nodes(nodes)
     if trace.share_unit == "mib" and not any(node.gpu_memory_mib for node in cluster):
         shared = sum(job.share > 0 for job in trace.jobs)
         if shared:
@@ -277,29 +308,13 @@ def command(
                 "give the output of scontrol show node, with shards",
                 err=True,
             )
-    runs = [(policy, assumptions) for policy in chosen]
-    if migrate is not None:
-        moving = replace(assumptions, moves=_moves(migrate, savable, MICROSECOND))
-        runs = [run for policy in chosen for run in ((policy, assumptions), (with_moves(policy), moving))]
     simulations = [
         simulate(trace, cluster, policy, assumed, progress=_progress(policy.name, len(trace.jobs)))
         for policy, assumed in runs
     ]
     if sys.stderr.isatty():
         click.echo("\r\033[K", nl=False, err=True)
-    measured = [measure(simulation) for simulation in simulations]
-    if plot is not None:
-        from sluice.simulate.plot import draw_plot
-
-        draw_plot(plot, simulations, measured)
-    if as_json:
-        click.echo(json.dumps(_document(trace, simulations, measured)))
-        return
-    policy_names = [simulation.policy.name for simulation in simulations]
-    if parsable2:
-        _print_lines("policy", policy_names, measured, wanted or [name for name, _, _ in ROWS], noheader)
-    else:
-        _print_table(policy_names, measured, _rows(ROWS, wanted), noheader)
+    return simulations
 
 
 def _moves(named: str, savable: int, second: int) -> Moves:
@@ -412,6 +427,17 @@ def _rows(described: Rows, wanted: list[str]) -> Rows:
     """The wanted ones, in their order; all where none is named."""
     known = {name: (name, words, unit) for name, words, unit in described}
     return [known.get(name, (name, name, 1)) for name in wanted] or described
+
+
+def _print(
+    first: str, names: list[str], measured: Sequence[object], described: Rows, wanted: list[str], *, lines: bool,
+    bare: bool,
+) -> None:  # fmt: skip
+    """A table, or `lines` for programs. `bare`: without a header."""
+    if lines:
+        _print_lines(first, names, measured, wanted or [name for name, _, _ in described], bare)
+    else:
+        _print_table(names, measured, _rows(described, wanted), bare)
 
 
 def _print_table(names: Sequence[str], measured: Sequence[object], rows: Rows, noheader: bool) -> None:

@@ -283,7 +283,7 @@ def why_document(status: FleetStatus, node: str) -> dict[str, Any]:
         if one.node == node:
             what, remedy = DIFFERENCES[one.difference]
             return {**asdict(one), "sentence": f"{what}{f' ({one.text})' if one.text else ''}", "remedy": remedy}
-    raise UsageError(f"node {node!r}: not of a pool", remedy="sluice pool show POOL lists the nodes of each")
+    raise UsageError(f"node {node[:80]!r}: not of a pool", remedy="sluice pool show POOL lists the nodes of each")
 
 
 def nodes_named(status: FleetStatus, names: Iterable[str]) -> list[str]:
@@ -291,18 +291,18 @@ def nodes_named(status: FleetStatus, names: Iterable[str]) -> list[str]:
     known = {one.node for one in status.nodes}
     found: list[str] = []
     for name in names:
-        for node in expand(status.pools[name].nodes if name in status.pools else name):
-            if node not in known:
-                pools = ", ".join(sorted(status.pools)) or "none"
-                raise UsageError(f"{node!r}: neither a pool nor a node of one", remedy=f"pools are {pools}")
-            found.append(node)
+        nodes = expand(status.pools[name].nodes if name in status.pools else name)
+        if unknown := [node for node in nodes if node not in known] or ([] if nodes else [name]):
+            pools = ", ".join(sorted(status.pools)) or "none"
+            raise UsageError(f"{unknown[0][:80]!r}: neither a pool nor a node of one", remedy=f"pools are {pools}")
+        found += nodes
     return found
 
 
 def _check_pool(status: FleetStatus, pool: str) -> None:
     if pool not in status.pools:
         pools = ", ".join(sorted(status.pools)) or "none"
-        raise UsageError(f"pool {pool!r}: there is none of this name", remedy=f"pools are {pools}")
+        raise UsageError(f"pool {pool[:80]!r}: there is none of this name", remedy=f"pools are {pools}")
 
 
 def waiting_words(status: FleetStatus, nodes: Iterable[str], now: float) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +59,6 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
     losses = [loss for one in timeline.profiles for loss in one.losses]
     lost = [loss for loss in losses if loss.reason != Reason.RECORDED]
     first = timeline.profiles[0]
-    kernel_ns = sum(one.ns for one in kernels.values())
     return {
         "schema_version": 1,
         "job_id": first.job,
@@ -68,26 +68,8 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
         "processes": len(timeline.profiles),
         "gpus": len(gpus),
         **totals,
-        "kernels": [
-            {
-                "name": name,
-                "calls": one.count,
-                "seconds": round(one.ns / 1e9, 9),
-                "percent": _percent(one.ns, kernel_ns),
-                "mean_us": round(one.ns / one.count / 1e3, 3),
-            }
-            for name, one in sorted(kernels.items(), key=lambda item: -item[1].ns)[:_TOP]
-        ],
-        "copies": [
-            {
-                "direction": name,
-                "count": one.count,
-                "bytes": one.size,
-                "seconds": round(one.ns / 1e9, 9),
-                "gb_per_s": round(one.size / one.ns, 3) if one.ns else None,
-            }
-            for name, one in sorted(copies.items(), key=lambda item: -item[1].ns)
-        ],
+        "kernels": _kernels(kernels),
+        "copies": _copies(copies),
         "samples": functions.total(),
         "functions": [
             {"name": name, "samples": count, "percent": _percent(count, functions.total())}
@@ -108,6 +90,35 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
         ],
         "notes": [one_line(note) for note in timeline.notes[:_NOTES]],
     }
+
+
+def _kernels(sums: Mapping[str, _Sum]) -> list[dict[str, Any]]:
+    """Those that took the most time, by their names."""
+    total_ns = sum(one.ns for one in sums.values())
+    return [
+        {
+            "name": name,
+            "calls": one.count,
+            "seconds": round(one.ns / 1e9, 9),
+            "percent": _percent(one.ns, total_ns),
+            "mean_us": round(one.ns / one.count / 1e3, 3),
+        }
+        for name, one in sorted(sums.items(), key=lambda item: -item[1].ns)[:_TOP]
+    ]
+
+
+def _copies(sums: Mapping[str, _Sum]) -> list[dict[str, Any]]:
+    """All, by their directions."""
+    return [
+        {
+            "direction": name,
+            "count": one.count,
+            "bytes": one.size,
+            "seconds": round(one.ns / 1e9, 9),
+            "gb_per_s": round(one.size / one.ns, 3) if one.ns else None,
+        }
+        for name, one in sorted(sums.items(), key=lambda item: -item[1].ns)
+    ]
 
 
 def _process(

@@ -213,6 +213,7 @@ void sluice_hook_changed(job_record_t *job, enum sluice_mirror_job what)
         sluice_hook.following = false;
     if (sluice_hook.following)
         sluice_mirror_job_changed(sluice_hook.mirror, job, what);
+    sluice_plan_room_came(job);
     sluice_plan_wake();
 }
 

@@ -2,12 +2,15 @@
 /* The picture that a plan is made from, taken under the read locks. */
 #include "planner/planner_internal_slurm.h"
 
+#include "planner/planner_slurm.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "runtime/runtime.h"
 #include "src/common/xstring.h"
+#include "src/slurmctld/slurmctld.h"
 
 enum {
     NO_LIMIT_S = 365 * 24 * 3600, /* as sched/backfill takes jobs without a time limit */
@@ -408,6 +411,71 @@ uint32_t sluice_picture_count(const struct sluice_picture *picture, uint32_t wor
 
 /* ---- nodes that sched/backfill keeps ---- */
 
+/* When room last came on each node, in seconds since 1970; 0: not since the start. For who has a lock on the nodes. */
+static struct {
+    int64_t *s;
+    uint32_t count, room;
+} room_came;
+
+void sluice_plan_room_came(const job_record_t *job)
+{
+    uint32_t nodes = (uint32_t)node_record_count;
+    if (!job->node_bitmap ||
+        !sluice_grow_array(&room_came.s, &room_came.room, nodes, sizeof *room_came.s)) /* then nothing is kept */
+        return;
+    for (; room_came.count < nodes; room_came.count++)
+        room_came.s[room_came.count] = 0;
+    int64_t now_s = time(NULL), last = bit_fls(job->node_bitmap);
+    for (int64_t node = bit_ffs(job->node_bitmap); node >= 0 && node <= last && node < room_came.count; node++)
+        if (bit_test(job->node_bitmap, node))
+            room_came.s[node] = now_s;
+}
+
+/* Components are expected each by itself, at first on nodes of others: they start on nodes of their own, so that they
+ * need more than is kept for them. Slurm starts nobody before they are looked at again, and then for the nodes that are
+ * free; the plan keeps these until then. */
+static void see_room(const struct sluice_picture *picture, const struct sluice_queue *queue,
+                     const struct sluice_queue_job *entry, struct sluice_hold *hold)
+{
+    uint64_t *came = hold->nodes + picture->node_words;
+    memset(came, 0, picture->node_words * sizeof *came);
+    hold->room_came = false;
+    for (uint32_t node = 0; entry->het_id && node < room_came.count; node++) {
+        const uint64_t bit = UINT64_C(1) << node % 64;
+        bool usable = false;
+        for (uint32_t c = 0; room_came.s[node] >= hold->pass_s && !usable && c < entry->choices; c++) {
+            const uint32_t partition = queue->choices[entry->first_choice + c].partition;
+            usable = node / 64 < queue->node_words && queue->partitions[partition].nodes[node / 64] & bit;
+        }
+        if (usable && node / 64 < picture->node_words) {
+            came[node / 64] |= bit;
+            hold->room_came = true;
+        }
+    }
+}
+
+static bool share_nodes(const struct sluice_picture *picture, const struct sluice_hold *one,
+                        const struct sluice_hold *other)
+{
+    uint64_t shared = 0;
+    for (size_t i = 0; i < picture->node_words; i++)
+        shared |= one->nodes[i] & other->nodes[i];
+    return shared != 0;
+}
+
+/* Components that are expected on nodes of their own need no other ones. */
+static void forget_room(struct sluice_picture *picture)
+{
+    for (uint32_t i = 0; i < picture->hold_count; i++) {
+        struct sluice_hold *hold = picture->holds[i];
+        bool apart = true;
+        for (uint32_t j = 0; hold->room_came && apart && j < picture->hold_count; j++)
+            apart = j == i || picture->holds[j]->het_id != hold->het_id ||
+                    !share_nodes(picture, hold, picture->holds[j]);
+        hold->room_came &= !apart;
+    }
+}
+
 /* Make room for one more: the last in the order goes, if the job is before it, so that nobody's many jobs that are late
  * in the order leave none for others' first. */
 static bool has_place(struct sluice_picture *picture, const struct sluice_plan_place *wanted)
@@ -439,7 +507,7 @@ static struct sluice_hold *add_hold(struct sluice_picture *picture, const struct
     if (!has_place(picture, wanted) ||
         !grow(picture, &picture->holds, &picture->hold_room, picture->hold_count + 1, sizeof *picture->holds))
         return NULL;
-    struct sluice_hold *made = calloc(1, sizeof *made + picture->node_words * sizeof *made->nodes);
+    struct sluice_hold *made = calloc(1, sizeof *made + 2 * picture->node_words * sizeof *made->nodes);
     if (made) {
         made->place = *wanted;
         picture->holds[picture->hold_count++] = made;
@@ -486,20 +554,22 @@ static void see_hold(struct sluice_picture *picture, const struct sluice_queue *
     if (entry->flags & cannot)
         return;
     struct sluice_hold *hold = find_hold(picture, job->job_id);
-    if (!job->sched_nodes || !job->start_time) {
-        if (hold)
-            hold->waits = true;
-        return;
+    if (job->sched_nodes && job->start_time) {
+        const struct sluice_plan_place place = {
+            .tier = queue->partitions[choice->partition].tier, .priority = choice->priority, .job_id = job->job_id};
+        if (!hold)
+            hold = add_hold(picture, &place);
+        if (!hold || !name_nodes(picture, hold, job->sched_nodes))
+            return;
+        hold->place = place;
+        hold->het_id = entry->het_id;
+        hold->pass_s = slurmctld_diag_stats.bf_when_last_cycle;
+        see_start(picture, hold, job->start_time);
+        hold->seen_s = picture->now_s;
     }
-    const struct sluice_plan_place place = {
-        .tier = queue->partitions[choice->partition].tier, .priority = choice->priority, .job_id = job->job_id};
     if (!hold)
-        hold = add_hold(picture, &place);
-    if (!hold || !name_nodes(picture, hold, job->sched_nodes))
         return;
-    hold->place = place;
-    see_start(picture, hold, job->start_time);
-    hold->seen_s = picture->now_s;
+    see_room(picture, queue, entry, hold);
     hold->waits = true;
 }
 
@@ -510,8 +580,9 @@ uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sl
     bool kept = false;
     for (uint32_t h = 0; h < picture->hold_count; h++) {
         struct sluice_hold *hold = picture->holds[h];
+        bool overlaps = hold->start_s < picture->now_s + limit_s;
         if (hold->lapsed_until_s > picture->now_s || hold->start_s < picture->now_s - HOLD_LATE_S ||
-            hold->start_s >= picture->now_s + limit_s || !sluice_plan_is_before(&hold->place, place))
+            !(overlaps || hold->room_came) || !sluice_plan_is_before(&hold->place, place))
             continue;
         if (!kept &&
             !grow(picture, &picture->words, &picture->words_room, made + picture->node_words, sizeof *picture->words))
@@ -520,7 +591,8 @@ uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sl
             memcpy(picture->words + made, picture->words + words, picture->node_words * sizeof *picture->words);
         kept = true;
         for (size_t i = 0; i < picture->node_words; i++)
-            picture->words[made + i] &= ~hold->nodes[i];
+            picture->words[made + i] &= ~((overlaps ? hold->nodes[i] : 0) |
+                                          (hold->room_came ? hold->nodes[picture->node_words + i] : 0));
     }
     picture->words_used += kept ? picture->node_words : 0;
     return kept ? made : words;
@@ -614,6 +686,7 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
     }
     sluice_gang_picture_end();
     end_holds(picture, sluice_mirror_generation(picture->mirror) != picture->generation);
+    forget_room(picture);
     if (sluice_mirror_generation(picture->mirror) != picture->generation) {
         picture->generation = sluice_mirror_generation(picture->mirror);
         sluice_planner_forget(planner);

@@ -66,13 +66,16 @@ struct sluice_window {
 /* Nodes that sched/backfill keeps for a job that is not in the plan. */
 struct sluice_hold {
     struct sluice_plan_place place;
+    uint32_t het_id;         /* whose component it is; 0: of none */
+    int64_t pass_s;          /* when the pass of sched/backfill began that expects this start */
     int64_t start_s, seen_s; /* when it is expected to start, and when that was last seen in its record */
     int64_t first_start_s;   /* the earliest start expected since it is counted; 0: none yet */
     uint32_t starts;         /* how often another one was expected since */
     int64_t lapsed_until_s;  /* nothing is kept until then: it did not start when it was expected to */
     bool waits;              /* in the picture that is being taken */
     char *names;             /* of `nodes` */
-    uint64_t nodes[];        /* node_words */
+    bool room_came;          /* on nodes that it may use, and that pass did not know; such nodes are kept, too */
+    uint64_t nodes[];        /* node_words, and as many for nodes on which room came */
 };
 
 /* A node that only one user's jobs may use, as an --exclusive=user job of that user is there. */
@@ -162,7 +165,8 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
 /*
  * Where in picture->words the nodes are that a job of `limit_s` may use of those at `words`: without those that
  * sched/backfill keeps for jobs before it in the order, unless it would have ended by then; the hook lets those start
- * whatever is reserved there for jobs after them. picture->words may move. Without memory nothing is kept.
+ * whatever is reserved there for jobs after them. Of heterogeneous jobs whose components are not expected on nodes of
+ * their own, also those on which room came since, until sched/backfill has looked. picture->words may move. Without memory nothing is kept.
  */
 uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sluice_plan_place *place, int64_t limit_s,
                                  uint32_t words);

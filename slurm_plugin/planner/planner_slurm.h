@@ -6,4 +6,7 @@
 #include "planner/planner.h"
 #include "planner/watts_slurm.h"
 
+/* A job gave back what it had on its nodes, or some of it. Under the node write lock. */
+void sluice_plan_room_came(const job_record_t *job);
+
 #endif

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.base.text import one_line
+from sluice.base.text import one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,14 @@ def test_any_text_becomes_one_printable_line(text: str) -> None:
 def test_limit() -> None:
     assert len(one_line("x" * 1000)) == 256
     assert len(one_line("x" * 1000, limit=None)) == 1000
+
+
+@given(st.text())
+def test_lines_stay_where_only_what_is_no_text_goes(text: str) -> None:
+    found = printable(text)
+    assert len(found) == len(text)
+    assert all(new in (old, "?") for new, old in zip(found, text, strict=True))
+    assert one_line(found) == one_line(found.replace("\n", " ").replace("\t", " "))
+    assert not set(found) & set("\x00\x07\r\x1b\x85\u2028\u202e")
+    found.encode()
+    assert printable("a\n\tb  c") == "a\n\tb  c" and printable("\x1b[31m") == "?[31m"
