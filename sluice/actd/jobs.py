@@ -6,13 +6,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from sluice.actd.arguments import PATH, environment_of, refuse_script, sbatch_words, update_words, usual_environment
 from sluice.actd.become import Account, run_as
-from sluice.base.run import Finished
+from sluice.base.run import Finished, input_file
 from sluice.base.text import one_line
 from sluice.client.models import JobChange, JobRequest, Smaller, WhatIf
 from sluice.exchange.acts import MOST_SCRIPT, ActError
@@ -84,7 +83,7 @@ class Jobs:
 
         Raises ActError.
         """
-        with _file(usual_environment(who)) as environment:
+        with input_file(usual_environment(who)) as environment:
             words = ["--parsable", *options, f"--chdir={who.home}", "--propagate=NONE", f"--export-file={environment}"]
             files = (environment, *([lock] if lock >= 0 else []))
             done = self._run(who, "sbatch", words, given=script.encode(), files=files)
@@ -131,7 +130,7 @@ class Jobs:
         self, who: Account, body: JobRequest, mark: str = "", lock: int = -1, *, test: bool = False
     ) -> Finished:
         script = body.script.encode() + (_MARK.format(mark=mark).encode() if mark else b"")
-        with _file(environment_of(body, who)) as environment:
+        with input_file(environment_of(body, who)) as environment:
             words = sbatch_words(body, who, environment, test=test)
             files = (environment, *([lock] if lock >= 0 else []))
             done = self._run(who, "sbatch", words, given=script, files=files, folder="" if test else _folder(body, who))
@@ -233,19 +232,6 @@ class Jobs:
 def _folder(body: JobRequest, who: Account) -> str:
     """Where sbatch runs, which is SLURM_SUBMIT_DIR in the job."""
     return body.work_dir or who.home
-
-
-@contextmanager
-def _file(content: bytes) -> Iterator[int]:
-    """A descriptor from which it is read."""
-    number = os.memfd_create("environment", os.MFD_CLOEXEC)
-    try:
-        with open(number, "wb", closefd=False) as file:
-            file.write(content)
-        os.lseek(number, 0, os.SEEK_SET)
-        yield number
-    finally:
-        os.close(number)
 
 
 def _messages(name: str, text: str) -> list[str]:

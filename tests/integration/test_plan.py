@@ -18,6 +18,7 @@ from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from policy.compiled import Budget, CompiledPolicy, Global, GpuClass, Tenant
 from sluice.base.files import write_atomic
+from sluice.base.hostlist import expand
 from sluice.exchange.plugin_list import checksummed
 from sluice.exchange.saves import PLUGINS_FILE, JobSaves, Saves, write_for_plugins
 from sluice.explain.explanation import explain_job, parse_job
@@ -458,6 +459,39 @@ def test_what_is_left_to_backfill_is_not_overtaken(slurm: Cluster, asked: list[s
     gate.touch()
     parts = [f"{job}+0", f"{job}+1"] if ":" in asked else [job]
     until(lambda: slurm.states(parts), lambda seen: seen == ["RUNNING"] * len(parts), timeout=60)
+
+
+@pytest.mark.usefixtures("eager_backfill")
+@pytest.mark.parametrize("looked", [True, False], ids=["one by one", "one at once"])
+def test_a_heterogeneous_job_is_not_overtaken_where_its_nodes_come_free_one_after_the_other(
+    slurm: Cluster, looked: bool
+) -> None:
+    """The second component is expected on the first one's node as well: a third node is kept for none of them. `looked`:
+    sched/backfill has looked again before the next one comes free."""
+    gates = {f"n{number}": slurm.gate() for number in (1, 2, 3)}
+    busy = {node: slurm.submit(8, 3, 0, "--exclusive", f"-w{node}", first=gates[node][0]) for node in gates}
+    until(lambda: slurm.states(list(busy.values())), lambda seen: seen == ["RUNNING"] * 3)
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "-t1", "-N1", "--exclusive", ":", "-N2", "--exclusive"]
+    job = slurm.cluster.run([*words, "--wrap=exec sleep 30"], user="alice").stdout.strip()
+    parts = [f"{job}+0", f"{job}+1"]
+    slurm.submit(1, 10, 280, "-c28", "--array=0-23", "--nice=500", user="bob")
+    slurm.await_backfill(2)
+    slurm.planned()
+    left = set(gates)
+    while left:
+        kept = slurm.cluster.run(["squeue", "-h", "-j", job, "-O", "SchedNodes:64"]).stdout.split()
+        known = {node for one in kept for node in expand(one) if one.startswith("n")}
+        node = min(left - known or left)  # one that is kept for no component, if there is one
+        left.discard(node)
+        gates[node][1].touch()
+        if left:
+            until(lambda node=node: slurm.states([busy[node]]), lambda seen: seen[0] not in ("RUNNING", "COMPLETING"))
+            if looked or len(left) == 2:
+                slurm.await_backfill(2)
+            slurm.planned()
+            bob = slurm.cluster.run(["squeue", "-h", "-t", "running", "-u", "bob"]).stdout
+            assert bob == "", slurm.queue()
+    until(lambda: slurm.states(parts), lambda seen: seen == ["RUNNING"] * 2, timeout=60, shows=slurm.queue)
 
 
 @pytest.mark.usefixtures("eager_backfill")

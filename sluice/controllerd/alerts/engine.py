@@ -20,7 +20,7 @@ from policy.alerts import NodeAlerts, NodeRule
 from sluice.base.clock import uptime
 from sluice.base.errors import SluiceError
 from sluice.base.events import Event
-from sluice.base.files import write_atomic
+from sluice.base.files import stamp_of, write_atomic
 from sluice.base.hostlist import expand
 from sluice.base.text import one_line
 from sluice.controllerd.alerts.message import Message, Subject, make
@@ -317,17 +317,17 @@ class Engine:
         }
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(path, json.dumps(document) + "\n", mode=0o600, follow_links=False)
-        self._stamp = _stamp(path)
+        self._stamp = stamp_of(path)
 
     def _check(self) -> None:
         path = self.folder / STATE_FILE
-        if _stamp(path) != self._stamp:
+        if stamp_of(path) != self._stamp:
             raise OvertakenError(
                 f"{path}: another controller has written it", remedy="none is needed: it is read again"
             )
 
     def _load(self) -> None:
-        self._stamp = _stamp(self.folder / STATE_FILE)
+        self._stamp = stamp_of(self.folder / STATE_FILE)
         document: dict[str, Any] = dict(read_json(self.folder / STATE_FILE))
         try:
             self.seqs = {str(host): int(seq) for host, seq in document.get("seqs", {}).items()}
@@ -339,15 +339,6 @@ class Engine:
         except (AttributeError, TypeError, ValueError) as error:
             log.error("%s: %s; starting empty", self.folder / STATE_FILE, one_line(str(error)))
             self.alerts, self.counters, self.seqs = {}, {}, {}
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes with each writing of a file; None where there is none."""
-    try:
-        state = path.stat()
-    except FileNotFoundError:
-        return None
-    return state.st_ino, state.st_mtime_ns, state.st_size
 
 
 def _alert(fields: dict[str, Any]) -> Alert:

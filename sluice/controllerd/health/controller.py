@@ -19,7 +19,7 @@ from policy.checkpoint import NodeCheckpoint
 from policy.node import FILE_NAME, NodePolicy, NodePolicyFile
 from sluice.base import events
 from sluice.base.errors import SluiceError
-from sluice.base.files import write_atomic
+from sluice.base.files import stamp_of, write_atomic
 from sluice.base.hostlist import expand, fold
 from sluice.base.text import one_line
 from sluice.controllerd.daemon import Duty, Site, of_site
@@ -56,10 +56,10 @@ class Controller:
         self.keeper = Keeper()
         self.lock = threading.RLock()
         self._policy: NodePolicyFile | None = None
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._requeues = Requeues(site.commands, self._job_event)
         self._checkpoints = Checkpoints()
-        self._saves_stamp: tuple[int, int] | None = None
+        self._saves_stamp: tuple[int, int, int] | None = None
         self._saves_written = -_SAVES_S
         self._listed = Running(site.client)
         self._running: dict[str, dict[int, float]] = {}  # node -> its jobs, when they were last looked at
@@ -295,7 +295,7 @@ class Controller:
     def _load_saves(self) -> None:
         """As `_load`."""
         path = self.site.state_save / SAVES_FILE
-        stamp = _stamp(path)
+        stamp = stamp_of(path)
         if stamp == self._saves_stamp:
             return
         self._saves_stamp = stamp
@@ -313,21 +313,19 @@ class Controller:
             self._checkpoints.saves.write(path)
             write_for_plugins(path.with_name(PLUGINS_FILE), self._checkpoints.saves)
             self._saves_written = time.monotonic()
-            self._saves_stamp = _stamp(path)
+            self._saves_stamp = stamp_of(path)
 
     def _path(self) -> Path:
         return self.site.state_save / STATE_FILE
 
     def _load(self) -> None:
         """Read the state, where another daemon has written it since: at the start, and after a takeover and back."""
-        try:
-            facts = self._path().stat()
-        except FileNotFoundError:
+        stamp = stamp_of(self._path())
+        if stamp is None:
             if self._stamp is None:
                 self._adopt()
-                self._stamp = (0, 0)
+                self._stamp = (0, 0, 0)
             return
-        stamp = (facts.st_mtime_ns, facts.st_ino)
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -355,17 +353,8 @@ class Controller:
             return
         write_atomic(self._path(), text + "\n", mode=0o600)
         self._saved = text
-        facts = self._path().stat()
-        self._stamp = (facts.st_mtime_ns, facts.st_ino)
+        self._stamp = stamp_of(self._path())
 
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Of a file as it is now; None: there is none."""
-    try:
-        facts = path.stat()
-    except FileNotFoundError:
-        return None
-    return facts.st_mtime_ns, facts.st_ino
 
 
 controller_of = of_site(Controller)
