@@ -616,7 +616,7 @@ static enum sluice_start start_task(const struct sluice_gang_member *member, con
         return SLUICE_START_GONE;
     unhold(job);
     atomic_store(&starting, member->job_id);
-    enum sluice_start rc = sluice_start_job(job, partition);
+    enum sluice_start rc = sluice_start_job(job, partition, NULL);
     atomic_store(&starting, 0);
     if (rc == SLUICE_START_DONE)
         *started = job->job_id; /* of an array: the task's own */

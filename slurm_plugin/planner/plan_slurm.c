@@ -387,6 +387,23 @@ static bool may_try(const struct failures *failures, uint32_t uid)
     return of_user < MOST_OF_USER;
 }
 
+/* Nodes that sched/backfill keeps for others, so that the plan's i-th entry is not to start there; NULL: none. The plan
+ * has another place for it, but the hook chooses again. */
+static bitstr_t *kept_from(uint32_t i)
+{
+    const uint64_t *all = picture.words + picture.pending[planner.job_index[i]].words,
+                   *left = picture.words + planner.job_words[i];
+    bitstr_t *kept = NULL;
+    for (uint32_t node = 0; all != left && node < (uint32_t)node_record_count && node / 64 < picture.node_words; node++) {
+        if (!((all[node / 64] & ~left[node / 64]) >> node % 64 & 1))
+            continue;
+        if (!kept)
+            kept = bit_alloc(node_record_count);
+        bit_set(kept, node);
+    }
+    return kept;
+}
+
 /* Start the single jobs that the plan has for now, in its order. */
 static void start_jobs(const struct sluice_plan *plan)
 {
@@ -412,7 +429,9 @@ static void start_jobs(const struct sluice_plan *plan)
         if (!job || !IS_JOB_PENDING(job) || IS_JOB_COMPLETING(job) || !job->details ||
             job->details->begin_time > time(NULL))
             continue; /* a pass of Slurm's was faster, its user cancelled it, or it may not start yet */
-        enum sluice_start rc = sluice_start_job(job, partition_of(entry_of(i)));
+        bitstr_t *kept = group == MOVING ? NULL : kept_from(i);
+        enum sluice_start rc = sluice_start_job(job, partition_of(entry_of(i)), kept);
+        FREE_NULL_BITMAP(kept);
         sluice_plan_count_start(rc == SLUICE_START_DONE);
         if (rc != SLUICE_START_DONE) {
             failures.uids[failures.count++] = entry_of(i)->uid;

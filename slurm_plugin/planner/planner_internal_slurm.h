@@ -32,8 +32,8 @@ bool sluice_start_lock(void);
 void sluice_start_unlock(void);
 
 /* Start a waiting job now, in this partition, as sched/backfill does: every check of Slurm's own, its allocation, its
- * launch. The write locks are held. */
-enum sluice_start sluice_start_job(job_record_t *job, const char *partition);
+ * launch. Not on nodes that are `kept` for others; NULL: none is. The write locks are held. */
+enum sluice_start sluice_start_job(job_record_t *job, const char *partition, const bitstr_t *kept);
 
 /* ---- accrual_slurm.c ---- */
 

@@ -96,7 +96,32 @@ static uint32_t time_limit_of(const job_record_t *job)
     return is_limit(limit) && limit < left ? limit : left;
 }
 
-enum sluice_start sluice_start_job(job_record_t *job, const char *partition)
+/* As sched/backfill starts a job (_start_job): not on nodes that are kept for others. Of an array, the record of the
+ * tasks that still wait is another one then, with a copy of what is set here. */
+static int select_nodes_but(job_record_t *job, const bitstr_t *kept)
+{
+    if (!kept)
+        return sluice_slurm_select_nodes(job);
+    bitstr_t *own = job->details->exc_node_bitmap;
+    const bool array = job->array_recs;
+    if (own) {
+        job->details->exc_node_bitmap = bit_copy(own);
+        bit_or(job->details->exc_node_bitmap, (bitstr_t *)(uintptr_t)kept);
+    } else {
+        job->details->exc_node_bitmap = bit_copy((bitstr_t *)(uintptr_t)kept);
+    }
+    int rc = sluice_slurm_select_nodes(job);
+    job_record_t *rest = array ? find_job_record(job->array_job_id) : NULL;
+    if (rest && rest != job && rest->array_recs && rest->details) {
+        FREE_NULL_BITMAP(rest->details->exc_node_bitmap);
+        rest->details->exc_node_bitmap = own ? bit_copy(own) : NULL;
+    }
+    FREE_NULL_BITMAP(job->details->exc_node_bitmap);
+    job->details->exc_node_bitmap = own;
+    return rc;
+}
+
+enum sluice_start sluice_start_job(job_record_t *job, const char *partition, const bitstr_t *kept)
 {
     part_record_t *part = partition ? find_part_record((char *)(uintptr_t)partition) : NULL;
     part_record_t *before = job->part_ptr;
@@ -110,7 +135,7 @@ enum sluice_start sluice_start_job(job_record_t *job, const char *partition)
     uint32_t limit = job->time_limit;
     job->time_limit = time_limit_of(job);
     set_job_features_use(job->details);
-    int rc = sluice_slurm_select_nodes(job);
+    int rc = select_nodes_but(job, kept);
     if (rc != SLURM_SUCCESS) {
         job->time_limit = limit;
         job->part_ptr = before;

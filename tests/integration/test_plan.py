@@ -495,6 +495,30 @@ def test_a_heterogeneous_job_is_not_overtaken_where_its_nodes_come_free_one_afte
 
 
 @pytest.mark.usefixtures("eager_backfill")
+def test_what_the_planner_starts_is_not_on_nodes_that_are_kept_for_others(slurm: Cluster) -> None:
+    """n1 is free, and kept: small jobs are planned on n3, and the hook does not choose n1 for them."""
+    first, gate = slurm.gate()
+    busy = slurm.submit(8, 3, 1, "--exclusive", "-wn2", first=first)
+    until(lambda: slurm.states([busy]), lambda seen: seen == ["RUNNING"])
+    words = ["sbatch", "--parsable", "-o", "/dev/null", "-t1", "-N2", "-wn[1-2]", "--exclusive", "--contiguous"]
+    job = slurm.cluster.run([*words, "--wrap=exec sleep 30"], user="alice").stdout.strip()
+    slurm.await_backfill(2)
+    slurm.planned()
+    small = [slurm.submit(1, 10, 280, "--nice=500", user="bob") for _ in range(3)]
+    array = slurm.submit(1, 10, 280, "--array=0-8", "--nice=500", user="bob")
+    slurm.wait(small)
+    slurm.await_backfill(2)
+    slurm.planned()
+    running = ["squeue", "-h", "-t", "running", "-u", "bob", "-o", "%N"]
+    assert slurm.cluster.run(running).stdout.split() == ["n3"] * 8, slurm.queue()
+    gate.touch()
+    until(lambda: slurm.states([job]), lambda seen: seen == ["RUNNING"], timeout=60, shows=slurm.queue)
+    slurm.cluster.run(["scancel", *small])  # tasks that wait may start on n1 and n2 when the job has ended
+    pending = ["squeue", "-h", "-r", "-t", "pending", "-j", array, "-o", "%i"]
+    until(lambda: slurm.cluster.run(pending).stdout.split(), lambda left: len(left) <= 1, timeout=120)
+
+
+@pytest.mark.usefixtures("eager_backfill")
 def test_many_jobs_late_in_the_order_leave_a_place_for_the_first(slurm: Cluster) -> None:
     """Nodes are kept for 64 jobs that are left to sched/backfill: for the first ones, not for whoever came first."""
     first, gate = slurm.gate()
