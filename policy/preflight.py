@@ -45,8 +45,8 @@ class Preflight(_Settings):
     classes: list[Name] = []
     """Classes of GPUs whose jobs are tested; empty: all. Example: `[h100]`."""
     bound: Annotated[Seconds, Field(ge=2, le=MOST_BOUND_S)] = 15
-    """The longest that a job waits for its preflight; then it starts without a verdict. PrologEpilogTimeout of slurm.conf
-    (PrologTimeout, where that is set) must be longer by 11 s: see `sluice doctor prolog`. Example: `20s`."""
+    """The longest that a job waits for its preflight; then it starts without a verdict. PrologEpilogTimeout of
+    slurm.conf (PrologTimeout, where that is set) must be longer by 11 s: see `sluice doctor prolog`. Example: `20s`."""
 
 
 class NodePreflight(_Settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from importlib import import_module
@@ -60,6 +61,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+_MOST_LINE = 800  # characters of what is said of a word on the command line
+
+
 class LazyGroup(click.Group):
     """A group whose subcommands are listed without being imported."""
 
@@ -100,8 +104,8 @@ def main() -> None:
         code = sluice(prog_name="sluice", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)  # click returns the code of Context.exit
     except click.ClickException as error:
-        error.message = printable(error.message)[:800]
-        error.show()
+        error.show(said := io.StringIO())
+        click.echo("\n".join(line[:_MOST_LINE] for line in printable(said.getvalue()).splitlines()), err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("sluice: interrupted", err=True)

@@ -16,8 +16,8 @@ _RANGE = re.compile(r"(\d+)-(\d+)")
 
 
 def expand(expression: str) -> list[str]:
-    """``n[1-3]`` as ``["n1", "n2", "n3"]``, in the expression's own order. Raises UsageError when malformed, or for more
-    names than `MOST_NAMES`."""
+    """``n[1-3]`` as ``["n1", "n2", "n3"]``, in the expression's own order. Raises UsageError when malformed, or for
+    more names than `MOST_NAMES`."""
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     if not _is_bounded(expression):
@@ -31,7 +31,7 @@ def expand(expression: str) -> list[str]:
 
 
 def _is_bounded(expression: str) -> bool:
-    """Whether there are not too many names; without making them, as ``[1-9999][1-9999][1-9999]`` are a million million."""
+    """Whether there are not too many names; without making them, as ``[1-9999][1-9999][1-9999]`` are 10^12."""
     total = 0
     for name in _NAME.findall(expression):
         ranges = _RANGES.findall(name)

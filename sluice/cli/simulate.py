@@ -281,9 +281,7 @@ def _list_policies() -> None:
         click.echo(f"{name}\t{words}")
 
 
-def _runs(
-    texts: Sequence[str], assumed: Assumptions, moves: Moves | None
-) -> list[tuple[SimulatedPolicy, Assumptions]]:
+def _runs(texts: Sequence[str], assumed: Assumptions, moves: Moves | None) -> list[tuple[SimulatedPolicy, Assumptions]]:
     """Each policy, and with `moves` once more with these. Raises UsageError."""
     from sluice.simulate.simulation import parse_policy, with_moves
 

@@ -470,8 +470,8 @@ static void forget_room(struct sluice_picture *picture)
         struct sluice_hold *hold = picture->holds[i];
         bool apart = true;
         for (uint32_t j = 0; hold->room_came && apart && j < picture->hold_count; j++)
-            apart = j == i || picture->holds[j]->het_id != hold->het_id ||
-                    !share_nodes(picture, hold, picture->holds[j]);
+            apart =
+                j == i || picture->holds[j]->het_id != hold->het_id || !share_nodes(picture, hold, picture->holds[j]);
         hold->room_came &= !apart;
     }
 }
@@ -591,8 +591,8 @@ uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sl
             memcpy(picture->words + made, picture->words + words, picture->node_words * sizeof *picture->words);
         kept = true;
         for (size_t i = 0; i < picture->node_words; i++)
-            picture->words[made + i] &= ~((overlaps ? hold->nodes[i] : 0) |
-                                          (hold->room_came ? hold->nodes[picture->node_words + i] : 0));
+            picture->words[made + i] &=
+                ~((overlaps ? hold->nodes[i] : 0) | (hold->room_came ? hold->nodes[picture->node_words + i] : 0));
     }
     picture->words_used += kept ? picture->node_words : 0;
     return kept ? made : words;

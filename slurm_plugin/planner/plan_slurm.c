@@ -394,7 +394,8 @@ static bitstr_t *kept_from(uint32_t i)
     const uint64_t *all = picture.words + picture.pending[planner.job_index[i]].words,
                    *left = picture.words + planner.job_words[i];
     bitstr_t *kept = NULL;
-    for (uint32_t node = 0; all != left && node < (uint32_t)node_record_count && node / 64 < picture.node_words; node++) {
+    for (uint32_t node = 0; all != left && node < (uint32_t)node_record_count && node / 64 < picture.node_words;
+         node++) {
         if (!((all[node / 64] & ~left[node / 64]) >> node % 64 & 1))
             continue;
         if (!kept)

@@ -466,8 +466,8 @@ def test_what_is_left_to_backfill_is_not_overtaken(slurm: Cluster, asked: list[s
 def test_a_heterogeneous_job_is_not_overtaken_where_its_nodes_come_free_one_after_the_other(
     slurm: Cluster, looked: bool
 ) -> None:
-    """The second component is expected on the first one's node as well: a third node is kept for none of them. `looked`:
-    sched/backfill has looked again before the next one comes free."""
+    """The second component is expected on the first one's node as well: a third node is kept for none of them.
+    `looked`: sched/backfill has looked again before the next one comes free."""
     gates = {f"n{number}": slurm.gate() for number in (1, 2, 3)}
     busy = {node: slurm.submit(8, 3, 0, "--exclusive", f"-w{node}", first=gates[node][0]) for node in gates}
     until(lambda: slurm.states(list(busy.values())), lambda seen: seen == ["RUNNING"] * 3)

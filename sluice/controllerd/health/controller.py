@@ -356,7 +356,6 @@ class Controller:
         self._stamp = stamp_of(self._path())
 
 
-
 controller_of = of_site(Controller)
 """The one of this daemon."""
 

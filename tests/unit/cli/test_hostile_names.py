@@ -1,4 +1,4 @@
-"""Names and words that others choose, or that are mistyped, in commands: nothing breaks, and nothing is interpolated."""
+"""Names and words that others choose, or that are mistyped, in commands: nothing breaks, nothing is interpolated."""
 
 from __future__ import annotations
 
