@@ -89,7 +89,7 @@ def said(tmp_path: Path) -> Any:
         text = text.encode("utf-8", "replace").decode()
         node = NodeStatus("n1", "p5", "up", "launched", text, "big", "zone-a", 1.0, "no_capacity", text, 2e9, (7,))
         out = Shortage("big", "zone-a", "no_capacity", text, 1.0, 1, 2e9)
-        pool = PoolStatus("ec2", "n1", 1, 0, "burst", on=1, problem=text, shortages=(out,))
+        pool = PoolStatus("ec2", "n1", 1, 0, "burst", on=1, problem=text, shortages=[out])
         event = Event(1.0, "n1", "p5", "failed", "big", "zone-a", text=text)
         status = tmp_path / "status.json"
         status.write_bytes(fleet.render_status(FleetStatus(4e9, pools={"p5": pool}, nodes=[node], history=[event])))
