@@ -624,9 +624,13 @@ static enum sluice_error read_job(const struct sluice_backfill *backfill, const 
                                   uint32_t job, struct need *need, struct sluice_error_text *text)
 {
     struct sluice_error_text reason = {""};
-    enum sluice_error error =
-        jobs[job].request ? sluice_need_from_request(backfill->timelines.cluster, jobs[job].request, need, &reason)
-                          : sluice_fail(&reason, SLUICE_ERROR_INVALID, "no request");
+    enum sluice_error error = SLUICE_OK;
+    if (jobs[job].watts_only)
+        *need = (struct need){0};
+    else
+        error = jobs[job].request
+                    ? sluice_need_from_request(backfill->timelines.cluster, jobs[job].request, need, &reason)
+                    : sluice_fail(&reason, SLUICE_ERROR_INVALID, "no request");
     if (error)
         return sluice_fail(text, error, "job %" PRIu32 ": %.200s", job, reason.text);
     if (jobs[job].limit_s < 1 || jobs[job].limit_s > SLUICE_BACKFILL_HORIZON_S)
@@ -761,7 +765,7 @@ struct demand {
 static void add_demand(const struct sluice_backfill *backfill, struct demand *demand,
                        const struct sluice_backfill_job *job, uint32_t node, int32_t gpus)
 {
-    for (uint64_t left = budgets_of(backfill, job->power_budgets, node); left; left &= left - 1) {
+    for (uint64_t left = gpus ? budgets_of(backfill, job->power_budgets, node) : 0; left; left &= left - 1) {
         const int budget = __builtin_ctzll(left);
         if (!(demand->budgets >> budget & 1))
             demand->watts[budget] = 0;
@@ -1020,6 +1024,72 @@ static enum sluice_error plan_held(struct sluice_backfill *backfill, int64_t now
     return error;
 }
 
+/* ---- jobs of which only watts are planned ---- */
+
+/* The first time from `from` on at which all budgets have so many watts for each GPU of `demand`, which is of one watt. */
+static int32_t earliest_watts(const struct sluice_backfill *backfill, const struct demand *demand, int32_t watts,
+                              int32_t duration, int32_t from)
+{
+    for (int32_t time = from;; from = time) {
+        for (uint64_t left = demand->budgets; left && time != TIMELINE_NEVER; left &= left - 1) {
+            const int budget = __builtin_ctzll(left);
+            time =
+                power_earliest(backfill->power, UINT64_C(1) << budget, demand->watts[budget] * watts, duration, time);
+        }
+        if (time == from || time == TIMELINE_NEVER)
+            return time;
+    }
+}
+
+/* 1 + the first budget that has not so many watts for each GPU at `from`; 0: all have. */
+static uint32_t short_of(const struct sluice_backfill *backfill, const struct demand *demand, int32_t watts,
+                         int32_t duration, int32_t from)
+{
+    const int32_t end = timelines_end(from, duration);
+    for (uint64_t left = demand->budgets; left; left &= left - 1) {
+        const uint32_t budget = (uint32_t)__builtin_ctzll(left);
+        if (power_left(backfill->power, budget, from, end) < demand->watts[budget] * watts)
+            return budget + 1;
+    }
+    return 0;
+}
+
+/* Book the watts of a job whose nodes somebody else finds: with as many as are left, where that is from now on. */
+static enum sluice_error plan_watts(struct sluice_backfill *backfill, const struct sluice_backfill_job *job,
+                                    int64_t now, int32_t latest, struct sluice_backfill_start *start,
+                                    struct sluice_error_text *text)
+{
+    const int32_t duration = (int32_t)job->limit_s, least = least_of(job), from = held_start(job, now);
+    struct booking *bookings = &backfill->planned[backfill->planned_count];
+    struct sluice_backfill_job one = *job;
+    struct demand demand = {.budgets = 0};
+    *start = no_start;
+    if (!backfill->power || !job->held || from == TIMELINE_NEVER)
+        return SLUICE_OK;
+    if (job->held_count > backfill->max_planned - backfill->planned_count)
+        return fail_room(backfill, text);
+    one.watts = 1;
+    for (uint32_t i = 0; i < job->held_count; i++) {
+        if (!read_held(backfill, job, i, &bookings[i]))
+            return SLUICE_OK; /* as another cluster had it */
+        bookings[i].watts = least;
+        add_demand(backfill, &demand, &one, bookings[i].node, sluice_count(bookings[i].gpus));
+    }
+    const int32_t time = earliest_watts(backfill, &demand, least, duration, from);
+    const uint32_t waits = time > from ? short_of(backfill, &demand, least, duration, from) : 0;
+    if (time != TIMELINE_NEVER && time <= latest) {
+        *start = (struct sluice_backfill_start){
+            .start_s = time, .first_part = backfill->planned_count, .part_count = job->held_count, .watts = least};
+        backfill->planned_count += job->held_count;
+        for (uint32_t i = 0; i < job->held_count; i++)
+            draw_more(backfill, &bookings[i], least, time, timelines_end(time, duration));
+        if (time == 0)
+            raise_watts(backfill, job, start);
+    }
+    start->waits_for_power = waits;
+    return SLUICE_OK;
+}
+
 /* ---- the plan ---- */
 
 static enum sluice_error read_nodes(struct sluice_backfill *backfill, const struct sluice_cluster *cluster, int64_t now,
@@ -1108,6 +1178,8 @@ static enum sluice_error check_jobs(struct sluice_backfill *backfill, const stru
         enum sluice_error error = read_job(backfill, jobs, i, &need, text);
         if (error)
             return error;
+        if (jobs[i].watts_only)
+            continue;
         struct need share = share_of(&need);
         first_starts_expect(&backfill->first_starts, &share, (int32_t)jobs[i].limit_s);
     }
@@ -1125,7 +1197,7 @@ static enum sluice_error take_all_held(struct sluice_backfill *backfill, int64_t
         bool all = true;
         for (uint32_t i = first; i < end && !error; i++) {
             backfill->held[i] = false;
-            if (all && held_start(&jobs[i], now) == held_start(&jobs[first], now))
+            if (all && !jobs[i].watts_only && held_start(&jobs[i], now) == held_start(&jobs[first], now))
                 error = take_held(backfill, &jobs[i], now, &backfill->held[i], text);
             all = all && backfill->held[i];
         }
@@ -1157,7 +1229,10 @@ enum sluice_error sluice_backfill_plan(struct sluice_backfill *backfill, const s
     backfill->planned_count = 0;
     for (uint32_t first = 0, end; first < job_count && !error; first = end) {
         end = end_of_group(jobs, first, job_count);
-        if (backfill->held[first])
+        if (jobs[first].watts_only)
+            error = plan_watts(backfill, &jobs[first], now_s, reservations ? TIMELINE_NEVER : 0,
+                               &backfill->starts[first], text);
+        else if (backfill->held[first])
             error = plan_held(backfill, now_s, jobs, first, end - first, text);
         else
             error = plan_job(backfill, jobs, first, end - first, reservations ? TIMELINE_NEVER : 0, text);

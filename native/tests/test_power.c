@@ -111,7 +111,25 @@ static void random_jobs(uint64_t *random, struct sluice_request *requests, struc
     }
 }
 
-static uint32_t lower, waits; /* jobs of all plans: that start with fewer watts, that wait for some */
+/* Of some jobs only the watts are planned, on nodes that they have from somebody else. */
+static void leave_nodes_to_others(uint64_t *random, struct sluice_backfill_job *jobs)
+{
+    static struct sluice_part drawing[JOBS];
+    for (uint32_t i = 0; i + 2 < JOBS; i += 11) {
+        if (jobs[i].group)
+            continue;
+        for (uint32_t p = 0; p < 3; p++)
+            drawing[i + p] = (struct sluice_part){.node = (uint32_t)next_random(random, NODES / 4) + 4 * p,
+                                                  .gpus = (1u << next_random(random, GPUS)) - 1};
+        jobs[i].watts_only = true;
+        jobs[i].request = NULL;
+        jobs[i].held = &drawing[i];
+        jobs[i].held_count = 3;
+        jobs[i].held_start_s = next_random(random, 2) ? now + (int64_t)next_random(random, HOUR) : now;
+    }
+}
+
+static uint32_t lower, waits, later; /* jobs of all plans: that start with fewer watts, that wait for some */
 
 static void test_no_budget_is_exceeded(uint64_t random)
 {
@@ -124,6 +142,7 @@ static void test_no_budget_is_exceeded(uint64_t random)
     struct sluice_power *power = new_power(budgets, BUDGETS);
     struct sluice_backfill *backfill = new_backfill(power);
     random_jobs(&random, requests, jobs);
+    leave_nodes_to_others(&random, jobs);
     CHECK_INT(sluice_backfill_plan(backfill, cluster, now, NULL, 0, jobs, JOBS, UINT32_MAX, starts, parts, PARTS,
                                    &count, &text),
               SLUICE_OK);
@@ -134,7 +153,9 @@ static void test_no_budget_is_exceeded(uint64_t random)
             const int64_t most = sluice_power_watts(power, budget, starts[i].start_s) - budgets[budget].base_watts;
             CHECK(drawn(jobs, starts, parts, budget, starts[i].start_s) <= most);
         }
-        CHECK(starts[i].watts == jobs[i].watts || starts[i].start_s == now);
+        CHECK(starts[i].watts == jobs[i].watts || starts[i].start_s == now || jobs[i].watts_only);
+        CHECK(!jobs[i].watts_only || starts[i].start_s >= jobs[i].held_start_s);
+        later += jobs[i].watts_only && starts[i].waits_for_power;
         CHECK(starts[i].watts <= jobs[i].watts);
         const int32_t least = jobs[i].least_watts ? jobs[i].least_watts : jobs[i].watts;
         CHECK(starts[i].watts >= (jobs[i].power_guaranteed ? 0 : least));
@@ -147,7 +168,7 @@ static void test_no_budget_is_exceeded(uint64_t random)
             CHECK(drawn(jobs, starts, parts, budget, at_s) <=
                   sluice_power_watts(power, budget, at_s) - budgets[budget].base_watts);
     for (uint32_t i = 0; i < JOBS; i++) {
-        if (starts[i].start_s == SLUICE_BACKFILL_NO_START || starts[i].watts < jobs[i].watts)
+        if (starts[i].start_s == SLUICE_BACKFILL_NO_START || starts[i].watts < jobs[i].watts || jobs[i].watts_only)
             continue;
         jobs[i].held_start_s = starts[i].start_s;
         jobs[i].held = &parts[starts[i].first_part];
@@ -160,7 +181,7 @@ static void test_no_budget_is_exceeded(uint64_t random)
                                    &count, &text),
               SLUICE_OK);
     for (uint32_t i = 0; i < JOBS; i++)
-        CHECK(!jobs[i].held_count ||
+        CHECK(!jobs[i].held_count || jobs[i].watts_only ||
               (again[i].start_s != SLUICE_BACKFILL_NO_START && again[i].start_s <= starts[i].start_s));
     sluice_backfill_free(backfill);
     sluice_power_free(power);
@@ -373,7 +394,7 @@ int main(void)
         test_no_budget_is_exceeded(seed);
         test_ample_budgets_change_nothing(seed);
     }
-    CHECK(lower > 8 && waits > 100);
+    CHECK(lower > 8 && waits > 100 && later > 8);
     test_profiles_are_bounded();
     test_refusals();
     return 0;

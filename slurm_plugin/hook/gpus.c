@@ -107,6 +107,58 @@ bool sluice_gpus_choose(struct sluice_mirror *mirror, job_record_t *job, const s
     return all;
 }
 
+/* ---- what stock picked ---- */
+
+/* On one node. */
+struct picks {
+    uint32_t node;
+    uint32_t mask;
+    uint64_t shares;
+};
+
+static int add_picked(void *item, void *argument)
+{
+    const gres_state_t *state = item;
+    const gres_job_state_t *gres = state->gres_data;
+    struct picks *picks = argument;
+    const char *name = state->gres_name;
+    if (!name || !gres || (strcmp(name, "gpu") != 0 && strcmp(name, "shard") != 0 && strcmp(name, "mps") != 0))
+        return 0;
+    const bool counted = gres->gres_cnt_node_select && picks->node < gres->total_node_cnt;
+    const uint64_t amount = counted ? gres->gres_cnt_node_select[picks->node] : 0;
+    bitstr_t *bits = picked(gres, picks->node);
+    if (bits)
+        picks->mask |= mask_of(bits);
+    else if (amount && strcmp(name, "gpu") == 0) /* without device files stock only counts */
+        picks->mask |= (uint32_t)((UINT64_C(1) << (amount < 32 ? amount : 32)) - 1);
+    if (strcmp(name, "shard") == 0)
+        picks->shares += amount;
+    return 0;
+}
+
+uint32_t sluice_gpus_picked(struct sluice_mirror *mirror, const job_record_t *job, struct sluice_part *parts)
+{
+    bitstr_t *nodes = job->job_resrcs->node_bitmap;
+    uint32_t count = 0;
+    for (bitoff_t i = bit_ffs(nodes), last = bit_fls(nodes); i >= 0 && i <= last; i++) {
+        struct picks picks = {.node = (uint32_t)i};
+        struct sluice_node_view view = {.gpu_count = 0};
+        if (!bit_test(nodes, i) || picks.node >= sluice_mirror_nodes(mirror))
+            continue;
+        if (gets_whole_nodes(job) && !sluice_node_read(sluice_mirror_cluster(mirror), picks.node, &view, NULL))
+            picks.mask = (UINT32_C(1) << view.gpu_count) - 1;
+        else if (job->gres_list_req)
+            list_for_each_ro(job->gres_list_req, add_picked, &picks);
+        picks.mask &= (UINT32_C(1) << SLUICE_MAX_GPUS) - 1;
+        if (picks.mask)
+            parts[count++] = (struct sluice_part){
+                .node = picks.node,
+                .gpus = picks.mask,
+                .gpu_memory_mib = (int64_t)(picks.shares / (uint64_t)__builtin_popcount(picks.mask))};
+    }
+    return count;
+}
+
 /* ---- the outcome ---- */
 
 /* Every entry of the job's allocation that is a kind of GPU. */

@@ -32,6 +32,13 @@ bool sluice_gpus_exclude_far_cores(const struct sluice_part *parts, uint32_t cou
 void sluice_gpus_compare(const job_record_t *job, const struct sluice_part *parts, uint32_t count, uint32_t *chosen,
                          uint32_t *kept);
 
+/*
+ * The GPUs that a start takes, as stock picked them: of each of the job's nodes a part with `gpus`, and with
+ * `gpu_memory_mib` where they are shares; all GPUs of nodes that the job gets whole, and of MPS the whole GPU. `parts` has
+ * room for each node. How many parts there are; nodes without GPUs have none.
+ */
+uint32_t sluice_gpus_picked(struct sluice_mirror *mirror, const job_record_t *job, struct sluice_part *parts);
+
 enum sluice_overlap {
     SLUICE_OVERLAP_NONE,  /* what stock picked is free */
     SLUICE_OVERLAP_MOVED, /* it was not; now it is another GPU of the same kind */

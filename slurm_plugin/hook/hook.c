@@ -82,6 +82,21 @@ static int decide(struct decision *decision)
     return may_preempt(call) ? sluice_hook_run_now_preempting(decision) : sluice_hook_run_now(decision);
 }
 
+/* Without the mirror stock alone decides; but there is no plan either, and so no job starts that needs watts. */
+static int without_mirror(struct decision *decision)
+{
+    job_record_t *job = decision->call->job;
+    const struct sluice_settings *settings = sluice_settings_acquire();
+    const struct sluice_gpus_asked asked = sluice_job_gpus_asked(job);
+    const bool keep = decision->level == SLUICE_LEVEL_PLACE && decision->call->mode == SELECT_MODE_RUN_NOW &&
+                      settings->rules->budget_count && (asked.gpus || asked.shares);
+    sluice_settings_release(settings);
+    if (!keep)
+        return sluice_hook_ask_stock(decision, decision->call->preemptees);
+    count(sluice_hook.kept_waiting);
+    return refuse(job);
+}
+
 /* ---- entry points ---- */
 
 int sluice_hook_test(const struct sluice_hook_call *call)
@@ -93,7 +108,7 @@ int sluice_hook_test(const struct sluice_hook_call *call)
     }
     if (decision.level < SLUICE_LEVEL_SHADOW || !sluice_hook.mirror || !call->job->details) {
         sluice_hook.following = sluice_hook.following && decision.level >= SLUICE_LEVEL_SHADOW;
-        return sluice_hook_ask_stock(&decision, call->preemptees);
+        return without_mirror(&decision);
     }
     uint64_t begin = sluice_now_ns();
     decision.now = time(NULL);
@@ -106,7 +121,7 @@ int sluice_hook_test(const struct sluice_hook_call *call)
     if (call->mode == SELECT_MODE_RUN_NOW && decision.level == SLUICE_LEVEL_PLACE)
         sluice_recount_keep_out(call->job, call->nodes);
     if (!sluice_hook_follow(decision.now))
-        return sluice_hook_ask_stock(&decision, call->preemptees);
+        return without_mirror(&decision);
     sluice_hook_check_mirror();
     const struct sluice_settings *settings = sluice_settings_acquire();
     decision.policy = settings->rules->placement;

@@ -224,6 +224,8 @@ int sluice_hook_part_overlaps(struct decision *decision);
 void sluice_hook_read_power(struct decision *decision);
 /* Clear, in `words`, the nodes whose power budgets have too few watts for it now. */
 void sluice_hook_keep_out_power(const struct decision *decision, uint64_t *words);
+/* Has stock's answer, that a job which is left to it can start now on these nodes, no watts? */
+bool sluice_hook_lacks_power(const struct decision *decision);
 /* Does a job that stock would start now break a power budget of the policy? Its start is refused then, else it starts
  * with the cap that the budgets allow. `decision->rc` has stock's answer. */
 int sluice_hook_power(struct decision *decision);

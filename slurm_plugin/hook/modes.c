@@ -176,8 +176,8 @@ static void keep_out(const struct decision *decision, const uint64_t *before, ui
     }
 }
 
-/* Stock's answer that the job can start now is put off where that would delay a reserved start: sched/backfill would
- * try, and be refused. Of a heterogeneous job it would have started some components by then, and would queue them again
+/* Stock's answer that the job can start now is put off where that would delay a reserved start, or no watts are free:
+ * sched/backfill would try, and be refused. Of a heterogeneous job it would have started some components by then, and would queue them again
  * for 20 minutes; those that it counts as started would be counted twice (acct_policy.c, accrue_cnt). */
 static void put_off(const struct decision *decision)
 {
@@ -186,7 +186,7 @@ static void put_off(const struct decision *decision)
         return;
     memcpy(sluice_hook.tried, words_of(call->nodes), sluice_hook.words * sizeof(*sluice_hook.tried));
     keep_out(decision, words_of(call->nodes), sluice_hook.tried);
-    if (!same_words(sluice_hook.tried, words_of(call->nodes)))
+    if (!same_words(sluice_hook.tried, words_of(call->nodes)) || sluice_hook_lacks_power(decision))
         call->job->start_time = decision->now + PUT_OFF_S;
 }
 
@@ -197,7 +197,8 @@ int sluice_hook_left_to_stock(struct decision *decision, bool preempting)
     /* The plan does not know of it, and may have reserved starts for jobs after it: those do not count. */
     const struct sluice_plan_place place = {
         .tier = job->part_ptr ? job->part_ptr->priority_tier : 0, .priority = job->priority, .job_id = job->job_id};
-    if (sluice_plan_ask(decision->plan, job->job_id).state == SLUICE_PLAN_UNKNOWN)
+    const enum sluice_plan_state state = sluice_plan_ask(decision->plan, job->job_id).state;
+    if (state == SLUICE_PLAN_UNKNOWN || state == SLUICE_PLAN_WATTS)
         decision->question.place = &place;
     if (call->mode == SELECT_MODE_WILL_RUN) {
         int rc = sluice_hook_ask_stock(decision, call->preemptees);

@@ -5,28 +5,19 @@
  */
 #include "hook/hook_internal.h"
 
-/* The parts of a start: the core's choice where stock took its nodes, else so many GPUs on each node. */
-static uint32_t parts_of(const struct decision *decision, const struct sluice_part **parts)
+#include "hook/gpus.h"
+
+#include "src/common/list.h"
+
+/* GPUs that a job of which nothing else can be said takes on a node at the least. */
+static int64_t least_gpus(const struct decision *decision)
 {
-    const job_record_t *job = decision->call->job;
-    const struct sluice_request *request = &decision->drawing;
-    const uint64_t *words = words_of(job->job_resrcs->node_bitmap);
-    const uint32_t nodes = (uint32_t)bit_set_count(job->job_resrcs->node_bitmap);
-    uint32_t count = 0, chosen = sluice_hook.chosen_job == job->job_id ? sluice_hook.chosen_count : 0;
-    for (uint32_t i = 0; i < chosen; i++)
-        count += words[sluice_hook.chosen[i].node / 64] >> sluice_hook.chosen[i].node % 64 & 1;
-    *parts = sluice_hook.chosen;
-    if (count && count == chosen && count == nodes)
-        return count;
-    int64_t gpus = request->gpus < SLUICE_MAX_GPUS ? request->gpus : SLUICE_MAX_GPUS;
-    if (request->flags & SLUICE_GPUS_TOTAL && nodes)
-        gpus = (gpus + nodes - 1) / nodes;
-    *parts = sluice_hook.parts;
-    count = 0;
-    for (uint32_t node = 0; node < sluice_hook.words * 64 && count < nodes; node++)
-        if (words[node / 64] >> node % 64 & 1)
-            sluice_hook.parts[count++] = (struct sluice_part){.node = node, .gpus = (1u << gpus) - 1};
-    return count;
+    const struct sluice_hook_call *call = decision->call;
+    const struct sluice_gpus_asked asked = sluice_job_gpus_asked(call->job);
+    if (!asked.gpus)
+        return asked.shares;
+    return call->min_nodes && call->min_nodes == call->max_nodes ? (asked.gpus + call->min_nodes - 1) / call->min_nodes
+                                                                 : 1;
 }
 
 void sluice_hook_read_power(struct decision *decision)
@@ -36,8 +27,9 @@ void sluice_hook_read_power(struct decision *decision)
     const struct sluice_settings *settings = sluice_settings_acquire();
     if (settings->rules->budget_count) {
         decision->drawing = decision->request.wanted;
-        if (decision->request.fit == SLUICE_JOB_STOCK)
-            sluice_job_request_gpus(sluice_hook.mirror, decision->call->job, &decision->drawing);
+        if (decision->request.fit == SLUICE_JOB_STOCK &&
+            !sluice_job_request_gpus(sluice_hook.mirror, decision->call->job, &decision->drawing))
+            decision->drawing = (struct sluice_request){.gpus = least_gpus(decision)};
         const struct sluice_draws *draws = sluice_draws_acquire();
         struct sluice_watts_basis basis;
         sluice_watts_begin(&basis, settings->rules, draws, sluice_hook.mirror);
@@ -61,16 +53,88 @@ void sluice_hook_keep_out_power(const struct decision *decision, uint64_t *words
                                sluice_hook.words);
 }
 
+/* What a job draws on these parts. */
+static struct sluice_job_watts watts_on(const struct decision *decision, const struct sluice_part *parts,
+                                        uint32_t count)
+{
+    const struct sluice_settings *settings = sluice_settings_acquire();
+    const struct sluice_draws *draws = sluice_draws_acquire();
+    struct sluice_watts_basis basis;
+    sluice_watts_begin(&basis, settings->rules, draws, sluice_hook.mirror);
+    const struct sluice_job_watts power = sluice_watts_of_start(&basis, decision->call->job, parts, count);
+    sluice_draws_release(draws);
+    sluice_settings_release(settings);
+    return power;
+}
+
+/* The GPUs of a job evenly on the nodes that stock would take; which ones it would pick is not known. */
+static uint32_t evenly(const struct decision *decision, struct sluice_part *parts)
+{
+    const struct sluice_gpus_asked asked = sluice_job_gpus_asked(decision->call->job);
+    const uint64_t *words = words_of(decision->call->nodes);
+    const uint32_t nodes = (uint32_t)bit_set_count(decision->call->nodes);
+    const uint32_t each = !nodes || !asked.gpus ? asked.shares : (asked.gpus + nodes - 1) / nodes;
+    const uint32_t gpus = each < SLUICE_MAX_GPUS ? each : SLUICE_MAX_GPUS;
+    uint32_t count = 0;
+    for (uint32_t node = 0; gpus && node < sluice_hook.words * 64; node++)
+        if (words[node / 64] >> node % 64 & 1)
+            parts[count++] = (struct sluice_part){.node = node, .gpus = (1u << gpus) - 1};
+    return count;
+}
+
+struct others {
+    const struct decision *decision;
+    int64_t gpus;
+};
+
+static int add_component(void *item, void *argument)
+{
+    const job_record_t *job = item;
+    struct others *others = argument;
+    if (job != others->decision->call->job && IS_JOB_PENDING(job) &&
+        sluice_plan_ask(others->decision->plan, job->job_id).state != SLUICE_PLAN_WATTS)
+        others->gpus += sluice_job_gpus_asked(job).gpus;
+    return 0;
+}
+
+/* GPUs of a heterogeneous job's other components, which start with it, without those that watts are kept for. */
+static int64_t gpus_of_others(const struct decision *decision)
+{
+    struct others others = {.decision = decision};
+    const uint32_t id = decision->call->job->het_job_id;
+    const job_record_t *leader = id ? find_job_record(id) : NULL;
+    if (leader && leader->het_job_list)
+        list_for_each_ro(leader->het_job_list, add_component, &others);
+    return others.gpus;
+}
+
+bool sluice_hook_lacks_power(const struct decision *decision)
+{
+    if (!decision->budgets)
+        return false;
+    const uint32_t count = evenly(decision, sluice_hook.parts);
+    const struct sluice_job_watts power = watts_on(decision, sluice_hook.parts, count);
+    const int64_t others = gpus_of_others(decision);
+    int64_t gpus = others;
+    for (uint32_t i = 0; i < count; i++)
+        gpus += __builtin_popcount(sluice_hook.parts[i].gpus);
+    return sluice_plan_allows_watts(decision->plan, &decision->question, &power, sluice_hook.parts, count) < 0 ||
+           (others && sluice_plan_allows_watts_anywhere(decision->plan, &decision->question, &power, gpus) < 0);
+}
+
 int sluice_hook_power(struct decision *decision)
 {
     job_record_t *job = decision->call->job;
-    const struct sluice_part *parts;
     sluice_hook.powered_job = 0;
     if (decision->rc || !decision->budgets || decision->call->mode != SELECT_MODE_RUN_NOW || !job->job_resrcs)
         return decision->rc;
-    struct sluice_job_watts power = decision->power;
-    const uint32_t part_count = parts_of(decision, &parts);
-    const int32_t watts = sluice_plan_allows_watts(decision->plan, &decision->question, &power, parts, part_count);
+    const uint32_t count_parts = sluice_gpus_picked(sluice_hook.mirror, job, sluice_hook.parts);
+    struct sluice_job_watts power = watts_on(decision, sluice_hook.parts, count_parts);
+    int32_t watts =
+        sluice_plan_allows_watts(decision->plan, &decision->question, &power, sluice_hook.parts, count_parts);
+    /* The other components of a heterogeneous job may have started already: it was put off before, or has the least. */
+    if (watts < 0 && job->het_job_id && decision->plan)
+        watts = power.least ? power.least : power.watts;
     if (watts < 0) {
         count(sluice_hook.kept_waiting);
         return refuse(job);

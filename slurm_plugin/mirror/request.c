@@ -639,6 +639,28 @@ bool sluice_job_request_estimate(struct sluice_mirror *mirror, job_record_t *job
     return true;
 }
 
+static int add_asked(void *item, void *argument)
+{
+    const gres_state_t *state = item;
+    const gres_job_state_t *gres = state->gres_data;
+    struct sluice_gpus_asked *asked = argument;
+    if (!state->gres_name || !gres)
+        return 0;
+    if (!strcmp(state->gres_name, "gpu"))
+        asked->gpus += gres->total_gres < UINT32_MAX ? (uint32_t)gres->total_gres : 0;
+    else if (!strcmp(state->gres_name, "shard") || !strcmp(state->gres_name, "mps"))
+        asked->shares = true;
+    return 0;
+}
+
+struct sluice_gpus_asked sluice_job_gpus_asked(const job_record_t *job)
+{
+    struct sluice_gpus_asked asked = {0};
+    if (job->gres_list_req)
+        list_for_each_ro(job->gres_list_req, add_asked, &asked);
+    return asked;
+}
+
 bool sluice_job_request_gpus(struct sluice_mirror *mirror, job_record_t *job, struct sluice_request *out)
 {
     const sluice_job_details *details = job->details;

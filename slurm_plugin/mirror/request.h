@@ -94,6 +94,13 @@ struct sluice_node_size {
 bool sluice_job_request_estimate(struct sluice_mirror *mirror, job_record_t *job, struct sluice_node_size largest,
                                  struct sluice_request *out);
 
+/* What of GPUs any job asks in all, also one of which nothing else can be said. */
+struct sluice_gpus_asked {
+    uint32_t gpus; /* whole ones */
+    bool shares;   /* shards, or MPS */
+};
+struct sluice_gpus_asked sluice_job_gpus_asked(const job_record_t *job);
+
 /* The GPUs that a job takes on the nodes that stock chooses: of all of them together, where it does not say how many on
  * each. False: they cannot be said. Cost and locks: as above. */
 bool sluice_job_request_gpus(struct sluice_mirror *mirror, job_record_t *job, struct sluice_request *out);

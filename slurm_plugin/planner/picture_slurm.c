@@ -17,6 +17,7 @@ enum {
     MOST_HOLDS = 64,              /* jobs that sched/backfill keeps nodes for ... */
     HOLD_S = 60,                  /* ... for so long after that was last seen ... */
     HOLD_LATE_S = 120,            /* ... and after the expected start: sched/backfill does not get to it */
+    SOON_S = 90,                  /* an expected start that is put off by the hook is expected now */
     VAIN_S = 180,                 /* a job that has not started so long after the first start expected ... */
     VAIN_STARTS = 3,              /* ... and has been expected again so often since ... */
     LAPSE_S = 1800,               /* ... has nothing kept for so long */
@@ -529,7 +530,7 @@ static bool name_nodes(const struct sluice_picture *picture, struct sluice_hold 
  * pass. Slurm's main scheduler starts others there nevertheless; for the plan the claim lapses for a while. */
 static void see_start(const struct sluice_picture *picture, struct sluice_hold *hold, int64_t start_s)
 {
-    if (!hold->first_start_s || hold->lapsed_until_s > picture->now_s) {
+    if (!hold->first_start_s || hold->short_of_watts || hold->lapsed_until_s > picture->now_s) {
         hold->first_start_s = hold->start_s = start_s;
         hold->starts = 0;
     }
@@ -565,12 +566,51 @@ static void see_hold(struct sluice_picture *picture, const struct sluice_queue *
         hold->het_id = entry->het_id;
         hold->pass_s = slurmctld_diag_stats.bf_when_last_cycle;
         see_start(picture, hold, job->start_time);
+        hold->short_of_watts = false;
         hold->seen_s = picture->now_s;
     }
     if (!hold)
         return;
     see_room(picture, queue, entry, hold);
     hold->waits = true;
+}
+
+/* The GPUs of a job that only Slurm finds nodes for, evenly on the nodes that are kept for it: the plan keeps watts for
+ * them. */
+static void see_drawing(struct sluice_picture *picture, struct sluice_picture_job *sought, const job_record_t *job)
+{
+    const struct sluice_hold *hold = find_hold(picture, job->job_id);
+    const struct sluice_gpus_asked asked = sluice_job_gpus_asked(job);
+    uint32_t nodes = 0, count = 0;
+    if (!hold || !hold->waits || hold->lapsed_until_s > picture->now_s || (!asked.gpus && !asked.shares))
+        return;
+    for (uint32_t i = 0; i < picture->node_words; i++)
+        nodes += (uint32_t)__builtin_popcountll(hold->nodes[i]);
+    if (!nodes || !grow(picture, &picture->drawing, &picture->drawing_room, picture->drawing_count + nodes,
+                        sizeof *picture->drawing))
+        return;
+    const uint32_t each = asked.gpus ? (asked.gpus + nodes - 1) / nodes : 1;
+    struct sluice_part *parts = &picture->drawing[picture->drawing_count];
+    for (uint32_t node = 0; node < picture->size_count && node < picture->node_words * 64; node++) {
+        const uint32_t gpus = each < picture->sizes[node].gpus ? each : picture->sizes[node].gpus;
+        if (hold->nodes[node / 64] >> node % 64 & 1 && gpus)
+            parts[count++] = (struct sluice_part){.node = node, .gpus = (1u << gpus) - 1};
+    }
+    sought->power = sluice_watts_of_start(&picture->watts, job, parts, count);
+    if (!sought->power.watts)
+        return;
+    sought->drawing = picture->drawing_count;
+    sought->drawing_count = count;
+    sought->drawing_from_s = hold->start_s > picture->now_s + SOON_S ? hold->start_s : picture->now_s;
+    picture->drawing_count += count;
+}
+
+void sluice_picture_short_of_watts(struct sluice_picture *picture, uint32_t index)
+{
+    struct sluice_hold *hold = find_hold(picture, picture->queue->pending[index].id);
+    picture->pending[index].short_of_watts = true;
+    if (hold)
+        hold->short_of_watts = true;
 }
 
 uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sluice_plan_place *place, int64_t limit_s,
@@ -617,8 +657,11 @@ static void see_pending(struct sluice_picture *picture, const struct sluice_queu
         see_request(picture, sought, queue, entry, job);
     if (entry->flags & SLUICE_QUEUE_HETEROGENEOUS)
         sought->stock = SLUICE_STOCK_HET;
-    if (sought->stock && entry->choices)
+    if (sought->stock && entry->choices) {
         see_hold(picture, queue, entry, job);
+        if (picture->watts.rules)
+            see_drawing(picture, sought, job);
+    }
     picture->accrual_lost |= sluice_accrual_lost(job);
     sluice_gang_picture_job(entry, index, true, sought->usable && !sought->estimated, job);
 }
@@ -662,7 +705,7 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
     }
     uint64_t from = sluice_now_us();
     sluice_planner_begin(planner);
-    picture->running_count = picture->largest_count = picture->movable_count = 0;
+    picture->running_count = picture->largest_count = picture->movable_count = picture->drawing_count = 0;
     picture->words_used = 0;
     picture->failed_memory = false;
     for (uint32_t i = 0; i < picture->hold_count; i++)
@@ -715,6 +758,7 @@ void sluice_picture_free(struct sluice_picture *picture)
     free(picture->running);
     free(picture->movables);
     free(picture->leaving);
+    free(picture->drawing);
     sluice_budgets_free(&picture->budgets);
     memset(picture, 0, sizeof *picture);
 }

@@ -243,11 +243,12 @@ bool sluice_plan_allows_start(const struct sluice_plan *plan, const struct sluic
     return true;
 }
 
-/* What the plan has counted for a job that it starts now. */
+/* What the plan has counted for a job that may start now. */
 static struct sluice_watts_own own_of(const struct sluice_plan *plan, uint32_t job_id)
 {
     const struct sluice_plan_answer answer = sluice_plan_ask(plan, job_id);
-    if (answer.state != SLUICE_PLAN_NOW)
+    const bool kept = answer.state == SLUICE_PLAN_WATTS && answer.start_s <= plan->made_s;
+    if (answer.state != SLUICE_PLAN_NOW && !kept)
         return (struct sluice_watts_own){.count = 0};
     return (struct sluice_watts_own){.parts = answer.parts, .count = answer.part_count, .watts = answer.watts};
 }
@@ -266,6 +267,17 @@ int32_t sluice_plan_allows_watts(const struct sluice_plan *plan, const struct sl
         return -1;
     const struct sluice_watts_own own = own_of(plan, question->job_id);
     return sluice_watts_allowed(plan->left, job, &own, parts, count, question->now_s, end_of(question));
+}
+
+int32_t sluice_plan_allows_watts_anywhere(const struct sluice_plan *plan, const struct sluice_plan_question *question,
+                                          const struct sluice_job_watts *job, int64_t gpus)
+{
+    if (!job->watts || !job->budgets || gpus <= 0)
+        return job->watts;
+    if (!plan || !plan->left)
+        return -1;
+    const struct sluice_watts_own own = own_of(plan, question->job_id);
+    return sluice_watts_allowed_anywhere(plan->left, job, &own, gpus, question->now_s, end_of(question));
 }
 
 void sluice_plan_keep_out_watts(const struct sluice_plan *plan, const struct sluice_plan_question *question,
@@ -603,7 +615,7 @@ static void compute_claims(struct sluice_planner *planner, struct sluice_plan *p
     }
     for (uint32_t e = 0; e < plan->entry_count; e++) {
         const struct entry *entry = &plan->entries[e];
-        for (uint32_t p = 0; p < entry->part_count; p++)
+        for (uint32_t p = 0; p < entry->part_count && entry->state != SLUICE_PLAN_WATTS; p++)
             use_part(planner, plan, &plan->parts[entry->first_part + p], entry->start_s,
                      entry->start_s + entry->limit_s);
     }
@@ -646,7 +658,9 @@ static struct sluice_plan *make_plan(struct sluice_planner *planner, int64_t now
                                           .part_count = planned ? start->part_count : 0,
                                           .watts = start->watts,
                                           .waits_for_power = start->waits_for_power};
-        if (planned && start->start_s > now_s)
+        if (planned && jobs[i].drawing)
+            plan->entries[i].state = SLUICE_PLAN_WATTS;
+        else if (planned && start->start_s > now_s)
             plan->entries[i].state = SLUICE_PLAN_LATER;
         else if (planned)
             plan->entries[i].state = SLUICE_PLAN_NOW;
@@ -680,7 +694,8 @@ static void count_plan(const struct sluice_planner *planner, const struct sluice
         now += entry->state == SLUICE_PLAN_NOW;
         reserved += entry->state == SLUICE_PLAN_LATER;
         const struct sluice_backfill_job *asked = &planner->jobs[i];
-        slipped += asked->held_count && asked->held_start_s > now_s && entry->start_s > asked->held_start_s;
+        slipped += asked->held_count && !asked->watts_only && asked->held_start_s > now_s &&
+                   entry->start_s > asked->held_start_s;
     }
     pthread_mutex_lock(&lock);
     counts.jobs = plan->entry_count;
@@ -719,7 +734,12 @@ static void take_jobs(struct sluice_planner *planner, const struct sluice_plan_j
                                                             .least_watts = jobs[i].power.least,
                                                             .power_guaranteed = jobs[i].power.guaranteed,
                                                             .power_budgets = jobs[i].power.budgets};
-            if (held && size >= largest) {
+            if (jobs[i].drawing) {
+                planner->jobs[i].watts_only = true;
+                planner->jobs[i].held = jobs[i].drawing;
+                planner->jobs[i].held_count = jobs[i].drawing_count;
+                planner->jobs[i].held_start_s = jobs[i].drawing_from_s;
+            } else if (held && size >= largest) {
                 planner->jobs[i].held = planner->last->parts + held->first_part;
                 planner->jobs[i].held_count = held->part_count;
                 planner->jobs[i].held_start_s = held->start_s;

@@ -57,6 +57,7 @@ enum sluice_plan_state {
     SLUICE_PLAN_UNKNOWN = 0, /* submitted later, not planned, or no start within the plan's depth */
     SLUICE_PLAN_NOW = 1,     /* should start now: on `parts` there is room, and no job is delayed */
     SLUICE_PLAN_LATER = 2,   /* is to start at start_s, on `parts` */
+    SLUICE_PLAN_WATTS = 3,   /* Slurm finds its nodes: only watts are kept for it, from start_s on, for `parts` */
 };
 
 struct sluice_plan_answer {
@@ -89,6 +90,10 @@ bool sluice_plan_allows_start(const struct sluice_plan *plan, const struct sluic
  * before the next one. O(parts + segments of the budgets). */
 int32_t sluice_plan_allows_watts(const struct sluice_plan *plan, const struct sluice_plan_question *question,
                                  const struct sluice_job_watts *job, const struct sluice_part *parts, uint32_t count);
+
+/* ... for `gpus` GPUs, wherever they are: by the budgets alone that count all nodes. */
+int32_t sluice_plan_allows_watts_anywhere(const struct sluice_plan *plan, const struct sluice_plan_question *question,
+                                          const struct sluice_job_watts *job, int64_t gpus);
 
 /* Clear, in `words`, the nodes of budgets that have no watts now for `gpus` GPUs of the job. O(nodes + segments). */
 void sluice_plan_keep_out_watts(const struct sluice_plan *plan, const struct sluice_plan_question *question,
@@ -134,6 +139,10 @@ struct sluice_plan_job {
     int64_t limit_s; /* > 0 */
     struct sluice_request request;
     struct sluice_job_watts power;
+    const struct sluice_part
+        *drawing;           /* NULL, or: Slurm finds its nodes, and only its watts are planned, for these ... */
+    uint32_t drawing_count; /* ... GPUs ... */
+    int64_t drawing_from_s; /* ... and not before; `request` is not read, and it is in no group */
 };
 
 struct sluice_planner_config {

@@ -168,14 +168,14 @@ static bool add_unit(struct unit unit)
     return true;
 }
 
-static bool is_plannable(uint32_t index)
+/* Does it wait for room, or for watts, alone? */
+static bool waits_alone(uint32_t index)
 {
     const struct sluice_queue_job *entry = &picture.queue->pending[index];
     uint32_t cannot = SLUICE_QUEUE_HELD | SLUICE_QUEUE_DEPENDENT;
     if (!goes_first(entry) || picture.pending[index].begin_s > sluice_job_times_of(planner.first, entry->id))
         cannot |= SLUICE_QUEUE_NOT_ELIGIBLE; /* else its place is kept until Slurm, and not its user, lets it start */
-    if (!picture.pending[index].usable || sluice_gang_is_member(index) || entry->flags & cannot ||
-        !waits_for_room(entry))
+    if (sluice_gang_is_member(index) || entry->flags & cannot || !waits_for_room(entry))
         return false;
     if (!picture.queue->partitions[picture.queue->choices[entry->first_choice].partition].up)
         return false;
@@ -183,6 +183,17 @@ static bool is_plannable(uint32_t index)
     if (refused)
         refused->seen = true;
     return !refused || refused->until_s <= picture.queue->taken_s;
+}
+
+static bool is_plannable(uint32_t index)
+{
+    return picture.pending[index].usable && waits_alone(index);
+}
+
+/* Is there something to plan for it? */
+static bool is_unit(uint32_t index)
+{
+    return (picture.pending[index].usable || picture.pending[index].drawing_count) && waits_alone(index);
 }
 
 /* Is it planned with the moves that are under way? */
@@ -203,7 +214,7 @@ static void order_units(void)
         planner.refused[i].seen = false;
     for (uint32_t i = 0; i < picture.queue->pending_count; i++) {
         const struct sluice_queue_job *entry = &picture.queue->pending[i];
-        if (is_plannable(i) && !has_place_kept(i))
+        if (is_unit(i) && !has_place_kept(i))
             add_unit((struct unit){.tier = tier_of(entry),
                                    .first = goes_first(entry),
                                    .priority = picture.queue->choices[entry->first_choice].priority,
@@ -249,6 +260,13 @@ static void add_job(const struct unit *unit, uint32_t index, uint32_t group)
                                     .limit_s = sluice_picture_limit(&picture, entry),
                                     .request = picture.pending[index].request,
                                     .power = picture.pending[index].power};
+    if (picture.pending[index].drawing_count) {
+        job->drawing = picture.drawing + picture.pending[index].drawing;
+        job->drawing_count = picture.pending[index].drawing_count;
+        job->drawing_from_s = picture.pending[index].drawing_from_s;
+        planner.job_words[planner.job_count - 1] = 0; /* its request is not read */
+        return;
+    }
     uint64_t *words = picture.words + picture.pending[index].words;
     /* Nodes that are powered down or boot go last, which one request cannot express: Slurm's own passes wake them,
      * through the hook. Only the planner starts gangs. */
@@ -263,6 +281,8 @@ static bool has_room(uint32_t index, uint32_t *shares)
 {
     const struct sluice_request *request = &picture.pending[index].request;
     int64_t nodes = request->nodes_max > request->nodes_min ? request->nodes_max : request->nodes_min;
+    if (picture.pending[index].drawing_count)
+        nodes = picture.pending[index].drawing_count;
     if (nodes <= 1)
         return true;
     if (nodes > SLUICE_MOST_PLANNED - (int64_t)*shares)
@@ -504,18 +524,22 @@ static void record(const struct sluice_plan *plan, const struct sluice_rules *ru
     struct sluice_decision_recorder *recorder = sluice_decision_shared();
     uint32_t job_id, group, before = 0;
     struct sluice_plan_answer answer;
-    for (uint32_t i = 0; recorder && sluice_plan_entry(plan, i, &job_id, &group, &answer); i++) {
+    for (uint32_t i = 0; sluice_plan_entry(plan, i, &job_id, &group, &answer); i++) {
         bool again = job_id == before;
         before = job_id;
         if (again || planner.job_index[i] == UINT32_MAX)
             continue;
+        if (planner.jobs[i].drawing && answer.waits_for_power)
+            sluice_picture_short_of_watts(&picture, planner.job_index[i]);
+        if (!recorder || (planner.jobs[i].drawing && !answer.waits_for_power))
+            continue; /* the latter is left to Slurm */
         struct sluice_decision_plan planned = {.job_id = job_id,
                                                .gang = starts_alone(group) ? 0 : group,
                                                .planned_s = now_s,
                                                .start_s = answer.state == SLUICE_PLAN_UNKNOWN ? SLUICE_BACKFILL_NO_START
                                                                                               : answer.start_s,
                                                .parts = answer.parts,
-                                               .part_count = answer.part_count,
+                                               .part_count = planner.jobs[i].drawing ? 0 : answer.part_count,
                                                .reason = waits_for(job_id, &answer, rules, now_s, words, sizeof words)};
         sluice_decision_planned(recorder, &planned);
     }
@@ -527,7 +551,7 @@ static void record_others(int64_t now_s)
     struct sluice_decision_recorder *recorder = sluice_decision_shared();
     for (uint32_t i = 0; recorder && i < picture.queue->pending_count; i++) {
         char reason[128];
-        if (!picture.pending[i].stock)
+        if (!picture.pending[i].stock || picture.pending[i].short_of_watts)
             continue;
         snprintf(reason, sizeof reason, "left to Slurm's own scheduler (%s)",
                  sluice_job_stock_text(picture.pending[i].stock));

@@ -55,6 +55,11 @@ struct sluice_picture_job {
     struct sluice_request request;
     struct sluice_job_watts power;
     uint32_t words; /* of its allowed nodes: offset in the picture's `words` */
+
+    /* Of one that only Slurm finds nodes for, if budgets count it: its GPUs on the nodes that sched/backfill keeps. */
+    uint32_t drawing, drawing_count; /* in the picture's `drawing` */
+    int64_t drawing_from_s;
+    bool short_of_watts; /* the plan says so; set by the planner */
 };
 
 /* Nodes that a reservation of Slurm's keeps from a moment on. */
@@ -73,6 +78,7 @@ struct sluice_hold {
     uint32_t starts;         /* how often another one was expected since */
     int64_t lapsed_until_s;  /* nothing is kept until then: it did not start when it was expected to */
     bool waits;              /* in the picture that is being taken */
+    bool short_of_watts;     /* in the last plan */
     char *names;             /* of `nodes` */
     bool room_came;          /* on nodes that it may use, and that pass did not know; such nodes are kept, too */
     uint64_t nodes[];        /* node_words, and as many for nodes on which room came */
@@ -149,6 +155,8 @@ struct sluice_picture {
     uint32_t kept_count;
     struct sluice_watts_basis watts; /* of the picture that is being taken; `rules` NULL: no budgets */
     struct sluice_bound_budgets budgets;
+    struct sluice_part *drawing;
+    uint32_t drawing_count, drawing_room;
     bool failed_memory;
     bool accrual_lost; /* of some job */
 };
@@ -170,6 +178,9 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
  */
 uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sluice_plan_place *place, int64_t limit_s,
                                  uint32_t words);
+
+/* A job that sched/backfill keeps nodes for waits for watts of a budget, by the plan: it is not expected in vain. */
+void sluice_picture_short_of_watts(struct sluice_picture *picture, uint32_t index);
 
 /* Look nodes up, for moves; under the read locks. */
 void sluice_picture_keep(struct sluice_picture *picture, char *names);

@@ -208,6 +208,21 @@ int32_t sluice_watts_allowed(const struct sluice_watts_left *left, const struct 
     return !may_start_with(job, allowed) ? -1 : allowed > 0 ? (int32_t)allowed : 0;
 }
 
+int32_t sluice_watts_allowed_anywhere(const struct sluice_watts_left *left, const struct sluice_job_watts *job,
+                                      const struct sluice_watts_own *own, int64_t gpus, int64_t from_s, int64_t to_s)
+{
+    uint64_t everywhere = job->budgets;
+    int64_t allowed = job->watts;
+    for (uint32_t node = 0; node < left->nodes; node++)
+        everywhere &= left->counting[node];
+    for (uint32_t budget = 0; budget < left->budgets; budget++) {
+        const int64_t most =
+            everywhere >> budget & 1 ? allowed_of(left, budget, job, own, gpus, from_s, to_s) : allowed;
+        allowed = most < allowed ? most : allowed;
+    }
+    return !may_start_with(job, allowed) ? -1 : allowed > 0 ? (int32_t)allowed : 0;
+}
+
 void sluice_watts_keep_out(const struct sluice_watts_left *left, const struct sluice_job_watts *job,
                            const struct sluice_watts_own *own, int64_t gpus, int64_t from_s, int64_t to_s,
                            uint64_t *words, size_t count)

@@ -60,6 +60,10 @@ int32_t sluice_watts_allowed(const struct sluice_watts_left *left, const struct 
                              const struct sluice_watts_own *own, const struct sluice_part *parts, uint32_t count,
                              int64_t from_s, int64_t to_s);
 
+/* ... for `gpus` GPUs, by the budgets that count all nodes. O(nodes + segments). */
+int32_t sluice_watts_allowed_anywhere(const struct sluice_watts_left *left, const struct sluice_job_watts *job,
+                                      const struct sluice_watts_own *own, int64_t gpus, int64_t from_s, int64_t to_s);
+
 /* Clear, in `words`, the nodes on which no `gpus` GPUs may start now. O(nodes + segments). */
 void sluice_watts_keep_out(const struct sluice_watts_left *left, const struct sluice_job_watts *job,
                            const struct sluice_watts_own *own, int64_t gpus, int64_t from_s, int64_t to_s,

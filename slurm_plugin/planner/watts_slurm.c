@@ -47,11 +47,11 @@ struct sluice_job_watts sluice_watts_of_pending(const struct sluice_watts_basis 
     return sluice_watts_of(basis->rules, basis->draws, &draw);
 }
 
-struct sluice_job_watts sluice_watts_of_running(const struct sluice_watts_basis *basis, const job_record_t *job)
+/* ... and what follows from the GPUs that it has. */
+static struct sluice_job_draw draw_on(const struct sluice_watts_basis *basis, const job_record_t *job,
+                                      const struct sluice_part *parts, uint32_t count)
 {
     struct sluice_job_draw draw = draw_of(job);
-    uint32_t count = 0;
-    const struct sluice_part *parts = sluice_mirror_parts(basis->mirror, job->job_id, &count);
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t class =
             sluice_rules_class_of_type(basis->rules, sluice_mirror_node_type(basis->mirror, parts[i].node));
@@ -60,6 +60,21 @@ struct sluice_job_watts sluice_watts_of_running(const struct sluice_watts_basis 
         if (parts[i].gpu_memory_mib > draw.gpu_memory_mib)
             draw.gpu_memory_mib = parts[i].gpu_memory_mib;
     }
+    return draw;
+}
+
+struct sluice_job_watts sluice_watts_of_start(const struct sluice_watts_basis *basis, const job_record_t *job,
+                                              const struct sluice_part *parts, uint32_t count)
+{
+    const struct sluice_job_draw draw = draw_on(basis, job, parts, count);
+    return sluice_watts_of(basis->rules, basis->draws, &draw);
+}
+
+struct sluice_job_watts sluice_watts_of_running(const struct sluice_watts_basis *basis, const job_record_t *job)
+{
+    uint32_t count = 0;
+    const struct sluice_part *parts = sluice_mirror_parts(basis->mirror, job->job_id, &count);
+    struct sluice_job_draw draw = draw_on(basis, job, parts, count);
     draw.job_id = job->job_id;
     for (uint32_t i = 0; i < job->spank_job_env_size; i++)
         if (!xstrncmp(job->spank_job_env[i], CAP, sizeof CAP - 1))

@@ -22,6 +22,9 @@ void sluice_watts_begin(struct sluice_watts_basis *basis, const struct sluice_ru
 /* Of a job that waits, and of one that runs. */
 struct sluice_job_watts sluice_watts_of_pending(const struct sluice_watts_basis *basis, const job_record_t *job,
                                                 const struct sluice_request *request);
+/* ... of one that starts on these parts ... */
+struct sluice_job_watts sluice_watts_of_start(const struct sluice_watts_basis *basis, const job_record_t *job,
+                                              const struct sluice_part *parts, uint32_t count);
 struct sluice_job_watts sluice_watts_of_running(const struct sluice_watts_basis *basis, const job_record_t *job);
 
 /* A job starts with a cap on each of its GPUs, of so many watts; 0: with none. Locks: job write. */

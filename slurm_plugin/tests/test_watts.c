@@ -225,8 +225,65 @@ static void test_starts_beside_a_plan(void)
     sluice_cluster_free(cluster);
 }
 
+/* Watts are kept for a job whose nodes Slurm finds, in its place in the order. */
+static void test_watts_alone(void)
+{
+    static const uint64_t counting[NODES] = {1, 1, 1, 1};
+    static const struct sluice_part expected[] = {{.node = 2, .gpus = 7}}, others[] = {{.node = 1, .gpus = 7}},
+                                    one[] = {{.node = 0, .gpus = 1}};
+    const struct sluice_power_budget budget = {.watts = 1000};
+    struct sluice_cluster *cluster = new_cluster();
+    struct sluice_power *power;
+    struct sluice_planner *planner;
+    struct sluice_plan *plan;
+    CHECK_INT(sluice_power_new(NODES, &power, &text), SLUICE_OK);
+    CHECK_INT(sluice_power_set(power, &budget, 1, 0, &text), SLUICE_OK);
+    CHECK_INT(sluice_planner_new(NULL, &planner, &text), SLUICE_OK);
+    sluice_planner_set_power(planner, power, 1, counting);
+    const struct sluice_job_watts draws = {.watts = 300, .budgets = 1};
+    struct sluice_plan_job jobs[] = {
+        {.job_id = 1, .limit_s = 100, .request = {.gpus = 2, .cpus_milli = 1000}, .power = draws},
+        {.job_id = 9, .limit_s = 100, .power = draws, .drawing = expected, .drawing_count = 1, .drawing_from_s = NOW},
+        {.job_id = 2, .limit_s = 101, .request = {.gpus = 1, .cpus_milli = 1000}, .power = draws},
+        {.job_id = 3, .limit_s = 100, .request = {.gpus = 1, .cpus_milli = 1000}, .power = draws},
+    };
+    sluice_planner_begin(planner);
+    CHECK_INT(sluice_planner_plan(planner, cluster, NOW, NULL, 0, jobs, 4, 4, NULL, 0, &plan, &text), SLUICE_OK);
+    struct sluice_plan_answer answer = sluice_plan_ask(plan, 9);
+    CHECK(answer.state == SLUICE_PLAN_WATTS && answer.start_s == NOW + 100 && answer.waits_for_power == 1);
+    CHECK_INT(sluice_plan_ask(plan, 2).start_s, NOW + 200); /* not in its way */
+    CHECK_INT(sluice_plan_ask(plan, 3).state, SLUICE_PLAN_NOW);
+    struct sluice_plan_question question = {.job_id = 9, .limit_s = 100, .now_s = NOW};
+    CHECK_INT(sluice_plan_allows_watts(plan, &question, &draws, others, 1), -1);
+    sluice_plan_release(plan);
+
+    sluice_planner_begin(planner);
+    CHECK_INT(sluice_planner_plan(planner, cluster, NOW, NULL, 0, jobs + 1, 2, 2, NULL, 0, &plan, &text), SLUICE_OK);
+    sluice_plan_publish(planner, plan, 30);
+    plan = sluice_plan_acquire(NOW);
+    answer = sluice_plan_ask(plan, 9);
+    CHECK(answer.state == SLUICE_PLAN_WATTS && answer.start_s == NOW && !answer.waits_for_power);
+    CHECK_INT(sluice_plan_allows_watts(plan, &question, &draws, others, 1), 300); /* on other nodes than expected */
+    CHECK_INT(sluice_plan_allows_watts_anywhere(plan, &question, &draws, 3), 300);
+    CHECK_INT(sluice_plan_allows_watts_anywhere(plan, &question, &draws, 4), -1);
+    uint64_t nodes = 15; /* no node is reserved with its watts */
+    sluice_plan_keep_out(plan, &(struct sluice_plan_question){.job_id = 7, .now_s = NOW}, true, &nodes, 1);
+    CHECK(nodes == 15 - 1); /* but for job 2, which starts later */
+    question.job_id = 7;
+    CHECK_INT(sluice_plan_allows_watts(plan, &question, &draws, one, 1), -1);
+    sluice_plan_job_started(9, 0, others, 1, NOW + 100, &draws);
+    CHECK_INT(sluice_plan_allows_watts(plan, &question, &draws, one, 1), -1);
+    question.job_id = 9; /* what was kept for it is used */
+    CHECK_INT(sluice_plan_allows_watts(plan, &question, &draws, one, 1), -1);
+    sluice_plan_release(plan);
+    sluice_planner_free(planner);
+    sluice_power_free(power);
+    sluice_cluster_free(cluster);
+}
+
 int main(void)
 {
+    test_watts_alone();
     test_draws();
     test_jobs();
     test_hours_on_the_day_of_summer_time();

@@ -869,6 +869,8 @@ struct sluice_backfill_job {
     int32_t watts;         /* of each GPU, or share of one, above what it draws idle; 0 to SLUICE_POWER_MAX_GPU_WATTS */
     int32_t least_watts;   /* the fewest that it may start with; 0: `watts` */
     bool power_guaranteed; /* it may start with none: what it needs is kept for it */
+    bool watts_only; /* somebody else finds its nodes: of `held` only the watts are planned, from held_start_s on at
+                              the earliest and with least_watts or more; the request is not read */
 };
 
 /* A job's planned start: its parts are parts[first_part .. first_part + part_count). */
