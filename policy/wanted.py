@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from policy import compiled, pool_nodes
@@ -24,6 +24,7 @@ from policy.model import Guarantee, Limit, Policy, Tenant
 from policy.names import OVER_QOS, OWN_PREFIX
 from policy.node import FILE_NAME as NODE_FILE
 from policy.node import compile_node
+from policy.power import show_watts
 from policy.power_compile import (
     budget_nodes,
     check_cluster,
@@ -348,6 +349,25 @@ class _Maker:
                 kept = math.ceil(guaranteed * here / gpus) if gpus else 0
                 self.kept[budget.name] += kept * start_watts(self.policy, name)
 
+    def power_notes(self) -> Iterator[str]:
+        """Budgets of nodes in which guaranteed jobs can have more GPUs than the part for which watts are kept."""
+        for budget in self.policy.power.budgets if self.policy.power is not None else ():
+            nodes = budget_nodes(budget, self.live.switches)
+            named = set(self.gpus if nodes == "*" else expand(nodes)) & self.gpus.keys()
+            needed = gpus = 0
+            for name, one in self.policy.classes.items() if nodes else ():
+                here = sum(self.gpus[node].get(kind, 0) for node in named for kind in one.types)
+                guaranteed = min(here, sum(self.guaranteed_in(name, None).values()))
+                watts = class_watts(self.policy, name)
+                gpus += guaranteed if watts else 0
+                needed += guaranteed * start_watts(self.policy, name) + here * watts.get("power_idle_w", 0)
+            if needed > budget.lowest:
+                yield (
+                    f"power: budget {budget.name}: guaranteed jobs can have {gpus} GPUs there, which draw "
+                    f"{show_watts(needed)} at lowest_cap with what the others draw idle, more than its "
+                    f"{show_watts(budget.lowest)}: if they do, caps go below lowest_cap, and no other job starts there"
+                )
+
     def cluster_limits(self) -> None:
         """Limits of the root association."""
         if self.policy.scheduling.max_queued is not None:
@@ -597,6 +617,10 @@ class _Maker:
                 "level is off: gpu_memory_per_gpu, submissions_per_minute, classes, partitions, features and times by "
                 f"class are kept from level admit on, so not yet for {', '.join(beyond[:5])}"
             )
+        power = self.policy.power
+        if power is not None and power.budgets and self.level != "place":
+            self.notes.append(f"power.budgets: kept by caps alone at level {self.level}: jobs wait for watts at level place")
+        self.notes += self.power_notes()
         self.notes += [f"{name}: accepted, but not yet enforced" for name in self.policy.unenforced()]
 
 

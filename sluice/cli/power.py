@@ -60,6 +60,8 @@ BUDGETS: list[Column[dict[str, Any]]] = [
     Column("capped", lambda row: row["capped_gpus"]),
     Column("silent", lambda row: row["silent_gpus"]),
     Column("short", lambda row: row["short_w"] or None, _watts),
+    Column("below", lambda row: row["below_w"] or None, _watts),
+    Column("guaranteed", lambda row: row["guaranteed_w"] or None, _watts),
 ]
 _BUDGETS = ("name", "where", "watts", "measured", "bound", "changes", "lowered_until", "capped", "silent", "short")
 GPUS: list[Column[dict[str, Any]]] = [

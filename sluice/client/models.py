@@ -1552,6 +1552,8 @@ class PowerBudget(Model):
     capped_gpus: int | None
     silent_gpus: int | None = Field(description="GPUs of nodes that do not report.")
     short_w: float | None = Field(description="By how much the lowest caps exceed it.")
+    below_w: float | None = Field(None, description="By how much caps are below `lowest_cap`, to keep it.")
+    guaranteed_w: float | None = Field(None, description="What GPUs of guaranteed jobs draw at `lowest_cap`.")
 
 
 class PowerShown(Viewed):

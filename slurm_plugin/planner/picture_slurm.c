@@ -286,8 +286,12 @@ static void see_running(struct sluice_picture *picture, const struct sluice_queu
                         ? picture->now_s + NO_LIMIT_S
                         : entry->end_s;
     struct sluice_job_watts power = {0};
-    if (picture->watts.rules)
+    if (picture->watts.rules) {
+        uint32_t part_count = 0;
+        const struct sluice_part *parts = sluice_mirror_parts(picture->mirror, job->job_id, &part_count);
         power = sluice_watts_of_running(&picture->watts, job);
+        sluice_budgets_count(&picture->budgets, &power, parts, part_count);
+    }
     for (uint32_t i = 0; i < count && i < 64; i++)
         picture->running[picture->running_count++] = (struct sluice_backfill_running){
             .allocation = ids[i], .end_s = end_s, .watts = power.watts, .power_budgets = power.budgets};

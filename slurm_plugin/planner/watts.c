@@ -82,10 +82,11 @@ struct sluice_job_watts sluice_watts_of(const struct sluice_rules *rules, const 
         if (job->gpu_memory_mib)
             watts = part_of(watts, job->gpu_memory_mib, class->gpu_memory_mib);
         const int32_t kept = kept_for(rules, job, i, watts, least);
-        if (watts - kept <= found.watts)
+        if (watts - kept < found.watts || (watts - kept == found.watts && kept <= found.kept))
             continue;
         found.watts = watts - kept;
         found.counted = idle + kept;
+        found.kept = kept;
         found.guaranteed = kept > 0;
         found.least = least > kept && least < watts && !job->gpu_memory_mib ? least : 0;
     }

@@ -14,6 +14,7 @@ struct sluice_job_watts {
     int32_t watts;    /* 0: it needs none */
     int32_t least;    /* that it may start with; 0: `watts` */
     int32_t counted;  /* of a GPU that budgets count already, idle or kept for it: a cap has them, too */
+    int32_t kept;     /* of `counted`, what is kept for it */
     bool guaranteed;  /* some are kept for it: it may start with no others */
     uint64_t budgets; /* bit b: budget b of the policy counts it */
 };

@@ -127,6 +127,7 @@ bool sluice_budgets_bind(struct sluice_bound_budgets *bound, const struct sluice
 {
     const struct sluice_rules *rules = basis->rules;
     const uint64_t generation = sluice_mirror_generation(basis->mirror);
+    memset(bound->guaranteed, 0, sizeof bound->guaranteed);
     if (bound->generation == generation && bound->checksum == rules->checksum && bound->count == rules->budget_count)
         return true;
     free(bound->words);
@@ -155,6 +156,15 @@ bool sluice_budgets_bind(struct sluice_bound_budgets *bound, const struct sluice
     return true;
 }
 
+void sluice_budgets_count(struct sluice_bound_budgets *bound, const struct sluice_job_watts *power,
+                          const struct sluice_part *parts, uint32_t count)
+{
+    for (uint32_t i = 0; i < count && power->kept; i++)
+        for (uint64_t left = parts[i].node < bound->nodes ? power->budgets & bound->counting[parts[i].node] : 0; left;
+             left &= left - 1)
+            bound->guaranteed[__builtin_ctzll(left)] += (int64_t)power->kept * __builtin_popcount(parts[i].gpus);
+}
+
 struct sluice_power *sluice_budgets_now(struct sluice_bound_budgets *bound, const struct sluice_rules *rules,
                                         const struct sluice_draws *draws, int64_t now_s)
 {
@@ -170,7 +180,9 @@ struct sluice_power *sluice_budgets_now(struct sluice_bound_budgets *bound, cons
     for (uint32_t i = 0; i < bound->count; i++) {
         const struct sluice_budget *budget = &rules->budgets[i];
         const struct sluice_draw *lowered = sluice_draws_budget(draws, budget->name);
-        const int64_t base = bound->base[i] + budget->kept;
+        /* Where guaranteed jobs have more GPUs than their part, all that they need is theirs. */
+        const int64_t kept = bound->guaranteed[i] > budget->kept ? bound->guaranteed[i] : budget->kept;
+        const int64_t base = bound->base[i] + kept;
         budgets[i] =
             (struct sluice_power_budget){.watts = budget->watts,
                                          .base_watts = base < SLUICE_POWER_MAX_WATTS ? base : SLUICE_POWER_MAX_WATTS,

@@ -40,10 +40,15 @@ struct sluice_bound_budgets {
     uint64_t *words;    /* [count * node_words] of budgets that name nodes */
     uint64_t *counting; /* [nodes] */
     int64_t base[SLUICE_POWER_MAX_BUDGETS];
+    int64_t
+        guaranteed[SLUICE_POWER_MAX_BUDGETS]; /* what is kept for running jobs; it can be more than a budget keeps */
 };
 
 /* Follow the policy and the nodes; false: no memory. */
 bool sluice_budgets_bind(struct sluice_bound_budgets *bound, const struct sluice_watts_basis *basis);
+/* A running job has these GPUs, for which it needs what is kept for it; all are counted from the next bind on. */
+void sluice_budgets_count(struct sluice_bound_budgets *bound, const struct sluice_job_watts *power,
+                          const struct sluice_part *parts, uint32_t count);
 /* The core's budgets as they are now; needs no locks. NULL: none. */
 struct sluice_power *sluice_budgets_now(struct sluice_bound_budgets *bound, const struct sluice_rules *rules,
                                         const struct sluice_draws *draws, int64_t now_s);

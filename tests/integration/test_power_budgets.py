@@ -20,6 +20,7 @@ from sluice.controllerd.power.keeper import SETTLE_S
 from tests.integration.jobs import LASTS, shown, submit
 from tests.integration.policy_site import PolicySite
 from tests.integration.settled import let_it_save, start_again, status, until
+from tests.integration.versions import NATIVE_FIRST
 from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.cluster
@@ -131,8 +132,8 @@ class Site(PolicySite):
         )
 
 
-@pytest.fixture(scope="module")
-def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
+def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
     made = make_shared_cluster(
         {
             "nodes": [{"names": "p[1-2]", "platform": "dgx-h100"}],
@@ -146,7 +147,8 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
             "AccountingStorageEnforce=associations,limits,qos,safe\nKillWait=2\n"
             "PreemptType=preempt/qos\nPreemptMode=REQUEUE\nSlurmctldParameters=preempt_send_user_signal\n"
             "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0\n",
-        }
+        },
+        root=request.getfixturevalue("trixie_root") if request.param == "trixie" else None,
     )
     with OtlpReceiver() as receiver:
         found = Site(made, receiver)
@@ -252,6 +254,46 @@ def test_watts_are_kept_for_whom_gpus_are_guaranteed(site: Site) -> None:
     site.until(lambda: shown(cluster, own)["JobState"] == "RUNNING")
     time.sleep(3)
     assert [shown(cluster, job)["JobState"] for job in (first, other)] == ["RUNNING", "PENDING"]
+
+
+def test_jobs_that_only_slurm_finds_nodes_for_wait_for_watts_too(site: Site) -> None:
+    """Of 4.7 kW, 1152 W are drawn idle, 4 * 278 W kept, and 8 * 278 W a guest has at the least: 212 W are left, and a
+    GPU needs 278 W. Each of these ways to ask for GPUs is outside the plan; one is of a reservation, which is, too."""
+    cluster = site.cluster
+    first = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p1", user="bob")
+    site.until(lambda: shown(cluster, first)["JobState"] == "RUNNING")
+    site.all_draw("p1", MOST_W)
+    site.until(lambda: site.budget()["measured_w"] and site.drawn() > 0.98 * GPUS * MOST_W)
+    site.power("budget", "hall", "--now", "4700W", "--for", "1h")
+    site.planned()
+    gpu, account = "--gres=gpu:1", ("-A", "guests")
+    ways = {
+        "contiguous": ("--contiguous", gpu),
+        "of several switches": ("--switches=2", gpu),
+        "by socket": ("--gpus-per-socket=1", "--sockets-per-node=1"),
+        "of its user": ("--exclusive=user", gpu),
+        "whole node": ("--exclusive", "-w", "p2"),
+        "on named nodes": ("-w", "p2", gpu),
+        "heterogeneous": (gpu, ":", "-A", "guests", gpu),
+    }
+    try:
+        jobs = {name: submit(cluster, *account, *words, user="bob") for name, words in ways.items()}
+        short = "its watts are not free in the power budget hall"
+        site.until(lambda: all(short in explained(site, jobs[name]) for name in ("contiguous", "heterogeneous")))
+        before = status(cluster)["counters"]["plan.plans"]
+        site.until(lambda: status(cluster)["counters"]["plan.plans"] > before + 10)
+        assert {name: shown(cluster, job)["JobState"] for name, job in jobs.items()} == dict.fromkeys(jobs, "PENDING")
+        site.run("scontrol", "create", "reservation", "ReservationName=row", "Nodes=p2", "StartTime=now", "Duration=60", "Users=bob", "Flags=IGNORE_JOBS")  # fmt: skip
+        reserved = submit(cluster, *account, "--reservation=row", gpu, user="bob")
+        site.until(lambda: "would delay a reserved start or break a power budget" in explained(site, reserved))
+        assert shown(cluster, reserved)["JobState"] == "PENDING"
+        site.run("scancel", reserved)
+        site.run("scontrol", "delete", "reservation", "row")
+        site.power("budget", "hall", "--end")
+        for name in ("contiguous", "of several switches", "by socket", "on named nodes", "heterogeneous", "of its user"):
+            site.until(lambda name=name: shown(cluster, jobs[name])["JobState"] == "RUNNING")
+    finally:
+        site.run("scontrol", "delete", "reservation", "row", check=False)
 
 
 def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one(site: Site) -> None:

@@ -353,10 +353,14 @@ def _power_budget(seen: Observation, rule: NodeRule) -> Found:
             continue
         known.add(f"budget {one['name']}")
         percent = 100 * one["measured_w"] / max(1, one["watts"])
-        if percent > rule.threshold or one["short_w"]:
+        if percent > rule.threshold or one["short_w"] or one["below_w"]:
             text = f"draws {show_watts(one['measured_w'])} of {show_watts(one['watts'])}"
             if one["short_w"]:
                 text += f"; the lowest caps of its running jobs are {show_watts(one['short_w'])} too much"
+            elif one["below_w"]:
+                text += f"; caps are {show_watts(one['below_w'])} below lowest_cap, and no job starts there"
+            if one["guaranteed_w"]:
+                text += f"; guaranteed jobs need {show_watts(one['guaranteed_w'])} at lowest_cap"
             found[f"budget {one['name']}"] = Seen(percent, text)
     return Found(found, known.__contains__)
 

@@ -432,6 +432,8 @@ class PowerControl:
             "capped_gpus": None if use is None else use.capped,
             "silent_gpus": None if use is None else use.silent,
             "short_w": None if use is None else round(use.short_w, 1),
+            "below_w": None if use is None else round(use.below_w, 1),
+            "guaranteed_w": None if use is None else round(use.guaranteed_w, 1),
         }
 
     def drawn(self) -> dict[str, dict[str, dict[str, Any]]]:

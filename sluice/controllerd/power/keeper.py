@@ -98,6 +98,10 @@ class BudgetUse:
     """GPUs of nodes that do not report."""
     short_w: float
     """By how much the lowest caps of those that are not stopped exceed it: guaranteed jobs alone are too much."""
+    below_w: float = 0.0
+    """By how much its GPUs' caps are below the policy's lowest one, as it would not be kept otherwise."""
+    guaranteed_w: float = 0.0
+    """What GPUs with guaranteed jobs draw at the policy's lowest cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +336,8 @@ def _use(limit: Limit, inside: Sequence[GpuState], known: Mapping[str, Gpu], fil
         capped=sum(state.busy and state.cap_w < state.want_w for state in inside),
         silent=sum(known[state.key].silent for state in inside),
         short_w=filled.short_w,
+        below_w=filled.below_w,
+        guaranteed_w=sum(state.part * state.lowest_w for state in inside if state.busy and state.rank >= GUARANTEED),
     )
 
 

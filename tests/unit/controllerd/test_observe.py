@@ -65,13 +65,16 @@ def rule(kind: str, threshold: float, **more: Any) -> NodeRule:
 
 
 def test_budgets_of_watts(tmp_path: Path) -> None:
-    kept = {"name": "row", "watts": 1000, "measured_w": 900.0, "short_w": 0.0}
-    over = {"name": "hall", "watts": 1000, "measured_w": 1100.0, "short_w": 100.0}
-    found = see(tmp_path, budgets=[kept, over, {**over, "name": "new", "measured_w": None}]).look(
+    kept = {"name": "row", "watts": 1000, "measured_w": 900.0, "short_w": 0.0, "below_w": 0.0, "guaranteed_w": 0.0}
+    over = {**kept, "name": "hall", "measured_w": 1100.0, "short_w": 100.0}
+    below = {**kept, "name": "row2", "below_w": 50.0, "guaranteed_w": 950.0}
+    found = see(tmp_path, budgets=[kept, over, below, {**over, "name": "new", "measured_w": None}]).look(
         rule("power-budget", 100)
     )
     assert {name: one.text for name, one in found.seen.items()} == {
-        "budget hall": "draws 1.1 kW of 1.0 kW; the lowest caps of its running jobs are 100 W too much"
+        "budget hall": "draws 1.1 kW of 1.0 kW; the lowest caps of its running jobs are 100 W too much",
+        "budget row2": "draws 900 W of 1.0 kW; caps are 50 W below lowest_cap, and no job starts there; "
+        "guaranteed jobs need 950 W at lowest_cap",
     }
     assert [found.known(f"budget {name}") for name in ("row", "hall", "new")] == [True, True, False]
 

@@ -166,6 +166,20 @@ def test_budgets_keep_what_guarantees_start_with(tmp_path: Path) -> None:
     assert guaranteed == {"physics": [6], "lab": [2], "guests": []}
 
 
+def test_a_plan_warns_where_guaranteed_jobs_can_have_more_than_their_part(tmp_path: Path) -> None:
+    """Six of sixteen GPUs are guaranteed: three of them are kept watts for on each node, and all six can be on one."""
+    text = (
+        "level: {}\nclasses: {{h100: {{types: [h100]}}}}\ntenants:\n  physics: {{guarantee: {{gpus: 6}}}}\n"
+        "power: {{gpus: {{h100: {{idle: 50W, least: 100W, default: 400W, most: 400W}}}}, "
+        "budgets: [{{name: hall, nodes: '*', watts: 20kW}}, {{name: row, nodes: n1, watts: {}}}]}}\n"
+    )
+    needed = 8 * 50 + 6 * 190
+    for watts, said in ((needed, 0), (needed - 1, 1)):
+        notes = [note for note in make(parse(text.format("place", watts)), live(tmp_path)).notes if "power" in note]
+        assert len(notes) == said and all("budget row: guaranteed jobs can have 6 GPUs there" in one for one in notes)
+    assert "jobs wait for watts at level place" in "".join(make(parse(text.format("admit", 9000)), live(tmp_path)).notes)
+
+
 def test_without_the_section_nothing_is_read() -> None:
     found = compile_node(parse("{}"))
     assert not found.power.caps and not found.power.report and not found.power_control.budgets
