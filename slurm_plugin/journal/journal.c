@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RETRY_MS = 1000, BATCH_BYTES = 4 * 1024 * 1024, FOLDER = 4096 };
+enum {
+    RETRY_MS = 1000,
+    BATCH_BYTES = 4 * 1024 * 1024,
+    FOLDER = 4096,
+    LINE = 64,                        /* the longest of `acknowledged` */
+    ACKNOWLEDGED_BYTES = 1024 * 1024, /* of that file, until another is begun */
+};
 
 struct queued {
     struct queued *next;
@@ -48,6 +55,8 @@ struct sluice_journal {
     uint64_t offset;
     uint8_t *buffer;
     size_t room;
+    char *lines; /* of the submissions of one batch */
+    uint32_t line_room;
 };
 
 /* ---- files: the thread alone ---- */
@@ -210,6 +219,38 @@ static bool commit(struct sluice_journal *journal, const struct queued *batch, s
     return true;
 }
 
+/* ---- which submissions were durable when ---- */
+
+/* The lines of a batch that is durable now, and how long they are together. */
+static size_t list_acknowledged(struct sluice_journal *journal, const struct queued *batch, uint32_t count)
+{
+    const int64_t now_us = sluice_clock_us(CLOCK_REALTIME);
+    size_t length = 0;
+    if (count > UINT32_MAX / LINE || !sluice_grow_array(&journal->lines, &journal->line_room, count * LINE, 1))
+        return 0;
+    for (const struct queued *queued = batch; queued; queued = queued->next)
+        if (queued->entry.type == SLUICE_JOURNAL_SUBMIT)
+            length += (size_t)snprintf(journal->lines + length, LINE, "%" PRIu32 " %" PRId64 " %" PRId64 "\n",
+                                       queued->entry.job_id, queued->entry.at_us, now_us);
+    return length;
+}
+
+/* Without a lock, and when nobody waits for the batch any more. What cannot be written is left out. */
+static void note_acknowledged(struct sluice_journal *journal, size_t length)
+{
+    char path[FOLDER + sizeof "/acknowledged"], last[FOLDER + sizeof "/acknowledged.1"];
+    struct stat status;
+    snprintf(path, sizeof path, "%s/acknowledged", journal->folder);
+    snprintf(last, sizeof last, "%s/acknowledged.1", journal->folder);
+    int file = length ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
+    if (file < 0)
+        return;
+    if (write(file, journal->lines, length) == (ssize_t)length && fstat(file, &status) == 0 &&
+        status.st_size >= ACKNOWLEDGED_BYTES)
+        rename(path, last);
+    close(file);
+}
+
 /* ---- the thread ---- */
 
 /* Take entries off the queue, as many as one write should have. */
@@ -282,6 +323,7 @@ static bool write_batch(struct sluice_journal *journal)
     journal->busy = true;
     pthread_mutex_unlock(&journal->lock);
     int error = commit(journal, batch, length, &sync_us) ? 0 : errno ? errno : EIO;
+    const size_t lines = error ? 0 : list_acknowledged(journal, batch, count);
     pthread_mutex_lock(&journal->lock);
     journal->busy = false;
     note(journal, batch, length, count, sync_us, error);
@@ -290,6 +332,11 @@ static bool write_batch(struct sluice_journal *journal)
         uint64_t written = journal->written;
         pthread_mutex_unlock(&journal->lock);
         journal->durable(written, journal->argument);
+        pthread_mutex_lock(&journal->lock);
+    }
+    if (lines) {
+        pthread_mutex_unlock(&journal->lock);
+        note_acknowledged(journal, lines);
         pthread_mutex_lock(&journal->lock);
     }
     return !error;
@@ -351,6 +398,7 @@ static void free_all(struct sluice_journal *journal)
     }
     end_segment(journal, false);
     free(journal->buffer);
+    free(journal->lines);
     free(journal->segments);
     free(journal->about);
     pthread_cond_destroy(&journal->work);

@@ -7,6 +7,10 @@
  * again every second and with each new entry, and waiting callers return at once. No partly written entry stays in a
  * file.
  *
+ * When submissions became durable is noted in the folder's file `acknowledged`, a line each: the job, and the times at
+ * which its entry was passed and was durable, in microseconds since 1970. Nothing depends on that file, which is not
+ * synced, and ends after 1 MiB as `acknowledged.1`; what is shown of jobs is made of it.
+ *
  * All functions are safe from any thread.
  */
 #ifndef SLUICE_JOURNAL_JOURNAL_H

@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -125,6 +126,41 @@ static void test_written_is_read(void)
     CHECK_INT(found.torn_bytes + found.lost_bytes + found.late_bytes, 0);
     CHECK_STR(found.problem, "");
     free(found.items);
+    remove_folder();
+}
+
+/* Each submission that is durable has one line, and nothing else has; a long file ends, and one before it is kept. */
+static void test_when_submissions_were_durable(void)
+{
+    enum { JOBS = 60000 };
+    uint32_t job = 0;
+    fresh_folder();
+    struct sluice_journal *journal = open_journal((struct sluice_journal_options){0});
+    for (uint64_t ticket = 0; job < JOBS; ticket++) {
+        const bool submitted = ticket % 2 == 0;
+        job += submitted;
+        CHECK(sluice_journal_append(journal, submitted ? SLUICE_JOURNAL_SUBMIT : SLUICE_JOURNAL_START, job, "x", 1,
+                                    INT64_C(1000000000000000) + job));
+    }
+    sluice_journal_close(journal);
+    uint32_t lines = 0, last = 0;
+    for (int which = 1; which >= 0; which--) {
+        char path[128];
+        uint32_t id;
+        int64_t passed_us, durable_us;
+        snprintf(path, sizeof path, "%s/acknowledged%s", folder, which ? ".1" : "");
+        FILE *file = fopen(path, "r");
+        for (; file && fscanf(file, "%" SCNu32 " %" SCNd64 " %" SCNd64 "\n", &id, &passed_us, &durable_us) == 3;
+             lines++) {
+            CHECK(!last || id == last + 1);
+            CHECK(passed_us == INT64_C(1000000000000000) + id && durable_us > passed_us);
+            last = id;
+        }
+        if (file)
+            fclose(file);
+    }
+    CHECK_INT(last, JOBS);
+    CHECK(lines > 20000); /* a MiB of them at the least */
     remove_folder();
 }
 
@@ -372,6 +408,7 @@ int main(void)
 {
     test_entry();
     test_written_is_read();
+    test_when_submissions_were_durable();
     test_torn_end();
     test_corrupt();
     test_forged_in_a_torn_entry();

@@ -80,6 +80,9 @@ int main(void)
         CHECK(unlink(path) == 0);
     }
     free(found.items);
+    char acknowledged[128];
+    snprintf(acknowledged, sizeof acknowledged, "%s/acknowledged", folder);
+    CHECK(unlink(acknowledged) == 0);
     CHECK(rmdir(folder) == 0);
     return 0;
 }

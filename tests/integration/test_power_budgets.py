@@ -256,9 +256,21 @@ def test_watts_are_kept_for_whom_gpus_are_guaranteed(site: Site) -> None:
     assert [shown(cluster, job)["JobState"] for job in (first, other)] == ["RUNNING", "PENDING"]
 
 
+OUTSIDE = {
+    "contiguous": ("--contiguous", "--gres=gpu:1"),
+    "of several switches": ("--switches=2", "--gres=gpu:1"),
+    "by socket": ("--gpus-per-socket=1", "--sockets-per-node=1"),
+    "of its user": ("--exclusive=user", "--gres=gpu:1"),
+    "whole node without GPUs": ("--exclusive", "-w", "p2"),
+    "on named nodes": ("-w", "p2", "--gres=gpu:1"),
+    "in a reservation": ("--reservation=row", "--gres=gpu:1"),
+    "heterogeneous": ("--gres=gpu:1", ":", "-A", "guests", "--gres=gpu:1"),
+}
+
+
 def test_jobs_that_only_slurm_finds_nodes_for_wait_for_watts_too(site: Site) -> None:
     """Of 4.7 kW, 1152 W are drawn idle, 4 * 278 W kept, and 8 * 278 W a guest has at the least: 212 W are left, and a
-    GPU needs 278 W. Each of these ways to ask for GPUs is outside the plan; one is of a reservation, which is, too."""
+    GPU needs 278 W."""
     cluster = site.cluster
     first = submit(cluster, "-A", "guests", "--gres=gpu:8", "-w", "p1", user="bob")
     site.until(lambda: shown(cluster, first)["JobState"] == "RUNNING")
@@ -266,34 +278,30 @@ def test_jobs_that_only_slurm_finds_nodes_for_wait_for_watts_too(site: Site) -> 
     site.until(lambda: site.budget()["measured_w"] and site.drawn() > 0.98 * GPUS * MOST_W)
     site.power("budget", "hall", "--now", "4700W", "--for", "1h")
     site.planned()
-    gpu, account = "--gres=gpu:1", ("-A", "guests")
-    ways = {
-        "contiguous": ("--contiguous", gpu),
-        "of several switches": ("--switches=2", gpu),
-        "by socket": ("--gpus-per-socket=1", "--sockets-per-node=1"),
-        "of its user": ("--exclusive=user", gpu),
-        "whole node": ("--exclusive", "-w", "p2"),
-        "on named nodes": ("-w", "p2", gpu),
-        "heterogeneous": (gpu, ":", "-A", "guests", gpu),
-    }
-    try:
-        jobs = {name: submit(cluster, *account, *words, user="bob") for name, words in ways.items()}
-        short = "its watts are not free in the power budget hall"
-        site.until(lambda: all(short in explained(site, jobs[name]) for name in ("contiguous", "heterogeneous")))
-        before = status(cluster)["counters"]["plan.plans"]
-        site.until(lambda: status(cluster)["counters"]["plan.plans"] > before + 10)
-        assert {name: shown(cluster, job)["JobState"] for name, job in jobs.items()} == dict.fromkeys(jobs, "PENDING")
-        site.run("scontrol", "create", "reservation", "ReservationName=row", "Nodes=p2", "StartTime=now", "Duration=60", "Users=bob", "Flags=IGNORE_JOBS")  # fmt: skip
-        reserved = submit(cluster, *account, "--reservation=row", gpu, user="bob")
-        site.until(lambda: "would delay a reserved start or break a power budget" in explained(site, reserved))
-        assert shown(cluster, reserved)["JobState"] == "PENDING"
-        site.run("scancel", reserved)
-        site.run("scontrol", "delete", "reservation", "row")
-        site.power("budget", "hall", "--end")
-        for name in ("contiguous", "of several switches", "by socket", "on named nodes", "heterogeneous", "of its user"):
-            site.until(lambda name=name: shown(cluster, jobs[name])["JobState"] == "RUNNING")
-    finally:
-        site.run("scontrol", "delete", "reservation", "row", check=False)
+
+    def waits_for_watts(job: str) -> bool:
+        """Its start was refused, or it is planned for when there are watts."""
+        if status(cluster)["counters"]["select.kept_waiting"] > before:
+            return True
+        why = explained(site, job)
+        return "its watts are not free in the power budget hall" in why or "or break a power budget; has to wait" in why
+
+    for name, words in OUTSIDE.items():
+        reserved = name == "in a reservation"
+        if reserved:
+            site.run("scontrol", "create", "reservation", "ReservationName=row", "Nodes=p2", "StartTime=now", "Duration=60", "Users=bob", "Flags=IGNORE_JOBS")  # fmt: skip
+        before = status(cluster)["counters"]["select.kept_waiting"]
+        job = submit(cluster, "-A", "guests", *words, user="bob")
+        site.until(lambda job=job: waits_for_watts(job))
+        assert shown(cluster, job)["JobState"] == "PENDING", name
+        site.run("scancel", job)
+        if reserved:
+            site.run("scontrol", "delete", "reservation", "row")
+
+    last = [submit(cluster, "-A", "guests", *OUTSIDE[name], user="bob") for name in ("contiguous", "heterogeneous")]
+    site.until(lambda: "its watts are not free in the power budget hall" in explained(site, last[0]))
+    site.power("budget", "hall", "--end")
+    site.until(lambda: all(shown(cluster, job)["JobState"] == "RUNNING" for job in last))
 
 
 def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one(site: Site) -> None:
@@ -405,6 +413,36 @@ def start_with_less(site: Site) -> str:
     job = submit(cluster, "-A", "guests", "--gpus=10", "-N2", "-w", "p1", user="bob")
     site.until(lambda: shown(cluster, job)["JobState"] == "RUNNING" and limit(site) == "445")
     return job
+
+
+@pytest.mark.usefixtures("second_leads")
+def test_who_takes_over_knows_budgets_caps_estimates_and_who_holds_what(site: Site) -> None:
+    cluster, state = site.cluster, site.cluster.layout.state
+    own, guests = busy(site)
+    site.power("budget", "hall", "--now", "10kW", "--for", "1h")
+    site.until(lambda: site.budget()["capped_gpus"])
+    users = {site.run("id", "-u", name).stdout.strip() for name in ("alice", "bob")}
+    learnt = state / "sluice.power-estimates.json"
+    site.until(lambda: all(f"[{user}," in learnt.read_text() for user in users))
+    time.sleep(SETTLE_S + 2)  # idle GPUs' watts are given to others by then
+    before = {gpu["uuid"]: gpu["cap_w"] for gpu in site.gpus()}
+    cluster.start_daemon("slurmctld@ctl1")  # the first controller takes over from the second when it is back
+    if "controllerd@ctl1" not in {one.name for one in cluster.daemons() if one.status is None}:
+        cluster.start_daemon("controllerd@ctl1")
+    site.planned("ctl1")
+    plan = state / "sluice.power"
+    plan.unlink()
+    site.until(lambda: plan.read_text())  # the daemon of the one that leads has decided
+    site.until(lambda: site.power("show", check=False).returncode == 0 and len(site.gpus()) == len(NODES) * GPUS)
+    after = {gpu["uuid"]: gpu["cap_w"] for gpu in site.gpus()}
+    assert all(after[uuid] <= cap + 1 for uuid, cap in before.items())
+    assert site.budget()["lowered_w"] == 10_000 and site.drawn() <= 10_000
+    published = plan.read_text()
+    assert all(f"\njob {job} " in published for job in (own, *guests))
+    assert all(f"\nestimate {user} hopper " in published for user in users)
+    assert site.shown("why", own)["gives_way"] == "never stopped"
+    assert {shown(cluster, job)["Restarts"] for job in (own, *guests)} == {"0"}
+    assert {shown(cluster, job)["JobState"] for job in (own, *guests)} == {"RUNNING"}
 
 
 @pytest.mark.usefixtures("second_leads")

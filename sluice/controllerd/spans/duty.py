@@ -292,6 +292,7 @@ class Spans:
                     reasons=work.waits.of_jobs({number, base_of(first)}),
                     decisions=work.waits.starts_of(*task_of(first)),
                     happened=look.happened.to_job(number),
+                    journalled=look.happened.journalled({number, base_of(first)}, float(first.submit or 0)),
                     saves=look.happened.saves_of(number),
                     waited_for=others[number],
                     gang=gangs[number],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +20,14 @@ from sluice.exchange.saves import SAVES_FILE, JobSaves, read_saves
 JOURNAL = "sluice.journal"
 """Below StateSaveLocation."""
 REPLAYS = "replays.jsonl"
+ACKNOWLEDGED = "acknowledged"
+"""slurm_plugin/journal/journal.h describes it."""
 REPLAY = "journal.replay"
 _OUTCOMES = ("resubmitted", "restored", "ended", "requeued", "unsettled")
 """slurm_plugin/failover/replay_outcome_slurm.c has them."""
 _MOST_BYTES = 16 << 20  # of one file of replays: slurmctld begins another after 1 MiB
 _OF_ALL_JOBS = ("takeover", "controller.")
+_SUBMIT_S = 10.0  # between a submission and its entry in the journal, at most
 
 log = logging.getLogger("sluice.spans")
 
@@ -44,6 +47,24 @@ class Happened:
     def saves_of(self, number: int) -> JobSaves:
         """What is known of the saves of its state."""
         return self._saves.get(number, JobSaves())
+
+    def journalled(self, numbers: Iterable[int], submit: float) -> tuple[float, float] | None:
+        """When a job's submission was passed to the failover journal, and when it was durable there; None: not known.
+        `numbers`: its own and its array's; `submit`: its submission, as a number may have been another job's before."""
+        times = (times for number in set(numbers) for times in self._acknowledged.get(number, ()))
+        return next((one for one in times if 0 <= one[0] - submit <= _SUBMIT_S), None)
+
+    @cached_property
+    def _acknowledged(self) -> dict[int, list[tuple[float, float]]]:
+        found: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+        for name in (f"{ACKNOWLEDGED}.1", ACKNOWLEDGED):
+            with suppress(FileNotFoundError), (self._folder / JOURNAL / name).open("rb") as file:
+                for line in file.read(_MOST_BYTES).splitlines():
+                    with suppress(ValueError, OverflowError):  # one that was cut
+                        job, passed_us, durable_us = map(int, line.split())
+                        if passed_us <= durable_us:
+                            found[job].append((passed_us / 1e6, durable_us / 1e6))
+        return found
 
     @cached_property
     def _events(self) -> tuple[list[Event], dict[int, list[Event]]]:

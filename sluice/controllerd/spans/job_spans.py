@@ -3,6 +3,7 @@
 ::
 
     slurm.job                   from the submission to the end of the last attempt; its parent is the submitter's span
+      slurm.job.journal         until the failover journal had its submission for good
       slurm.job.attempt         one for each row of a requeued job
         slurm.job.wait          until the start, or the end of a job that never started
           slurm.job.wait.reason a piece for each reason
@@ -63,6 +64,7 @@ class JobLife:
     reasons: Reasons = ()
     decisions: Sequence[StartDecision] = ()
     happened: Sequence[Event] = ()  # to it, or to the controllers
+    journalled: tuple[float, float] | None = None  # its submission: passed to the failover journal, and durable
     saves: JobSaves = field(default_factory=JobSaves)
     waited_for: Sequence[Allocation] = ()  # the jobs on which it depended
     gang: Sequence[Allocation] = ()  # the jobs with which it was to start together
@@ -142,6 +144,9 @@ class _Spans:
             remote_parent=bool(self.context.parent),
             cluster=self.life.cluster,
         )
+        if self.life.journalled is not None:
+            passed, durable = self.life.journalled
+            yield self._span("slurm.job.journal", "journal", self.root, passed, durable, {})
         for number, row in enumerate(self.life.rows):
             yield from self._attempt(number, row)
 

@@ -230,6 +230,22 @@ def test_what_happened_to_a_job_alone_and_to_all(tmp_path: Path) -> None:
     assert [event.attributes for event in hidden.events][-1] == {}
 
 
+def test_when_a_submission_was_durable(tmp_path: Path) -> None:
+    """By its own number or its array's; a number was another job's a day before, and a line was cut."""
+    folder = tmp_path / "sluice.journal"
+    folder.mkdir()
+    (folder / "acknowledged.1").write_text("17 900000000 900000100\n18 1000000000 1000000100\n")
+    (folder / "acknowledged").write_text("17 1000250000 1000260000\nx\n17 1000900000 1000\n19 10003")
+    found = Happened(tmp_path, tmp_path / "none")
+    assert found.journalled({17}, 1000.0) == (1000.25, 1000.26) and found.journalled({20, 18}, 1000.0) == (1000.0, 1000.0001)
+    assert found.journalled({19}, 1000.0) is None and found.journalled({17}, 1001.0) is None
+    spans = spans_of(JobLife("main", [JOB], journalled=found.journalled({17}, 1000.0)))
+    check_whole(spans)
+    (span,) = named(spans, "slurm.job.journal")
+    assert (span.start, span.end, span.parent) == (1000.25, 1000.26, spans[0].id)
+    assert spans_of(JobLife("main", [JOB], journalled=(1000.25, 1000.26)))[1].id == span.id
+
+
 def test_a_damaged_file_of_saves_costs_checkpoints_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / SAVES_FILE).write_text("{")
     found = Happened(tmp_path, tmp_path / "none")
