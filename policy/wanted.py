@@ -619,7 +619,9 @@ class _Maker:
             )
         power = self.policy.power
         if power is not None and power.budgets and self.level != "place":
-            self.notes.append(f"power.budgets: kept by caps alone at level {self.level}: jobs wait for watts at level place")
+            self.notes.append(
+                f"power.budgets: kept by caps alone at level {self.level}: jobs wait for watts at level place"
+            )
         self.notes += self.power_notes()
         self.notes += [f"{name}: accepted, but not yet enforced" for name in self.policy.unenforced()]
 

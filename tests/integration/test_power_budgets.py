@@ -232,6 +232,13 @@ def test_jobs_are_moved_when_they_have_saved_and_their_tenant_allows_it(site: Si
     site.until(lambda: "ran again after" in explained(site, jobs["moved"]))
     assert f"from {first} to make room for job {big}; saved " in explained(site, jobs["moved"])
     assert f"1 smaller job was moved to make room on {first}" in explained(site, big)
+    site.run("scancel", big)
+    site.until(lambda: site.receiver.jobs("slurm.job.id", big))
+    number = [
+        one for span in site.receiver.jobs("slurm.job.id", big) for one in span.attributes if one.key == "slurm.job.id"
+    ]
+    spans = [span for span in site.receiver.by_id().values() if number[0] in span.attributes]
+    assert "slurm.job.journal" in {span.name for span in spans}  # its submission was durable
     site.apply(POLICY)
     site.in_force("place")
 
@@ -289,7 +296,8 @@ def test_jobs_that_only_slurm_finds_nodes_for_wait_for_watts_too(site: Site) -> 
     for name, words in OUTSIDE.items():
         reserved = name == "in a reservation"
         if reserved:
-            site.run("scontrol", "create", "reservation", "ReservationName=row", "Nodes=p2", "StartTime=now", "Duration=60", "Users=bob", "Flags=IGNORE_JOBS")  # fmt: skip
+            window = ("StartTime=now", "Duration=60", "Users=bob", "Flags=IGNORE_JOBS")
+            site.run("scontrol", "create", "reservation", "ReservationName=row", "Nodes=p2", *window)
         before = status(cluster)["counters"]["select.kept_waiting"]
         job = submit(cluster, "-A", "guests", *words, user="bob")
         site.until(lambda job=job: waits_for_watts(job))

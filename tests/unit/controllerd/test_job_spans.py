@@ -237,7 +237,10 @@ def test_when_a_submission_was_durable(tmp_path: Path) -> None:
     (folder / "acknowledged.1").write_text("17 900000000 900000100\n18 1000000000 1000000100\n")
     (folder / "acknowledged").write_text("17 1000250000 1000260000\nx\n17 1000900000 1000\n19 10003")
     found = Happened(tmp_path, tmp_path / "none")
-    assert found.journalled({17}, 1000.0) == (1000.25, 1000.26) and found.journalled({20, 18}, 1000.0) == (1000.0, 1000.0001)
+    assert found.journalled({17}, 1000.0) == (1000.25, 1000.26) and found.journalled({20, 18}, 1000.0) == (
+        1000.0,
+        1000.0001,
+    )
     assert found.journalled({19}, 1000.0) is None and found.journalled({17}, 1001.0) is None
     spans = spans_of(JobLife("main", [JOB], journalled=found.journalled({17}, 1000.0)))
     check_whole(spans)

@@ -25,6 +25,7 @@ from sluice.base.errors import SluiceError
 from sluice.controllerd.daemon import Site
 from sluice.controllerd.spans import duty, waits
 from sluice.controllerd.spans.duty import FOLDER, Spans, _waiting, hidden_by, sampled
+from sluice.controllerd.spans.happened import ACKNOWLEDGED, JOURNAL
 from sluice.controllerd.spans.job_spans import Hidden
 from sluice.controllerd.spans.otlp import Receiver, headers_for, read_headers
 from sluice.controllerd.spans.span import Span
@@ -98,6 +99,10 @@ class Slurm:
             for _ in range(count):
                 number = len(self.numbers) + 1
                 self.numbers.append(number)
+                journal = self.folder / JOURNAL
+                journal.mkdir(exist_ok=True)
+                with (journal / ACKNOWLEDGED).open("a") as acknowledged:
+                    acknowledged.write(f"{number} {now - 20}000100 {now - 20}002500\n")
                 if saved:
                     JobRecords(self.folder / RECORDS).append([replace(record_of(number, now), saved=now - 5.0)])
                 job: dict[str, Any] = {
@@ -170,8 +175,8 @@ def test_nothing_is_lost_or_doubled_by_kills_and_a_receiver_that_is_away(
         }
 
     until(lambda: jobs() == set(map(str, slurm.numbers)))
-    # job, attempt, wait, reason, run; node, epilog, checkpoint
-    until(lambda: len(receiver.by_id()) == 8 * len(slurm.numbers))
+    # job, journal, attempt, wait, reason, run; node, epilog, checkpoint
+    until(lambda: len(receiver.by_id()) == 9 * len(slurm.numbers))
     slurm.kill()
     until(lambda: not senders(tmp_path))  # they end when they see that their daemon has
     content: dict[bytes, set[bytes]] = {}

@@ -177,7 +177,9 @@ def test_a_plan_warns_where_guaranteed_jobs_can_have_more_than_their_part(tmp_pa
     for watts, said in ((needed, 0), (needed - 1, 1)):
         notes = [note for note in make(parse(text.format("place", watts)), live(tmp_path)).notes if "power" in note]
         assert len(notes) == said and all("budget row: guaranteed jobs can have 6 GPUs there" in one for one in notes)
-    assert "jobs wait for watts at level place" in "".join(make(parse(text.format("admit", 9000)), live(tmp_path)).notes)
+    assert "jobs wait for watts at level place" in "".join(
+        make(parse(text.format("admit", 9000)), live(tmp_path)).notes
+    )
 
 
 def test_without_the_section_nothing_is_read() -> None:
