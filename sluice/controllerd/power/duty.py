@@ -395,7 +395,15 @@ class PowerControl:
         budget = next((one for one in self.policy.budgets if one.name == request.get("name")), None)
         if budget is None or not budget.nodes:
             return 0.0
-        return sum(gpu.idle_w for gpu in self._gpus if budget.has_node(gpu.node))
+        reported = {gpu.node for gpu in self._gpus}
+        silent = (
+            self.policy.classes[kind].idle * count
+            for name, (node, kinds) in self._nodes[1].items()
+            if name not in reported and budget.has_node(name) and "powered_down" not in node.flags
+            for kind, count in kinds.items()
+            if kind in self.policy.classes
+        )
+        return sum(gpu.idle_w for gpu in self._gpus if budget.has_node(gpu.node)) + sum(silent)
 
     def show(self) -> dict[str, Any]:
         """The budgets, for viewers; nothing of single jobs."""

@@ -109,6 +109,15 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
     return Daemon(tmp_path, monkeypatch)
 
 
+def test_nodes_that_have_not_reported_draw_what_they_idle(daemon: Daemon) -> None:
+    """Four GPUs of two nodes, 70 W each; Slurm's nodes are known from the first look on."""
+    daemon.now += 1
+    daemon.control.step(cast(Site, daemon.site))
+    with pytest.raises(SluiceError, match="280 W that its GPUs draw without jobs"):
+        daemon.control.lower({"name": "hall", "watts": 279, "seconds": 60})
+    daemon.control.lower({"name": "hall", "watts": 280, "seconds": 60})
+
+
 def test_nothing_is_ordered_before_it_has_looked_long_enough(daemon: Daemon) -> None:
     daemon.step(int(LOOK_S))
     assert not (daemon.site.state_save / "sluice.power").exists()
