@@ -20,7 +20,6 @@ from sluice.controllerd.power.keeper import SETTLE_S
 from tests.integration.jobs import LASTS, shown, submit
 from tests.integration.policy_site import PolicySite
 from tests.integration.settled import let_it_save, start_again, status, until
-from tests.integration.versions import NATIVE_FIRST
 from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.cluster
@@ -132,8 +131,8 @@ class Site(PolicySite):
         )
 
 
-@pytest.fixture(scope="module", params=NATIVE_FIRST)
-def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
+@pytest.fixture(scope="module")
+def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
     made = make_shared_cluster(
         {
             "nodes": [{"names": "p[1-2]", "platform": "dgx-h100"}],
@@ -147,8 +146,7 @@ def site(request: pytest.FixtureRequest, make_shared_cluster: Callable[..., DevC
             "AccountingStorageEnforce=associations,limits,qos,safe\nKillWait=2\n"
             "PreemptType=preempt/qos\nPreemptMode=REQUEUE\nSlurmctldParameters=preempt_send_user_signal\n"
             "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0\n",
-        },
-        root=request.getfixturevalue("trixie_root") if request.param == "trixie" else None,
+        }
     )
     with OtlpReceiver() as receiver:
         found = Site(made, receiver)
