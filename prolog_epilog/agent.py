@@ -15,6 +15,7 @@ from typing import Any
 from policy.node import FILE_NAME, NodePolicyFile
 from policy.node_limits import NodeLimits
 from prolog_epilog.accounting import SAVE_SECONDS, Accounting
+from prolog_epilog.checkpoint.gpus import Gpus
 from prolog_epilog.checkpoint.saver import ANNOUNCE_S, PRUNE_S, Saver
 from prolog_epilog.end_notices import PERIOD_S as END_NOTICES_S
 from prolog_epilog.end_notices import EndNotices
@@ -111,8 +112,10 @@ class Agent:
             lambda: file.current().checkpoint.system,
             settings.run / "checkpoint",
             self.holds.put_saved,
+            Gpus(self.jobs.gpus_of, self.jobs.held_by),
         )
-        self.saver.told = self.holds.note
+        self.saver.told = self.jobs.on_unsaved = self.holds.note
+        self.jobs.unsaved = self.saver.why_not
         self.saver.answer_to(self.server)
         self.duties.add("saved-jobs", PRUNE_S, self.saver.prune)
         self.duties.add("can-save", ANNOUNCE_S, self.saver.announce)

@@ -41,6 +41,7 @@ _MOST_KEPT = 1 << 11  # characters: in version 1 a user makes paths of 4096 in e
 _MOST_THREADS = 32  # that are read: a process may have thousands that have ended, held by a tracer
 _EXITING = 0x4  # PF_EXITING of Linux's include/linux/sched.h
 _GONE = " (deleted)"
+_NO_LIMIT = 1 << 62
 _USERS = {1: "step_*", 2: "step_*/user/task_*"}
 _FREEZE = {1: "freezer.state", 2: "cgroup.freeze"}
 
@@ -149,6 +150,31 @@ def uid_of(pid: int, proc: Path = PROC) -> int | None:
     except OSError:
         return None
     return None if match is None else int(match[1])
+
+
+def memory_room(pid: int, proc: Path = PROC, root: Path = ROOT) -> int:
+    """Bytes that a process's cgroup, or one above it, still lets it have; very many where none is limited."""
+    found = _NO_LIMIT
+    try:
+        lines = read(f"{proc}/{pid}/cgroup").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            bases, names = [root, root / "unified"], ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            bases, names = [root / "memory"], ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        for base in bases:
+            folder = base / path.removesuffix(_GONE).lstrip("/")
+            for one in (folder, *(parent for parent in folder.parents if parent.is_relative_to(base))):
+                with suppress(OSError, ValueError):  # "max", or the hierarchy's root
+                    limit, used = (int((one / name).read_text()) for name in names)
+                    found = min(found, max(0, limit - used))
+    return found
 
 
 def take_steps(place: Place, root: Path = ROOT) -> None:

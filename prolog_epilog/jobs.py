@@ -10,6 +10,7 @@ from typing import Any
 
 from policy.node_limits import NodeLimits
 from prolog_epilog import binding, cgroups
+from prolog_epilog.checkpoint.gpus import Gpu
 from prolog_epilog.contexts import Contexts
 from prolog_epilog.devices import NodeDevice, select
 from prolog_epilog.gpu_reset import GpuReset
@@ -94,6 +95,8 @@ class Jobs:
         self.on_unwritten: Callable[[], None] = lambda: None  # called when a record has to be written later
         self.on_refused: Callable[[JobRecord, str], None] = lambda *_: None  # is to requeue it held; raises OSError
         self.on_skipped: Callable[[int], None] = lambda _: None  # is to requeue it; raises OSError
+        self.unsaved: Callable[[int], str] = lambda _: ""  # why a job cannot be saved as it runs; empty: it can
+        self.on_unsaved: Callable[[int, str], None] = lambda *_: None
         self.prologs_come: Callable[[], bool] = lambda: False  # whether slurmd is set up to run them
         self._unwritten: list[JobRecord] = []  # of jobs that ended
         self._inherited: set[int] = set()  # of an earlier agent, without a request since
@@ -292,12 +295,13 @@ class Jobs:
         shards: int,
         open: list[str],
         nics: Sequence[str] = (),
+        saved: bool = False,
     ) -> dict[str, Any]:
         """Set what the job may hold, as its step requests; `region` is where the preloaded library finds it, or None.
 
         `whole`: the step has all that the job was given. Steps that srun starts each name their own part of it; the
         largest one is the job's limit, until a whole one comes. `open` and `nics`: what root can open in the task's
-        cgroup.
+        cgroup. `saved`: the job is to be saved as it runs (`--checkpoint=system`); `saves` says whether it can be.
         """
         with self._state.lock:
             record = self._state.records.get(job)
@@ -330,9 +334,25 @@ class Jobs:
             self._topologies.write(record, open, nics)
             self.rdma.hold(record, place, nics)
             self._watch_over(record, peer)
-            self._state.jobs.save(record)
             region = self._regions.of(job)
-            return {"region": None if region is None else str(region)}
+            if saved:
+                record.unsaved = "it has a part of a GPU, whose state cannot be saved" if region else self.unsaved(job)
+            self._state.jobs.save(record)
+        if saved and record.unsaved:
+            self.on_unsaved(job, f"cannot be saved as it runs: {record.unsaved}")
+        return {"region": None if region is None else str(region), "saves": saved and not record.unsaved}
+
+    def gpus_of(self, job: int) -> list[Gpu]:
+        """The devices that a job has, for those who save it; no lock: a record's grants are complete before it is
+        found."""
+        record = self._state.records.get(job)
+        found = [self._state.devices[grant.index] for grant in record.grants] if record is not None else []
+        return [Gpu(one.uuid, one.vendor, one.model, one.memory_mib, one.driver_version, one.partition) for one in found]
+
+    def held_by(self, job: int) -> int:
+        """The most that a job was seen to hold on its GPUs, in bytes."""
+        record = self._state.records.get(job)
+        return sum(grant.peak for grant in record.grants) if record is not None else 0
 
     def _no_prolog(self, job: int) -> RefusalError:
         """A step cannot replace a prolog: a job that slurmd started without one is to start again."""

@@ -23,13 +23,19 @@ static void inject(void)
     }
 }
 
+static void begin(void)
+{
+    cuda_await_checkpoints();
+    inject();
+}
+
 CU(cuInit, unsigned int flags)
 {
     static const char *const lists[] = {"CUDA_VISIBLE_DEVICES"};
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     CUresult result = flags != 0 ? CUDA_ERROR_INVALID_VALUE : result_of(rt_open(SIM_VENDOR_NVIDIA, GRANULE, lists, 1));
     if (result == CUDA_SUCCESS) {
-        pthread_once(&once, inject);
+        pthread_once(&once, begin);
     }
     return result;
 }
@@ -91,12 +97,7 @@ CU(cuDeviceGetUuid_v2, unsigned char *uuid, CUdevice device)
     uint8_t instance;
     CUresult result = uuid != NULL ? result_of(rt_gpu(device, &gpu, NULL, &instance)) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) { /* after "GPU-" or "MIG-" */
-        const char *text = (instance == SIM_NO_INSTANCE ? gpu.uuid : gpu.instances[instance].uuid) + 4;
-        for (unsigned i = 0; i < 16 && text[0] != 0 && text[1] != 0; i++, text += 2) {
-            text += *text == '-';
-            char pair[3] = {text[0], text[1], 0};
-            uuid[i] = (unsigned char)strtoul(pair, NULL, 16);
-        }
+        rt_read_uuid(instance == SIM_NO_INSTANCE ? gpu.uuid : gpu.instances[instance].uuid, uuid);
     }
     return result;
 }

@@ -172,6 +172,9 @@ CU(cuMemFree_v2, CUdeviceptr address);
 /* Before a context is gone: what the runtime library keeps with it. */
 void cuda_context_ends(CUcontext context);
 
+/* Start the thread that suspends and resumes this process for others (cuda_checkpoint.c). */
+void cuda_await_checkpoints(void);
+
 struct cu_stream {
     int priority;
     unsigned flags;

@@ -130,6 +130,21 @@ enum rt_status rt_physical_retain(const void *memory, uint64_t *handle);
 enum rt_status rt_map(void *start, size_t size, uint64_t handle);
 enum rt_status rt_unmap(void *start, size_t size);
 
+/* Checkpoints. While calls are locked those of other threads that use the device's memory wait. */
+struct rt_remap {
+    unsigned char from[16], to[16]; /* UUIDs */
+};
+bool rt_lock_calls(unsigned timeout_ms); /* 0: as long as it takes */
+void rt_unlock_calls(void);
+/* With calls locked: let go of all devices; what was in their memory stays, on the host. RT_INVALID: managed memory,
+ * memory that is shared with other processes, MIG and MPS, which cannot be. */
+enum rt_status rt_suspend(void);
+/* Take them again, or those that each of them is mapped to. RT_BAD_DEVICE: one is not visible, or not named; RT_INVALID:
+ * of another model. */
+enum rt_status rt_resume(const struct rt_remap *maps, unsigned count);
+/* The 16 bytes of a UUID's text, after "GPU-" or "MIG-". */
+void rt_read_uuid(const char *text, unsigned char uuid[16]);
+
 /* Fill `count` elements of `width` bytes. Zero gives whole pages back. */
 void rt_fill(void *memory, const void *value, size_t width, size_t count);
 

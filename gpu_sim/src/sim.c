@@ -224,6 +224,25 @@ static void after_fork(void)
     pthread_mutex_init(&session.lock, NULL);
 }
 
+static void look(enum sim_vendor vendor)
+{
+    session.visible = 0;
+    for (unsigned i = 0; i < session.now->head.gpu_count; i++) {
+        if (session.now->gpus[i].vendor == vendor && gpu_visible(&session.now->gpus[i])) {
+            session.visible |= 1u << i;
+        }
+    }
+}
+
+void sim_look_again(void)
+{
+    pthread_mutex_lock(&session.lock);
+    if (session.opened > 0 && refresh() == SIM_OK) {
+        look(session.vendor);
+    }
+    pthread_mutex_unlock(&session.lock);
+}
+
 static enum sim_status open_locked(enum sim_vendor vendor)
 {
     if (session.opened > 0) {
@@ -249,12 +268,7 @@ static enum sim_status open_locked(enum sim_vendor vendor)
     if (status != SIM_OK) {
         return status;
     }
-    session.visible = 0;
-    for (unsigned i = 0; i < session.now->head.gpu_count; i++) {
-        if (session.now->gpus[i].vendor == vendor && gpu_visible(&session.now->gpus[i])) {
-            session.visible |= 1u << i;
-        }
-    }
+    look(vendor);
     session.opened = 1;
     return SIM_OK;
 }

@@ -79,6 +79,15 @@ uint32_t sim_multiprocessors(const struct sim_gpu *gpu, uint8_t instance);
  * process held is gone when it dies. */
 enum sim_status sim_hold(unsigned index, uint8_t instance, int64_t change);
 
+/* What this process holds of it. */
+uint64_t sim_held(unsigned index, uint8_t instance);
+
+/* A process that holds nothing keeps nothing open of the node's, and may go on as another process, on another node. */
+void sim_let_go(void);
+
+/* Find out again which GPUs this process may see. */
+void sim_look_again(void);
+
 /* The share of a GPU's or instance's time, in thousandths, that this process takes from now on: instead of the work of
  * kernels, which do not run. It must hold memory there. */
 enum sim_status sim_load(unsigned index, uint8_t instance, uint32_t permille);

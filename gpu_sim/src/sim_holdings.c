@@ -285,9 +285,10 @@ static void drop_earlier_program(int fd, struct sim_slot *slots, unsigned count,
     }
 }
 
+static struct owner owner = {.anchor = -1};
+
 static const struct owner *myself(int fd, struct sim_slot *slots, unsigned count)
 {
-    static struct owner owner = {.anchor = -1};
     bool first = owner.pid == 0;
     bool kept = same_inode(owner.anchor, fd); /* not where the program closed what it did not open */
     if (owner.pid != getpid()) {
@@ -461,6 +462,39 @@ enum sim_status sim_hold(unsigned index, uint8_t instance, int64_t change)
     enum sim_status status = change_slot(fd, index, &gpu, instance, change);
     unlock_registry(fd);
     return status;
+}
+
+uint64_t sim_held(unsigned index, uint8_t instance)
+{
+    struct sim_slot *slots;
+    uint64_t bytes = 0;
+    int fd = lock_registry();
+    if (fd < 0) {
+        return 0;
+    }
+    unsigned count = read_slots(fd, &slots);
+    const struct owner *me = myself(fd, slots, count);
+    for (unsigned i = 0; i < count; i++) {
+        if (is_mine(&slots[i], me) && slots[i].gpu == index && slots[i].instance == instance) {
+            bytes = slots[i].bytes;
+        }
+    }
+    free(slots);
+    unlock_registry(fd);
+    return bytes;
+}
+
+void sim_let_go(void)
+{
+    int fd = lock_registry();
+    if (fd < 0) {
+        return;
+    }
+    if (same_inode(owner.anchor, fd)) {
+        close(owner.anchor);
+    }
+    owner = (struct owner){.anchor = -1};
+    unlock_registry(fd);
 }
 
 enum sim_status sim_load(unsigned index, uint8_t instance, uint32_t permille)

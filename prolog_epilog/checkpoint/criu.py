@@ -23,6 +23,7 @@ _REASONS = (
     (re.compile(r"[Ee]xternal .*socket|unix.*external|half of stream"), "it has a socket to a process outside"),
     (re.compile(r"io_uring"), "it uses io_uring"),
     (re.compile(r"/dev/(?:nvidia|kfd|dri)"), "it has a GPU open"),
+    (re.compile(r"/dev/infiniband"), "it has an RDMA adapter open"),
     (re.compile(r"ghost file|Ghost file"), "it has a deleted file open"),
 )
 

@@ -3,7 +3,8 @@
 A job is stopped while it is saved. It is ended when its image is complete and the order to requeue it is on disk, and
 goes on when anything fails before. An image is forgotten before what was resumed from it runs: none is resumed twice.
 CRIU is root's and works with what users can change meanwhile, so a job is saved only with what contents.py lists, and
-is looked at by opened.py before it runs again.
+is looked at by opened.py before it runs again. What it has on GPUs is on the host while CRIU works (gpus.py): taken off
+before, and put back, on other GPUs where it has others, when the job was looked at and before any of it runs.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from policy.checkpoint import NodeSystem
+from prolog_epilog.cgroups import memory_room
 from prolog_epilog.checkpoint import contents, criu, opened
 from prolog_epilog.checkpoint.criu import BrokenOffError, Criu
+from prolog_epilog.checkpoint.gpus import Gpus, Pairs, from_facts, to_facts
 from prolog_epilog.checkpoint.images import Images, Run
 from prolog_epilog.server import Peer, Server
 from sluice.base.errors import SluiceError
@@ -33,6 +36,7 @@ from sluice.slurm.job import read_job
 
 _LOCK_S = 600.0
 _COMMAND_S = 20.0
+_GPU_S = 60.0  # for work on GPUs that has begun to end
 _DAY_S = 86400.0
 PRUNE_S = 3600.0
 ANNOUNCE_S = 5.0
@@ -43,9 +47,15 @@ class Saver:
     jobs can be saved (slurm_plugin/entry/spank_sluice_limit.c)."""
 
     def __init__(
-        self, folder: Path, policy: Callable[[], NodeSystem | None], ready: Path, requeue: Callable[[int, int], None]
+        self,
+        folder: Path,
+        policy: Callable[[], NodeSystem | None],
+        ready: Path,
+        requeue: Callable[[int, int], None],
+        gpus: Gpus | None = None,
     ) -> None:
         self.images = Images(folder)
+        self.gpus = gpus or Gpus()
         self._policy_now = policy
         self._ready = ready
         self._requeue = requeue
@@ -67,6 +77,10 @@ class Saver:
         if self._policy_now() is None:
             return "the policy has no checkpoint.system"
         return self._program().problem()
+
+    def why_not(self, job: int) -> str:
+        """Why a job that is about to start here cannot be saved, as far as that is known; empty: it can."""
+        return self.problem() or self.gpus.problem(self.gpus.given(job))
 
     def announce(self) -> None:
         """A duty: the SPANK plugin starts jobs below the launcher where they can be saved. Raises OSError."""
@@ -94,7 +108,7 @@ class Saver:
         began = time.monotonic()
         with self._alone(job) as lock:
             try:
-                if not self._is_saved(run):  # else the agent that saved it was killed before it could say so
+                if not self._is_saved(run, init):  # else the agent that saved it was killed before it could say so
                     self._save(run, init, lock)
                 words = f"saved in {time.monotonic() - began:.2f} s"
                 self._requeue(job, restarts)
@@ -102,8 +116,12 @@ class Saver:
                 words = f"not saved, begins again from its start: {error}"
                 self._requeue(job, restarts)
             except BaseException as error:
-                _go_on(init)
-                self.told(job, f"not saved: {error}")
+                words = f"not saved: {error}"
+                if not self._let_go_on(run, init):
+                    words += "; begins again from its start, as its state could not be put back on its GPUs"
+                    self._requeue(job, restarts)
+                    _end(init)
+                self.told(job, words)
                 raise
             finally:
                 shutil.rmtree(self.images.work(job), ignore_errors=True)
@@ -112,22 +130,39 @@ class Saver:
         self.told(job, words)
         return {}
 
-    def _is_saved(self, run: Run) -> bool:
+    def _is_saved(self, run: Run, init: int) -> bool:
+        """Whether its last image is what it is now: it has not run since."""
         found = self.images.find(run.job)
-        return found is not None and found[0] == run.restarts
+        return found is not None and found[0] == run.restarts and _is_stopped(init)
+
+    def _let_go_on(self, run: Run, init: int) -> bool:
+        """As if it had not been asked to save. False: it cannot, and is to be ended."""
+        try:
+            found = self.images.find(run.job)
+            if found is not None and found[0] == run.restarts:
+                self.images.forget(run.job)
+            self.gpus.resume(self.gpus.given(run.job), opened.processes(init)[1:], [])
+        except (OSError, SluiceError) as error:
+            log("problem", job=run.job, what=f"does not go on: {error}")
+            return False
+        _go_on(init)
+        return True
 
     def _save(self, run: Run, init: int, lock: int) -> None:
         policy = self._policy()
-        if problem := self.problem() or self._cannot_return(run):
+        gpus = self.gpus.given(run.job)
+        if problem := self.problem() or self.gpus.problem(gpus) or self._cannot_return(run):
             raise SluiceError(problem)
         _go_on(init)  # an agent that was killed may have left it stopped
         self._check_room(run, init, policy)
         work = self._fresh_work(run.job)
+        self.gpus.suspend(gpus, opened.processes(init)[1:], _GPU_S)
         self._program().save(init, work, policy.time_s, policy.most_bytes, lock)
         contents.check(work)
         facts = {
             "opened": sorted(opened.look(init, run.uid)),
             "rights": sorted(opened.rights(init, run.uid)),
+            "gpus": to_facts(gpus),
             "saved": time.time(),
         }
         self.images.write(run, work, facts)
@@ -141,9 +176,14 @@ class Saver:
 
     def _check_room(self, run: Run, init: int, policy: NodeSystem) -> None:
         """Before the job is stopped; memory that several processes share is counted for each. Raises SluiceError."""
-        wanted = sum(_resident(pid) for pid in opened.processes(init))
+        on_gpus = self.gpus.held(run.job)
+        wanted = sum(_resident(pid) for pid in opened.processes(init)) + on_gpus
         if wanted > policy.most_bytes:
             raise SluiceError(f"its memory, {wanted >> 20} MiB, is over the limit of {policy.most_bytes >> 20} MiB")
+        room = memory_room(init)
+        if on_gpus > room:  # it goes to the host as memory of the job's own
+            raise SluiceError(f"the {on_gpus >> 20} MiB on its GPUs do not fit into the rest of its memory, "
+                              f"{room >> 20} MiB (--mem)")  # fmt: skip
         used = self.images.size(run.uid)
         if used + wanted > policy.quota_bytes:
             raise SluiceError(f"with {used >> 20} MiB of other jobs its user would be over the quota here")
@@ -172,12 +212,20 @@ class Saver:
                 problem = self.problem()
                 if problem:
                     raise SluiceError(problem)
+                self._pairs(job, self.images.facts(run))
                 shutil.rmtree(work, ignore_errors=True)
                 self.images.read(run, work)
             except (OSError, SluiceError) as error:
                 self._give_up(job, str(error))
                 raise
             return {"words": self._program().resume_words(work), "pid": str(work / "pid")}
+
+    def _pairs(self, job: int, facts: dict[str, Any]) -> Pairs:
+        """Which GPU it has here instead of which. Raises SluiceError where it cannot go on with these."""
+        had, has = from_facts(facts.get("gpus", ())), self.gpus.given(job)
+        if had and (problem := self.gpus.problem(has)):
+            raise SluiceError(problem)
+        return self.gpus.pairs(had, has)
 
     def restored(self, *, peer: Peer, job: int, uid: int, restarts: int, init: int, rights: bool) -> dict[str, Any]:
         """A request of CRIU's, which goes on when it is answered: all processes are there, and none has run.
@@ -213,6 +261,8 @@ class Saver:
                 looked_at = self._looked_at(job, restarts, init)
                 if looked_at is None or not looked_at["all"]:
                     raise SluiceError("CRIU did not have it looked at")
+                pairs = [(old, new) for old, new in looked_at["pairs"]]
+                self.gpus.resume(self.gpus.given(job), opened.processes(init)[1:], pairs)
             except (OSError, SluiceError) as error:
                 if init:
                     _end(init)
@@ -237,7 +287,8 @@ class Saver:
             stranger = opened.stranger(init, uid, known, criu.log_in(work), began_ns)
             if stranger is not None:
                 raise SluiceError(f"{stranger} is another file than it was")
-            self._note_looked_at(job, restarts, init, rights=facts["rights"], all=False)
+            pairs = self._pairs(job, facts)
+            self._note_looked_at(job, restarts, init, rights=facts["rights"], pairs=pairs, all=False)
         self.images.forget(job)
 
     def _check_rights(self, job: int, uid: int, restarts: int, init: int) -> None:
@@ -246,10 +297,10 @@ class Saver:
             raise SluiceError("its files were not looked at")
         if not opened.rights(init, uid) <= {*looked_at["rights"]}:
             raise SluiceError("its processes would have other rights than they had")
-        self._note_looked_at(job, restarts, init, rights=looked_at["rights"], all=True)
+        self._note_looked_at(job, restarts, init, **{**looked_at, "all": True})
 
     def _note_looked_at(self, job: int, restarts: int, init: int, **facts: Any) -> None:
-        note = {"restarts": restarts, "init": init, **facts}
+        note = {**facts, "restarts": restarts, "init": init}
         write_atomic(self._note(job), json.dumps(note), mode=0o600)
 
     def _looked_at(self, job: int, restarts: int, init: int) -> dict[str, Any] | None:
@@ -315,6 +366,18 @@ def _end(init: int) -> None:
     """End it, and with it all of its PID namespace. It may belong to a parent that does not look yet."""
     with suppress(ProcessLookupError):
         os.kill(init, signal.SIGKILL)
+
+
+def _is_stopped(init: int) -> bool:
+    """All of it is, as CRIU leaves it."""
+    with suppress(OSError, SluiceError):
+        states = [_state(pid) for pid in opened.processes(init)]
+        return all(state in "TtZ" for state in states)
+    return False
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def _resident(pid: int) -> int:

@@ -254,9 +254,13 @@ def task_init() -> None:
         gpus=numbers("SLUICE_GPUS"),
         shards=shards,
         open=[path for path in devices["files"] if opens(path)],
+        saved=os.environ.get("SLUICE_SAVED") == "1",
         **extra,
     )
-    print(f"region {answer['region']}" if answer["region"] else "none")
+    if answer["region"]:
+        print("region", answer["region"])
+    else:
+        print("none saves" if answer.get("saves") else "none")
 
 
 def checkpoint() -> None:

@@ -74,8 +74,8 @@ static bool check_saved_by_system(struct sluice_check *check)
         why = "srun and salloc have no script that can be resumed; submit it with sbatch";
     else if (submission->heterogeneous || submission->min_nodes > 1 || submission->required_nodes > 1)
         why = "jobs of several nodes cannot be saved so; ask for one node, or use --checkpoint=app";
-    else if (uses_gpus(check))
-        why = "the state of GPUs cannot be saved; leave them out, or use --checkpoint=app";
+    else if (has_any(&check->request.shards) || has_any(&check->request.mps))
+        why = "the state of a part of a GPU cannot be saved; ask for whole GPUs, or use --checkpoint=app";
     else if (submission->stays_ended)
         why = "a job that was saved is requeued to be resumed; leave out --no-requeue";
     else if (submission->truncates)

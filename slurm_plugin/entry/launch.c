@@ -27,16 +27,16 @@ enum {
 
 static int gate = -1; /* in the script's process, from launch_split to launch_begin */
 
-static bool has_variable(spank_t spank, const char *name, const char *wanted)
+static bool is_set(spank_t spank, const char *name, const char *wanted)
 {
     char value[64];
-    return spank_getenv(spank, name, value, sizeof value) == ESPANK_SUCCESS && (!wanted || strcmp(value, wanted) == 0);
+    return spank_getenv(spank, name, value, sizeof value) == ESPANK_SUCCESS && strcmp(value, wanted) == 0;
 }
 
 bool launch_is_wanted(spank_t spank, uint32_t step)
 {
-    return step == SLURM_BATCH_SCRIPT && has_variable(spank, VARIABLE, "system") &&
-           has_variable(spank, "SLURM_JOB_NUM_NODES", "1") && !has_variable(spank, "SLURM_JOB_GPUS", NULL);
+    return step == SLURM_BATCH_SCRIPT && is_set(spank, VARIABLE, "system") &&
+           is_set(spank, "SLURM_JOB_NUM_NODES", "1");
 }
 
 static void close_all_but(int keep)

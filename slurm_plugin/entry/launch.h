@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-/* Whether this task is a batch script with --checkpoint=system that can be saved: on one node, without GPUs. */
+/* Whether this task is a batch script with --checkpoint=system, on one node. */
 bool launch_is_wanted(spank_t spank, uint32_t step);
 
 /*

@@ -200,21 +200,24 @@ static int limit_task(const char *region)
     return done ? ESPANK_SUCCESS : -1;
 }
 
-static int launch(spank_t spank, uint32_t step, const char *other)
+/* The job's end by the signal to save would be for good: nobody could resume it. */
+static void ignore_save(const char *why)
+{
+    slurm_info("sluice: this node cannot save the job as it runs: %s", why);
+    signal(SLUICE_SAVE_SIGNAL, SIG_IGN);
+}
+
+static int launch(spank_t spank, const char *other)
 {
     char program[VALUE_MAX], helper[VALUE_MAX];
     const char *name = strrchr(other, '/');
     int folder = name ? (int)(name - other) : 0;
     snprintf(program, sizeof program, "%.*s/sluice-launch", folder, other);
     snprintf(helper, sizeof helper, "%.*s/sluice-checkpoint", folder, other);
-    if (!launch_is_wanted(spank, step))
-        return ESPANK_SUCCESS;
-    if (access(READY, F_OK) != 0 || access(program, X_OK) != 0) {
-        slurm_info("sluice: this node cannot save the job as it runs: %s is missing", READY " or sluice-launch");
-        signal(SLUICE_SAVE_SIGNAL, SIG_IGN); /* it would end the job, which nobody could then resume */
-        return ESPANK_SUCCESS;
-    }
-    return launch_split(spank, program, helper);
+    if (access(READY, F_OK) == 0 && access(program, X_OK) == 0)
+        return launch_split(spank, program, helper);
+    ignore_save(READY " or sluice-launch is missing");
+    return ESPANK_SUCCESS;
 }
 
 int slurm_spank_task_init(spank_t spank, int argument_count, char *arguments[])
@@ -245,23 +248,30 @@ int slurm_spank_task_init_privileged(spank_t spank, int argument_count, char *ar
      */
     const char *name = is_whole_job(step) ? "SLURM_JOB_GPUS" : "SLURM_STEP_GPUS";
     spank_err_t found = spank_getenv(spank, name, gpus, sizeof gpus);
+    const char *helper = helper_path(argument_count, arguments);
+    bool saved = launch_is_wanted(spank, step);
     if (found == ESPANK_ENV_NOEXIST)
-        return launch(spank, step, helper_path(argument_count, arguments));
+        return saved ? launch(spank, helper) : ESPANK_SUCCESS;
     spank_err_t counted = spank_getenv(spank, "SLURM_SHARDS_ON_NODE", shards, sizeof shards);
     if (found != ESPANK_SUCCESS || (counted != ESPANK_SUCCESS && counted != ESPANK_ENV_NOEXIST)) {
         slurm_error("sluice: %s cannot be read: %s; the task is not started", name, spank_strerror(found));
         return -1;
     }
 
-    char variables[5][VALUE_MAX + 32], *environment[6] = {NULL};
+    char variables[6][VALUE_MAX + 32], *environment[7] = {NULL};
     snprintf(variables[0], sizeof variables[0], "SLUICE_JOB=%" PRIu32, job);
     snprintf(variables[1], sizeof variables[1], "SLUICE_STEP=%s", is_whole_job(step) ? "whole" : "part");
     snprintf(variables[2], sizeof variables[2], "SLUICE_UID=%ju", (uintmax_t)user);
     snprintf(variables[3], sizeof variables[3], "SLUICE_GPUS=%s", gpus);
     snprintf(variables[4], sizeof variables[4], "SLUICE_SHARDS=%s", counted == ESPANK_SUCCESS ? shards : "");
-    for (size_t i = 0; i < 5; i++)
+    snprintf(variables[5], sizeof variables[5], "SLUICE_SAVED=%d", saved);
+    for (size_t i = 0; i < 6; i++)
         environment[i] = variables[i];
-    int status = ask(helper_path(argument_count, arguments), environment, answer, sizeof answer);
+    int status = ask(helper, environment, answer, sizeof answer);
+    if (saved && status == 0 && strcmp(answer, "none saves") == 0)
+        return launch(spank, helper);
+    if (saved)
+        ignore_save("the node agent's log says why");
     if (status == 0 && strcmp(answer, "none") == 0)
         return ESPANK_SUCCESS;
     if (status == 0 &&

@@ -1,0 +1,212 @@
+"""NVIDIA's way to take a process's state off its GPUs and put it back: the driver's cuCheckpointProcess* functions.
+
+Started by gpus.py as a process of its own, which may crash or hang with the driver: `suspend MS PID...`,
+`resume PID... [OLD_UUID=NEW_UUID...]`, `problem`. Prints a JSON object: `pids`, those that use CUDA, or `error`. Standard
+library only. Source of calls and their order: NVIDIA's CUDA driver API, "CUDA Checkpointing", and the tool
+cuda-checkpoint: lock, checkpoint; restore, unlock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+SINCE, REMAPS_SINCE = 12080, 13000
+"""CUDA's versions of drivers 570, which has the functions, and 580, which restores on other GPUs (`gpuPairs`)."""
+RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
+_NOT_READY, _NOT_SUPPORTED = 600, 801
+_PTRACE_CONT, _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 7, 17, 0x4206, 0x4207
+_WALL = 0x40000000
+_UNSUPPORTED = (
+    "the driver cannot save what it has on its GPU: managed memory, memory shared with other processes, MIG or MPS"
+)
+
+
+class FailedError(Exception):
+    """The reason in words."""
+
+
+class LockArgs(ctypes.Structure):
+    """CUcheckpointLockArgs."""
+
+    _fields_ = (("timeout_ms", ctypes.c_uint), ("reserved", ctypes.c_char * 60))
+
+
+class GpuPair(ctypes.Structure):
+    """CUcheckpointGpuPair."""
+
+    _fields_ = (("old", ctypes.c_ubyte * 16), ("new", ctypes.c_ubyte * 16))
+
+
+class RestoreArgs(ctypes.Structure):
+    """CUcheckpointRestoreArgs."""
+
+    _fields_ = (
+        ("pairs", ctypes.POINTER(GpuPair)),
+        ("count", ctypes.c_uint),
+        ("reserved", ctypes.c_char * (64 - ctypes.sizeof(ctypes.c_void_p) - ctypes.sizeof(ctypes.c_uint))),
+    )
+
+
+class Driver:
+    """libcuda. Raises FailedError where it is missing or older than 570."""
+
+    def __init__(self) -> None:
+        try:
+            self.api = ctypes.CDLL("libcuda.so.1")
+            version = ctypes.c_int()
+            self.api.cuDriverGetVersion(ctypes.byref(version))
+            self.version = version.value
+            if self.version < SINCE or not hasattr(self.api, "cuCheckpointProcessLock"):
+                raise FailedError("its NVIDIA driver is too old to save what a GPU has; 570 or later is needed")
+        except OSError as error:
+            raise FailedError(f"NVIDIA's driver is missing: {error}") from None
+        if code := self.api.cuInit(0):
+            raise FailedError(f"NVIDIA's driver does not start: {self._name(code)}")
+
+    def _name(self, code: int) -> str:
+        text = ctypes.c_char_p()
+        self.api.cuGetErrorName(code, ctypes.byref(text))
+        return (text.value or str(code).encode()).decode(errors="replace")
+
+    def check(self, code: int, what: str) -> None:
+        """Raises FailedError for what the driver answered."""
+        if code == _NOT_SUPPORTED:
+            raise FailedError(_UNSUPPORTED)
+        if code:
+            raise FailedError(f"the NVIDIA driver could not {what}: {self._name(code)}")
+
+    def state(self, pid: int) -> int | None:
+        """None: the process does not use CUDA, or has ended."""
+        state = ctypes.c_int()
+        return None if self.api.cuCheckpointProcessGetState(pid, ctypes.byref(state)) else state.value
+
+    def thread(self, pid: int) -> int:
+        """The thread of the process that works for the driver."""
+        found = ctypes.c_int()
+        self.check(self.api.cuCheckpointProcessGetRestoreThreadId(pid, ctypes.byref(found)), "find its thread")
+        return found.value
+
+    def lock(self, pid: int, timeout_ms: int) -> None:
+        """Its calls wait from now on, and what they have begun has ended."""
+        code = self.api.cuCheckpointProcessLock(pid, ctypes.byref(LockArgs(timeout_ms=max(1, timeout_ms))))
+        if code == _NOT_READY:
+            raise FailedError("its work on the GPU did not end in time")
+        self.check(code, "lock it")
+
+    def checkpoint(self, pid: int) -> None:
+        """Its device memory goes to the host, its GPUs are let go."""
+        self.check(self.api.cuCheckpointProcessCheckpoint(pid, None), "take its state off the GPU")
+
+    def restore(self, pid: int, pairs: list[tuple[str, str]]) -> None:
+        """The reverse, on other GPUs where there are `pairs`."""
+        array = (GpuPair * len(pairs))(*(GpuPair(_bytes(old), _bytes(new)) for old, new in pairs))
+        args = RestoreArgs(pairs=array, count=len(pairs))
+        code = self.api.cuCheckpointProcessRestore(pid, ctypes.byref(args) if pairs else None)
+        self.check(code, "put its state back on a GPU")
+
+    def unlock(self, pid: int) -> None:
+        """Its calls go on."""
+        self.check(self.api.cuCheckpointProcessUnlock(pid, None), "unlock it")
+
+
+def _bytes(uuid: str) -> ctypes.Array[ctypes.c_ubyte]:
+    return (ctypes.c_ubyte * 16)(*bytes.fromhex(uuid.partition("-")[2].replace("-", "")))
+
+
+# ---- one thread of a stopped process ----
+
+
+def _is_stopped(thread: int) -> bool:
+    with open(f"/proc/{thread}/stat", "rb") as file:  # noqa: PTH123 - small and often
+        return file.read().rpartition(b") ")[2][:1] in (b"T", b"t")
+
+
+@contextmanager
+def awake(thread: int) -> Iterator[None]:
+    """Let this thread run while the rest of its process stays stopped; it is stopped again however this ends.
+
+    A thread that is traced and continued leaves its group's stop alone, and enters it again when it is let go.
+    """
+    if not _is_stopped(thread):
+        yield
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+    libc.ptrace.restype = ctypes.c_long
+
+    def ptrace(request: int) -> None:
+        if libc.ptrace(request, thread, None, None) < 0:
+            raise FailedError(f"its thread {thread} cannot be traced: {os.strerror(ctypes.get_errno())}")
+
+    ptrace(_PTRACE_SEIZE)
+    os.waitpid(thread, _WALL)
+    ptrace(_PTRACE_CONT)
+    try:
+        yield
+    finally:
+        with suppress(FailedError, ChildProcessError):  # it has ended
+            ptrace(_PTRACE_INTERRUPT)
+            os.waitpid(thread, _WALL)
+            ptrace(_PTRACE_DETACH)
+
+
+# ---- what is asked for ----
+
+
+def suspend(driver: Driver, pids: list[int], timeout_ms: int) -> list[int]:
+    """Take all of these off their GPUs, as far as they are on any; all or none. The ones that use CUDA."""
+    used = [pid for pid in pids if driver.state(pid) is not None]
+    end = time.monotonic() + timeout_ms / 1000
+    try:
+        for pid in used:  # all are locked before one lets go: they may wait for each other
+            if driver.state(pid) == RUNNING:
+                driver.lock(pid, int((end - time.monotonic()) * 1000))
+        for pid in used:
+            if driver.state(pid) == LOCKED:
+                driver.checkpoint(pid)
+    except FailedError:
+        resume(driver, used, [])
+        raise
+    for pid in used:
+        if driver.state(pid) != CHECKPOINTED:
+            raise FailedError("the NVIDIA driver lost what it had on its GPU")
+    return used
+
+
+def resume(driver: Driver, pids: list[int], pairs: list[tuple[str, str]]) -> list[int]:
+    """Those that are off their GPUs or locked, on GPUs and running again. They may be stopped, and stay so."""
+    used = [pid for pid in pids if driver.state(pid) is not None]
+    for pid in used:
+        with awake(driver.thread(pid)):
+            if driver.state(pid) == CHECKPOINTED:
+                driver.restore(pid, pairs)
+            if driver.state(pid) == LOCKED:
+                driver.unlock(pid)
+        if driver.state(pid) != RUNNING:
+            raise FailedError("the NVIDIA driver did not put its state back on a GPU")
+    return used
+
+
+def main(words: list[str]) -> dict[str, object]:
+    """What is printed."""
+    try:
+        driver = Driver()
+        if words[0] == "problem":
+            return {"pids": [], "version": driver.version}
+        if words[0] == "suspend":
+            return {"pids": suspend(driver, [int(word) for word in words[2:]], int(words[1]))}
+        pairs = [(old, new) for word in words[1:] for old, found, new in [word.partition("=")] if found]
+        pids = [int(word) for word in words[1:] if word.isdecimal()]
+        return {"pids": resume(driver, pids, pairs)}
+    except (FailedError, OSError) as error:
+        return {"error": str(error)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1:])))
