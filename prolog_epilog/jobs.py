@@ -340,7 +340,7 @@ class Jobs:
             self._state.jobs.save(record)
         if saved and record.unsaved:
             self.on_unsaved(job, f"cannot be saved as it runs: {record.unsaved}")
-        return {"region": None if region is None else str(region), "saves": saved and not record.unsaved}
+        return {"region": None if region is None else str(region), "saves": record.unsaved == ""}
 
     def gpus_of(self, job: int) -> list[Gpu]:
         """The devices that a job has, for those who save it; no lock: a record's grants are complete before it is

@@ -80,6 +80,8 @@ class Profiles:
             return {}
         own = self._link / str(record.job)
         found = {"SLUICE_PROFILE_FOLDER": str(own / place.step), "SLUICE_CHECKPOINT_FILE": str(own / _SAVED)}
+        if record.unsaved == "":  # what the library has open would be missing where the job is resumed
+            return found
         for vendor in {grant.vendor for grant in record.grants}:
             wanted = asked or (self._everyone() and vendor not in _ASKED_ALONE)
             if wanted and self._library.exists():

@@ -81,10 +81,18 @@ static bool alive(int fd, unsigned place)
     return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-static uint64_t pid_namespace(void)
+/* `pid` as in /proc, or "self"; 0 where that may not be asked. */
+static uint64_t pid_namespace_of(const char *pid)
 {
     struct stat stamp;
-    return stat("/proc/self/ns/pid", &stamp) == 0 ? stamp.st_ino : 0;
+    char path[300];
+    snprintf(path, sizeof path, "/proc/%s/ns/pid", pid);
+    return stat(path, &stamp) == 0 ? stamp.st_ino : 0;
+}
+
+static uint64_t pid_namespace(void)
+{
+    return pid_namespace_of("self");
 }
 
 /* The last number of the NSpid line: a process's number in its own namespace. */
@@ -116,7 +124,11 @@ static uint32_t visible_number(const struct sim_slot *slot, uint64_t space)
     DIR *folder = opendir("/proc");
     for (struct dirent *entry; found == 0 && folder != NULL && (entry = readdir(folder)) != NULL;) {
         uint32_t pid = (uint32_t)strtoul(entry->d_name, NULL, 10);
-        if (pid != 0 && process_start(pid) == slot->start && inner_number(entry->d_name) == slot->pid) {
+        if (pid == 0 || inner_number(entry->d_name) != slot->pid) {
+            continue;
+        }
+        /* In a time namespace, as CRIU makes them, a process starts at another time than outside. */
+        if (process_start(pid) == slot->start || pid_namespace_of(entry->d_name) == slot->space) {
             found = pid;
         }
     }

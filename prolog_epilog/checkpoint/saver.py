@@ -288,7 +288,7 @@ class Saver:
             if stranger is not None:
                 raise SluiceError(f"{stranger} is another file than it was")
             pairs = self._pairs(job, facts)
-            self._note_looked_at(job, restarts, init, rights=facts["rights"], pairs=pairs, all=False)
+            self._note_looked_at(job, restarts, init, {"rights": facts["rights"], "pairs": pairs, "all": False})
         self.images.forget(job)
 
     def _check_rights(self, job: int, uid: int, restarts: int, init: int) -> None:
@@ -297,9 +297,9 @@ class Saver:
             raise SluiceError("its files were not looked at")
         if not opened.rights(init, uid) <= {*looked_at["rights"]}:
             raise SluiceError("its processes would have other rights than they had")
-        self._note_looked_at(job, restarts, init, **{**looked_at, "all": True})
+        self._note_looked_at(job, restarts, init, {**looked_at, "all": True})
 
-    def _note_looked_at(self, job: int, restarts: int, init: int, **facts: Any) -> None:
+    def _note_looked_at(self, job: int, restarts: int, init: int, facts: dict[str, Any]) -> None:
         note = {**facts, "restarts": restarts, "init": init}
         write_atomic(self._note(job), json.dumps(note), mode=0o600)
 

@@ -285,7 +285,12 @@ def look_at_restored(rights: bool, of_job: dict[str, int]) -> None:
     try:
         ask(do="restored", init=init, rights=rights, **of_job)
     except BaseException:
-        os.kill(init, 9)
+        try:  # noqa: SIM105 - as in epilog
+            os.kill(init, 9)
+        except ProcessLookupError:
+            pass
+        if rights:  # CRIU would wait for threads of it that have ended
+            os.kill(os.getppid(), 9)
         raise
 
 

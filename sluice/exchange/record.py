@@ -107,7 +107,7 @@ class JobRecord:
     ran_s: float | None = None  # how long it ran by that clock; of a running job, until the report
     saved: float | None = None  # when the job last said that it has saved its state; None: not in this run
     roles: str = ""  # the layout of its roles (prolog_epilog/roles.py); empty: it has none
-    unsaved: str = ""  # why its node cannot save it as it runs, although it asked (--checkpoint=system)
+    unsaved: str | None = None  # why its node cannot save it as it runs; "": it can; None: it is not to
     refused: str = ""  # why the job was refused here for what its user asked; such a job has no grants
     schema_version: int = SCHEMA_VERSION
 

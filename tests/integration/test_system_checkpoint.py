@@ -10,36 +10,20 @@ import random
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
-from policy.checkpoint import NodeCheckpoint, NodeSystem
-from policy.compiled import CompiledPolicy, Global
-from policy.node import NodePolicy
 from sluice.slurm.control import SAVE_WORDS
 from tests.integration.jobs import sbatch, shown
 from tests.integration.platforms import SINGLE
+from tests.integration.saved_jobs import CRIU, NODE, POLICY, Counter, can_save, images, kill, set_policy
 from tests.integration.settled import start_again, until
 
 pytestmark = pytest.mark.cluster
 
-NODE = "n1"
-POLICY = CompiledPolicy(generated_s=0, source="test", settings=Global(checkpoint_system=True))
 ROUNDS = 40 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 2
-CRIU = Path(os.environ.get("SLUICE_CRIU") or Path(__file__).parents[2] / "build/criu/criu")
-# Counts, with a file that is written, a lock, and a child.
-COUNTER = """#!/bin/bash
-exec 5>>kept
-exec 6>lock; flock -n 6 || echo lock is taken
-trap 'echo got USR1' USR1
-for ((i = 0; i < {last}; i++)); do echo $i; echo $i >&5; sleep 0.1; done
-wc -l <kept
-exit 7
-"""
 
 
 @pytest.fixture(scope="module")
@@ -63,81 +47,6 @@ def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: py
     return made
 
 
-def set_policy(cluster: DevCluster, system: dict[str, Any] | None) -> None:
-    """`system`: what is not as by default; None: the site does not save jobs."""
-    of_node = None if system is None else NodeSystem(criu=str(CRIU), **system)
-    policy = NodePolicy(checkpoint=NodeCheckpoint(system=of_node))
-    (cluster.slurm_conf_dir() / "sluice.node.json").write_text(policy.render())
-
-
-def can_save(cluster: DevCluster) -> bool:
-    return cluster.run(["test", "-e", "/run/sluice/checkpoint"], node=NODE, check=False).returncode == 0
-
-
-class Counter:
-    """A job that counts, and what it has written."""
-
-    def __init__(self, cluster: DevCluster, name: str, *words: str, last: int = 90, user: str = "alice") -> None:
-        self.cluster = cluster
-        self.last = last
-        self.folder = cluster.folder / "home" / user / name
-        self.folder.mkdir()
-        self.folder.chmod(0o777)
-        (self.folder / "job").write_text(COUNTER.format(last=last))
-        self.output = self.folder / "out"
-        inside = INSIDE / "home" / user / name
-        command = ["--checkpoint=system", "-D", str(inside), "-o", f"{inside}/out", *words, f"{inside}/job"]
-        self.id = sbatch(cluster, *command, user=user)
-
-    def words(self) -> list[str]:
-        return self.output.read_text().split("\n")[:-1] if self.output.exists() else []
-
-    def counts(self, least: int) -> None:
-        """Wait until it has."""
-        until(lambda: str(least) in self.words(), timeout=60, shows=self.all_said)
-
-    def all_said(self) -> object:
-        """What helps when it is not as it should be."""
-        return self.words(), shown(self.cluster, self.id), self.cluster.log_tail(f"agent@{NODE}", 12)
-
-    def save(self) -> None:
-        self.cluster.run(["scancel", *SAVE_WORDS, self.id])
-
-    def start_again(self) -> None:
-        until(
-            lambda: shown(self.cluster, self.id),
-            lambda now: now["JobState"] == "PENDING" and now["Restarts"] == "1",
-            timeout=30,
-            shows=self.all_said,
-        )
-        start_again(self.cluster, self.id)
-
-    def goes_on(self) -> None:
-        """Until it runs again, or on, whatever was killed."""
-
-        moved: set[str] = set()
-
-        def settled() -> bool:
-            now = shown(self.cluster, self.id)
-            if now["JobState"] == "PENDING" and now["Restarts"] not in moved:
-                moved.add(now["Restarts"])
-                self.cluster.run(["scontrol", "update", f"JobId={self.id}", "StartTime=now+2"])
-            return str(self.last - 1) in self.words()
-
-        until(settled, timeout=90, shows=self.all_said)
-
-    def ended(self) -> dict[str, str]:
-        return dict(until(lambda: shown(self.cluster, self.id), lambda now: now["JobState"] in ("COMPLETED", "FAILED")))
-
-    def is_exact(self) -> bool:
-        numbers = [int(word) for word in self.words() if word.isdecimal()]
-        return numbers == [*range(self.last), self.last]
-
-
-def images(cluster: DevCluster) -> Path:
-    return cluster.folder / "nodes" / NODE / "checkpoints/images"
-
-
 def test_a_job_goes_on_where_it_was(cluster: DevCluster) -> None:
     job = Counter(cluster, "exact")
     job.counts(15)
@@ -150,24 +59,6 @@ def test_a_job_goes_on_where_it_was(cluster: DevCluster) -> None:
     assert job.is_exact(), job.all_said()
     assert "got USR1" in job.words() and "lock is taken" not in job.words()
     assert list(images(cluster).iterdir()) == []
-
-
-# In the node, as its root: the process that listens for slurmd's programs, or what it has started.
-KILL = """
-import glob, os, socket, struct, sys
-asked = socket.socket(socket.AF_UNIX)
-asked.connect("/run/sluice/agent.sock")
-agent = struct.unpack("3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-children = [int(pid) for name in glob.glob(f"/proc/{agent}/task/*/children") for pid in open(name).read().split()]
-for pid in [agent] if sys.argv[1] == "agent" else children:
-    if pid == agent or b"dump" in open(f"/proc/{pid}/cmdline", "rb").read():
-        os.kill(pid, 9)
-"""
-
-
-def kill(cluster: DevCluster, what: str) -> None:
-    """With SIGKILL; the guard starts the next agent."""
-    cluster.run(["/usr/bin/python3", "-c", KILL, what], node=NODE, check=False)
 
 
 def test_agent_and_criu_may_die_at_any_moment(cluster: DevCluster) -> None:
@@ -255,7 +146,7 @@ def test_a_job_that_its_node_cannot_save_is_not_ended_by_the_signal(cluster: Dev
     ("words", "why"),
     [
         (["-N2"], "several nodes"),
-        (["--gres=shard:1024"], "the state of GPUs"),
+        (["--gres=shard:1024"], "the state of a part of a GPU"),
         (["--no-requeue"], "--no-requeue"),
         (["--open-mode=truncate"], "--open-mode=truncate"),
         (["--checkpoint-interval=20m"], "--checkpoint-interval"),

@@ -1,0 +1,153 @@
+"""Jobs that are saved as they run: what they do and say, and how their nodes are set up for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.layout import INSIDE
+from policy.checkpoint import NodeCheckpoint, NodeSystem
+from policy.compiled import CompiledPolicy, Global
+from policy.node import NodePolicy
+from sluice.slurm.control import SAVE_WORDS
+from tests.integration.jobs import sbatch, shown
+from tests.integration.settled import start_again, until
+
+NODE = "n1"
+POLICY = CompiledPolicy(generated_s=0, source="test", settings=Global(checkpoint_system=True))
+CRIU = Path(os.environ.get("SLUICE_CRIU") or Path(__file__).parents[2] / "build/criu/criu")
+# Counts in the memory of its GPU, next to a pattern, and says nothing more when the pattern is lost.
+GPU_COUNTER = """#!/usr/bin/python3
+import ctypes as c, os, sys, time
+cu = c.CDLL("libcuda.so.1")
+def ok(code):
+    assert code == 0, code
+def take(address, size):
+    found = c.create_string_buffer(size)
+    ok(cu.cuMemcpyDtoH_v2(found, address, c.c_size_t(size)))
+    return found.raw
+context, pattern_at, count_at, pattern = c.c_void_p(), c.c_uint64(), c.c_uint64(), os.urandom(1 << 20)
+ok(cu.cuInit(0)), ok(cu.cuDevicePrimaryCtxRetain(c.byref(context), 0)), ok(cu.cuCtxSetCurrent(context))
+ok(cu.cuMemAlloc_v2(c.byref(pattern_at), c.c_size_t(256 << 20))), ok(cu.cuMemAlloc_v2(c.byref(count_at), c.c_size_t(8)))
+ok(cu.cuMemcpyHtoD_v2(pattern_at, pattern, c.c_size_t(len(pattern))))
+ok(cu.cuMemsetD8_v2(count_at, 0, c.c_size_t(8)))
+kept = open("kept", "a")
+{more}
+while True:
+    count = int.from_bytes(take(count_at, 8), "little")
+    assert take(pattern_at, len(pattern)) == pattern
+    if count == {last}:
+        break
+    print(count, flush=True)
+    print(count, file=kept, flush=True)
+    ok(cu.cuMemcpyHtoD_v2(count_at, (count + 1).to_bytes(8, "little"), c.c_size_t(8)))
+    time.sleep(0.1)
+print(len(open("kept").readlines()), flush=True)
+sys.exit(7)
+"""
+# Counts, with a file that is written, a lock, and a child.
+COUNTER = """#!/bin/bash
+exec 5>>kept
+exec 6>lock; flock -n 6 || echo lock is taken
+trap 'echo got USR1' USR1
+for ((i = 0; i < {last}; i++)); do echo $i; echo $i >&5; sleep 0.1; done
+wc -l <kept
+exit 7
+"""
+
+
+def set_policy(cluster: DevCluster, system: dict[str, Any] | None) -> None:
+    """`system`: what is not as by default; None: the site does not save jobs."""
+    of_node = None if system is None else NodeSystem(criu=str(CRIU), **system)
+    policy = NodePolicy(checkpoint=NodeCheckpoint(system=of_node))
+    (cluster.slurm_conf_dir() / "sluice.node.json").write_text(policy.render())
+
+
+def can_save(cluster: DevCluster) -> bool:
+    return cluster.run(["test", "-e", "/run/sluice/checkpoint"], node=NODE, check=False).returncode == 0
+
+
+class Counter:
+    """A job that counts, and what it has written."""
+
+    def __init__(
+        self, cluster: DevCluster, name: str, *words: str, last: int = 90, user: str = "alice", script: str = COUNTER
+    ) -> None:
+        self.cluster = cluster
+        self.last = last
+        self.folder = cluster.folder / "home" / user / name
+        self.folder.mkdir()
+        self.folder.chmod(0o777)
+        (self.folder / "job").write_text(script.replace("{last}", str(last)).replace("{more}", ""))
+        self.output = self.folder / "out"
+        inside = INSIDE / "home" / user / name
+        command = ["--checkpoint=system", "-D", str(inside), "-o", f"{inside}/out", *words, f"{inside}/job"]
+        self.id = sbatch(cluster, *command, user=user)
+
+    def words(self) -> list[str]:
+        return self.output.read_text().split("\n")[:-1] if self.output.exists() else []
+
+    def counts(self, least: int) -> None:
+        """Wait until it has."""
+        until(lambda: str(least) in self.words(), timeout=60, shows=self.all_said)
+
+    def all_said(self) -> object:
+        """What helps when it is not as it should be."""
+        return self.words(), shown(self.cluster, self.id), self.cluster.log_tail(f"agent@{NODE}", 12)
+
+    def save(self) -> None:
+        self.cluster.run(["scancel", *SAVE_WORDS, self.id])
+
+    def start_again(self) -> None:
+        until(
+            lambda: shown(self.cluster, self.id),
+            lambda now: now["JobState"] == "PENDING" and now["Restarts"] == "1",
+            timeout=30,
+            shows=self.all_said,
+        )
+        start_again(self.cluster, self.id)
+
+    def goes_on(self) -> None:
+        """Until it runs again, or on, whatever was killed."""
+
+        moved: set[str] = set()
+
+        def settled() -> bool:
+            now = shown(self.cluster, self.id)
+            if now["JobState"] == "PENDING" and now["Restarts"] not in moved:
+                moved.add(now["Restarts"])
+                self.cluster.run(["scontrol", "update", f"JobId={self.id}", "StartTime=now+2"])
+            return str(self.last - 1) in self.words()
+
+        until(settled, timeout=90, shows=self.all_said)
+
+    def ended(self) -> dict[str, str]:
+        return dict(until(lambda: shown(self.cluster, self.id), lambda now: now["JobState"] in ("COMPLETED", "FAILED")))
+
+    def is_exact(self) -> bool:
+        numbers = [int(word) for word in self.words() if word.isdecimal()]
+        return numbers == [*range(self.last), self.last]
+
+
+def images(cluster: DevCluster) -> Path:
+    return cluster.folder / "nodes" / NODE / "checkpoints/images"
+
+
+# In the node, as its root: the process that listens for slurmd's programs, or what it has started.
+KILL = """
+import glob, os, socket, struct, sys
+asked = socket.socket(socket.AF_UNIX)
+asked.connect("/run/sluice/agent.sock")
+agent = struct.unpack("3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+children = [int(pid) for name in glob.glob(f"/proc/{agent}/task/*/children") for pid in open(name).read().split()]
+for pid in [agent] if sys.argv[1] == "agent" else children:
+    if pid == agent or b"dump" in open(f"/proc/{pid}/cmdline", "rb").read():
+        os.kill(pid, 9)
+"""
+
+
+def kill(cluster: DevCluster, what: str) -> None:
+    """With SIGKILL; the guard starts the next agent."""
+    cluster.run(["/usr/bin/python3", "-c", KILL, what], node=NODE, check=False)

@@ -1,0 +1,104 @@
+"""Jobs with GPUs that are saved as they run: CRIU itself, the driver's calls, and a simulated driver behind them.
+
+`SLUICE_CRIU` as in test_system_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from tests.integration.jobs import shown, submit
+from tests.integration.platforms import PAIR
+from tests.integration.saved_jobs import CRIU, GPU_COUNTER, NODE, POLICY, Counter, can_save, images, set_policy
+from tests.integration.settled import until
+
+pytestmark = pytest.mark.cluster
+
+ONE = ("--gres=gpu:1", "-c1")
+USED = """
+import json, pynvml as n
+n.nvmlInit()
+handles = [n.nvmlDeviceGetHandleByIndex(index) for index in range(n.nvmlDeviceGetCount())]
+print(json.dumps([len(n.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles]))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
+    if not CRIU.exists():
+        pytest.skip(f"{CRIU}: no CRIU; fetch it with: tools/criu build/criu")
+    platform = tmp_path_factory.mktemp("platform") / "pair.yaml"
+    newer = PAIR.replace("550.90.07", "580.65.06").replace("runtime: 12040", "runtime: 13000")
+    platform.write_text(newer)
+    made = make_shared_cluster(
+        {
+            "nodes": [{"names": NODE, "platform": str(platform)}],
+            "controllers": 1,
+            "accounting": False,
+            "agent": True,
+            "sluice": {"level": "admit", "policy": POLICY.render()},
+            "users": [{"name": "alice"}],
+        }
+    )
+    set_policy(made, {})
+    until(lambda: can_save(made), timeout=60)
+    return made
+
+
+def processes(cluster: DevCluster) -> list[int]:
+    """How many use each GPU."""
+    found: list[int] = json.loads(cluster.run([sys.executable, "-c", USED], node=NODE).stdout)
+    return found
+
+
+def index_of(cluster: DevCluster, job: str) -> str:
+    """Of its GPU, as Slurm numbers it."""
+    return shown(cluster, job)["GRES"].partition("IDX:")[2].rstrip(")")
+
+
+def await_saved(job: Counter) -> None:
+    until(lambda: shown(job.cluster, job.id)["JobState"], lambda state: state == "PENDING", shows=job.all_said)
+
+
+def test_a_job_goes_on_on_another_gpu(cluster: DevCluster) -> None:
+    """It finds what it had in the memory of its GPU in that of the one it has now."""
+    job = Counter(cluster, "moves", *ONE, script=GPU_COUNTER)
+    job.counts(10)
+    assert processes(cluster) == [1, 0]
+    job.save()
+    await_saved(job)
+    assert processes(cluster) == [0, 0]
+    other = submit(cluster, *ONE)
+    until(lambda: shown(cluster, other)["JobState"], lambda state: state == "RUNNING")
+    assert index_of(cluster, other) == "0"
+    job.start_again()
+    job.counts(30)
+    assert index_of(cluster, job.id) == "1" and processes(cluster) == [0, 1]
+    assert job.ended()["ExitCode"] == "7:0"
+    assert job.is_exact(), job.all_said()
+    assert list(images(cluster).iterdir()) == []
+    cluster.run(["scancel", other])
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("import socket; server = socket.create_server(('127.0.0.1', 0))\n"
+         "client = socket.create_connection(server.getsockname()); server.accept()", "it has a TCP connection"),
+        ("ok(cu.cuMemAllocManaged(c.byref(c.c_uint64()), c.c_size_t(1 << 20), 1))", "cannot save what it has on its"),
+    ],
+)  # fmt: skip
+def test_a_job_that_cannot_be_saved_has_its_gpu_again(cluster: DevCluster, more: str, why: str) -> None:
+    name = "tcp" if "TCP" in why else "managed"
+    job = Counter(cluster, name, *ONE, script=GPU_COUNTER.replace("{more}", more), last=60)
+    job.counts(5)
+    job.save()
+    until(lambda: cluster.log_tail(f"agent@{NODE}", 5), lambda said: f"job={job.id}" in said and why in said)
+    assert shown(cluster, job.id)["JobState"] == "RUNNING"
+    assert job.ended()["ExitCode"] == "7:0", job.all_said()
+    assert job.is_exact(), job.all_said()
