@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from policy.node_limits import NodeLimits
@@ -59,6 +60,15 @@ def _refuse_again(record: JobRecord) -> None:
     """Raise RefusalError for a job that was refused: nothing of it starts."""
     if record.refused:
         raise RefusalError(f"job {record.job} is refused: {record.refused}", Refusal.JOB_REFUSED)
+
+
+def _why_unsaved(record: JobRecord, region: Path | None) -> str:
+    """Why a job that is held so cannot be saved as it runs; empty: it can."""
+    if region is not None:
+        return "it has a part of a GPU, whose state cannot be saved"
+    if record.share_by == "mps" or any(grant.rung == "mps" for grant in record.grants):
+        return "its GPU is shared by MPS, with which its state cannot be saved"
+    return ""
 
 
 class Jobs:
@@ -336,7 +346,7 @@ class Jobs:
             self._watch_over(record, peer)
             region = self._regions.of(job)
             if saved:
-                record.unsaved = "it has a part of a GPU, whose state cannot be saved" if region else self.unsaved(job)
+                record.unsaved = _why_unsaved(record, region) or self.unsaved(job)
             self._state.jobs.save(record)
         if saved and record.unsaved:
             self.on_unsaved(job, f"cannot be saved as it runs: {record.unsaved}")
@@ -348,6 +358,14 @@ class Jobs:
         record = self._state.records.get(job)
         found = [self._state.devices[grant.index] for grant in record.grants] if record is not None else []
         return [Gpu(one.uuid, one.vendor, one.model, one.memory_mib, one.driver_version, one.partition) for one in found]
+
+    def note_unsaved(self, job: int, why: str) -> None:
+        """Its state cannot be saved after all."""
+        with self._state.lock:
+            record = self._state.records.get(job)
+            if record is not None:
+                record.unsaved = why
+                self._state.jobs.save(record)
 
     def held_by(self, job: int) -> int:
         """The most that a job was seen to hold on its GPUs, in bytes."""

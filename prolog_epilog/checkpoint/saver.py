@@ -64,6 +64,8 @@ class Saver:
         self._lock = threading.Lock()
         self.told: Callable[[int, str], None] = lambda job, words: None
         """What happened to a job, for its record."""
+        self.found_unsaved: Callable[[int, str], None] = lambda job, why: None
+        """What a job's program does with its GPUs cannot be saved, as its driver has said."""
 
     def answer_to(self, server: Server) -> None:
         """Take requests."""
@@ -156,7 +158,11 @@ class Saver:
         _go_on(init)  # an agent that was killed may have left it stopped
         self._check_room(run, init, policy)
         work = self._fresh_work(run.job)
-        self.gpus.suspend(gpus, opened.processes(init)[1:], _GPU_S)
+        try:
+            self.gpus.suspend(gpus, opened.processes(init)[1:], _GPU_S)
+        except SluiceError as error:
+            self.found_unsaved(run.job, error.what)
+            raise
         self._program().save(init, work, policy.time_s, policy.most_bytes, lock)
         contents.check(work)
         facts = {

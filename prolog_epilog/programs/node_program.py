@@ -245,7 +245,9 @@ def task_init() -> None:
     """
     shards = number("SLUICE_SHARDS") if os.environ.get("SLUICE_SHARDS") else 0
     devices = ask(do="devices")
-    extra = {"nics": open_nics(devices)} if "variables" in devices else {}
+    extra: dict[str, object] = {"nics": open_nics(devices)} if "variables" in devices else {}
+    if os.environ.get("SLUICE_SAVED") == "1":
+        extra["saved"] = True
     answer = ask(
         do="limit",
         job=number("SLUICE_JOB"),
@@ -254,7 +256,6 @@ def task_init() -> None:
         gpus=numbers("SLUICE_GPUS"),
         shards=shards,
         open=[path for path in devices["files"] if opens(path)],
-        saved=os.environ.get("SLUICE_SAVED") == "1",
         **extra,
     )
     if answer["region"]:

@@ -273,6 +273,8 @@ def _checkpoint(document: dict[str, Any]) -> list[str]:
             "",
             "Cannot be saved: it does not ask for signals (--checkpoint=app); what ends it costs all of its work.",
         ]
+    if found["mode"] == "system" and found.get("cannot"):
+        return ["", f"Cannot be saved as it runs: {found['cannot']}. What ends it costs all of its work."]
     if found["mode"] == "system":
         limit = f"up to {found['limit_mib']} MiB of memory, without connections to others or steps"
         return ["", f"Its node saves it as it runs before it is ended (--checkpoint=system): {limit}."]

@@ -327,6 +327,7 @@ class Checkpoint(Model):
     mttf_s: float | None = Field(None, description="Mean time until one of its nodes fails.")
     problem: str | None = Field(None, description="Why what was measured of it cannot be read.")
     limit_mib: int | None = Field(None, description="Of a job with system: the most memory with which it is saved.")
+    cannot: str | None = Field(None, description="Of a job with system: why its node cannot save it; null: it can.")
 
 
 class PartAtFault(Model):

@@ -35,6 +35,7 @@ class _Job:
     uid: int
     text: str  # the record's
     saved: float | None
+    unsaved: str | None
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Running:
         for one in given[:_MOST_JOBS]:
             record = JobRecord.from_json(json.dumps(one), "record")
             check_record(record, running=True)
-            jobs[record.job] = _Job(record.uid, record.to_json(), record.saved)
+            jobs[record.job] = _Job(record.uid, record.to_json(), record.saved, record.unsaved)
         now = self._clock()
         with self._lock:
             self._forget(now)
@@ -127,6 +128,11 @@ class Running:
             for number, _, job in self._fresh():
                 found.setdefault(number, []).append(job.saved)
         return found
+
+    def unsaved(self) -> dict[int, str]:
+        """Jobs that asked to be saved as they run, and why their nodes cannot; empty: they can."""
+        with self._lock:
+            return {number: job.unsaved for number, _, job in self._fresh() if job.unsaved is not None}
 
     def _of(self, uid: int | None, ids: set[int] | None) -> list[tuple[int, str, str]]:
         with self._lock:

@@ -39,6 +39,7 @@ class JobSaves:
     daly: bool = False  # the interval is Daly's
     mttf_s: float | None = None  # mean time to a failure of one of its nodes, for `daly`
     ending: bool = False  # it got the signal before its time limit
+    unsaved: str = ""  # why its node cannot save it as it runs, in this run; empty: it can, or has not said
 
 
 @dataclass

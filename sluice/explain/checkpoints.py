@@ -36,7 +36,8 @@ class SiteCheckpoints:
 def describe(account: str, comment: str, policy: NodeCheckpoint, saves: JobSaves) -> dict[str, Any]:
     """What is shown. Times are seconds since 1970."""
     if policy.system is not None and policy.is_system(comment):
-        return {"mode": "system", "saved": saves.saved, "limit_mib": policy.system.most_bytes >> 20}
+        limit = policy.system.most_bytes >> 20
+        return {"mode": "system", "saved": saves.saved, "limit_mib": limit, "cannot": saves.unsaved or None}
     rhythm = policy.rhythm(account, comment)
     document: dict[str, Any] = {"mode": "no" if rhythm is None else "app", "saved": saves.saved}
     if rhythm is None:

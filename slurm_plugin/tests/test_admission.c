@@ -709,7 +709,8 @@ static void check_time_and_options(void)
     REFUSED("open", "submit it with sbatch", .options = system);
     REFUSED("open", "several nodes", .script = true, NODES(2), .options = system);
     REFUSED("open", "several nodes", .script = true, .heterogeneous = true, .options = system);
-    REFUSED("open", "the state of GPUs", .script = true, PER_NODE("gres:gpu:1"), .options = system);
+    ADMITTED("open", .script = true, PER_NODE("gres:gpu:1"), .options = system);
+    REFUSED("open", "the state of a part of a GPU", .script = true, PER_NODE("gres:shard:1024"), .options = system);
     REFUSED("open", "--no-requeue", .script = true, .stays_ended = true, .options = system);
     REFUSED("open", "--open-mode=truncate", .script = true, .truncates = true, .options = system);
     rules->checkpoint_system = false;

@@ -63,8 +63,10 @@ class Checkpoints:
             one = self.saves.jobs.setdefault(job.id, JobSaves())
             started = float(job.start_time or one.started or now)
             if started != one.started:
-                one.started, one.signalled, one.ending = started, 0.0, False
+                one.started, one.signalled, one.ending, one.unsaved = started, 0.0, False, ""
             one.seen = now
+            if rhythm is None and one.unsaved:
+                continue
             if rhythm is not None:  # else it is stopped as it is saved, which is for its end alone
                 self._set_interval(one, job, rhythm, policy)
             if self._is_due(one, job, policy, now):
@@ -80,6 +82,8 @@ class Checkpoints:
         if policy.rhythm(job.account, job.comment) is None and not policy.is_system(job.comment):
             return False
         one = self.saves.jobs.setdefault(job.id, JobSaves(started=float(job.start_time or now), seen=now))
+        if one.unsaved and policy.is_system(job.comment):
+            return False
         if now - one.started < _LEAST_S and (one.saved or 0.0) <= one.started:
             return False
         one.signalled = now
@@ -138,6 +142,12 @@ class Checkpoints:
                 before = self.saves.accounts.get(job.account, one.save_s)
                 self.saves.accounts[job.account] = round(before + (one.save_s - before) / _LATELY, 1)
         return heard
+
+    def know(self, unsaved: Mapping[int, str]) -> None:
+        """Which jobs their nodes can save as they run, and why not the others."""
+        for job, why in unsaved.items():
+            if job in self.saves.jobs:
+                self.saves.jobs[job].unsaved = why
 
     # ---- failures of nodes ----
 

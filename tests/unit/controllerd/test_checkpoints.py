@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from policy.checkpoint import NodeCheckpoint
+from policy.checkpoint import NodeCheckpoint, NodeSystem
 from sluice.base.errors import SluiceError
 from sluice.controllerd.health import checkpoints as checkpoints_module
 from sluice.controllerd.health.checkpoints import FIRST_S, Checkpoints, class_of, daly, rate
 from sluice.exchange.saves import ClassFailures, JobSaves, Saves, read_saves, write_for_plugins
+from sluice.explain.checkpoints import describe
 from sluice.slurm.answers import Job, Node
 
 DAY = 86400.0
@@ -100,6 +101,22 @@ def test_a_job_that_may_not_catch_the_signal_yet_is_not_asked_before_it_is_ended
     assert not checkpoints.ask(running(2, "", 9000), POLICY, 9060.0)
     checkpoints.saves.jobs[3] = JobSaves(started=9000.0, saved=9001.0)  # it has shown that it catches it
     assert checkpoints.ask(running(3, "sluice:checkpoint", 9000), POLICY, 9010.0)
+
+
+def test_a_job_whose_node_cannot_save_it_is_not_asked() -> None:
+    """Until it runs elsewhere, or again."""
+    policy = NodeCheckpoint(system=NodeSystem(), before_time_limit_s=300)
+    checkpoints, comment = Checkpoints(), "sluice:checkpoint=system"
+    jobs = [running(number, comment, int(NOW) - 2000, int(NOW) + 200) for number in (1, 2)]
+    checkpoints.due(jobs, policy, NOW - 1000)
+    checkpoints.know({1: "its NVIDIA driver is too old", 2: "", 3: "not known here"})
+    assert [job.id for job in checkpoints.due(jobs, policy, NOW)] == [2]
+    assert [job.id for job in jobs if checkpoints.ask(job, policy, NOW)] == [2]
+    shown = [describe("", comment, policy, checkpoints.saves.jobs[number]) for number in (1, 2)]
+    assert [one["cannot"] for one in shown] == ["its NVIDIA driver is too old", None]
+    again = running(1, comment, int(NOW) + 100)
+    checkpoints.due([again], policy, NOW + 200)
+    assert checkpoints.ask(again, policy, NOW + 200)
 
 
 def test_nodes_that_get_other_gpus_change_what_is_expected() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -350,8 +352,36 @@ def test_an_agent_that_was_killed_after_the_save_does_not_save_again(
 ) -> None:
     saver, ordered = saver_of(tmp_path, monkeypatch, "exit 1")
     saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, pages=b"state"), {"opened": []})
+    process.send_signal(signal.SIGSTOP)  # as CRIU left it
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][0] != "T":
+        time.sleep(0.01)
     save(saver, process)
     assert ordered == [(7, 0)] and process.wait(10) == -9
+
+
+def test_what_was_saved_of_a_job_that_has_run_since_is_not_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    """Its launcher let it go on, as no agent answered: the image is an earlier one, and would repeat its work."""
+    saver, ordered = saver_of(tmp_path, monkeypatch, "exit 1")
+    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, pages=b"state"), {"opened": []})
+    with pytest.raises(SluiceError, match="ended with 1"):
+        save(saver, process)
+    assert ordered == [] and process.poll() is None and saver.images.find(7) is None
+
+
+def test_an_image_whose_job_was_not_requeued_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    saver, _ = saver_of(tmp_path, monkeypatch, 'printf magicmag >"$2/files.img"')
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(saver, "_requeue", full)
+    with pytest.raises(OSError, match="no space"):
+        save(saver, process)
+    assert process.poll() is None and saver.images.find(7) is None
 
 
 @pytest.mark.parametrize(
