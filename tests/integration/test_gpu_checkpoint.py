@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from tests.integration.beds import slurms
 from tests.integration.jobs import shown, submit
 from tests.integration.platforms import PAIR
 from tests.integration.saved_jobs import CRIU, GPU_COUNTER, NODE, POLICY, Counter, can_save, images, set_policy
@@ -28,8 +29,12 @@ print(json.dumps([len(n.nvmlDeviceGetComputeRunningProcesses(handle)) for handle
 """
 
 
-@pytest.fixture(scope="module")
-def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
+@pytest.fixture(scope="module", params=slurms())
+def cluster(
+    request: pytest.FixtureRequest,
+    make_shared_cluster: Callable[..., DevCluster],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> DevCluster:
     if not CRIU.exists():
         pytest.skip(f"{CRIU}: no CRIU; fetch it with: tools/criu build/criu")
     platform = tmp_path_factory.mktemp("platform") / "pair.yaml"
@@ -43,7 +48,8 @@ def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: py
             "agent": True,
             "sluice": {"level": "admit", "policy": POLICY.render()},
             "users": [{"name": "alice"}],
-        }
+        },
+        **({"root": request.getfixturevalue(request.param)} if request.param else {}),
     )
     set_policy(made, {})
     until(lambda: can_save(made), timeout=60)
