@@ -118,10 +118,12 @@ static void read_name(pid_t pid, char name[LAUNCH_NAME_MAX])
 }
 
 /* The end of the helper that saves: either the job is saved, and waits here until Slurm ends this run of it, or goes
- * on. */
+ * on. A helper that was killed does not know: the agent may be about to end what it has saved, and is asked again. */
 static void save_ended(int status)
 {
-    now.saver = 0;
+    now.saver = WIFSIGNALED(status) ? start_helper("save", -1) : 0;
+    if (now.saver)
+        return;
     now.saved = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (!now.saved)
         kill(now.init, SIGCONT);

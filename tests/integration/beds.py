@@ -32,12 +32,6 @@ class Bed:
         return {} if self.root is None else {"root": self.root}
 
 
-def slurms() -> list[Any]:
-    """On which versions of Slurm a test runs, where that alone makes a difference: fixtures give it as `request.param`,
-    the name of the one that has the tree; None: this system's."""
-    return [None, *([pytest.param("trixie_root", marks=pytest.mark.trixie)] if _NEWER else [])]
-
-
 def beds(*, v1: bool, alone: bool = False) -> list[Any]:
     """On which beds a test runs; `v1`: version 1 of cgroups makes a difference for it; `alone`: it is of that one."""
     if alone:

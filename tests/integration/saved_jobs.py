@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +97,8 @@ class Counter:
 
     def all_said(self) -> object:
         """What helps when it is not as it should be."""
-        return self.words(), shown(self.cluster, self.id), self.cluster.log_tail(f"agent@{NODE}", 12)
+        nodes = self.cluster.run(["sinfo", "-hNo", "%N %T %E"], check=False).stdout
+        return self.words(), nodes, shown(self.cluster, self.id), self.cluster.log_tail(f"agent@{NODE}", 40)
 
     def save(self) -> None:
         self.cluster.run(["scancel", *SAVE_WORDS, self.id])
@@ -146,6 +149,54 @@ for pid in [agent] if sys.argv[1] == "agent" else children:
     if pid == agent or b"dump" in open(f"/proc/{pid}/cmdline", "rb").read():
         os.kill(pid, 9)
 """
+
+
+# There, too: kills, at random moments, what saves and resumes jobs; how often each.
+STORM = """
+import collections, glob, json, os, random, socket, struct, sys, time
+seconds, kinds, found = float(sys.argv[1]), sys.argv[2:], collections.Counter()
+def agent():
+    try:
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.connect("/run/sluice/agent.sock")
+            return [struct.unpack("3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]]
+    except OSError:
+        return []
+def named(*words):
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            found = open(path, "rb").read().decode(errors="replace").split(chr(0))
+        except OSError:
+            continue
+        if all(word in found for word in words):
+            yield int(path.split("/")[2])
+helper = "/run/sluice-cluster/programs/sluice-checkpoint"
+look = {
+    "agent": agent,
+    "dump": lambda: named("dump", "--tree"),
+    "restore": lambda: named("restore", "--leave-stopped"),
+    "driver": lambda: named("prolog_epilog.checkpoint.cuda"),
+    "helper": lambda: [*named(helper, "save"), *named(helper, "resume")],
+}
+end = time.monotonic() + seconds
+while time.monotonic() < end:
+    time.sleep(random.uniform(0, 0.1))
+    kind = random.choice(kinds)
+    for pid in list(look[kind]())[:1]:
+        try:
+            os.kill(pid, 9)
+            found[kind] += 1
+        except ProcessLookupError:
+            continue
+        time.sleep(random.uniform(0, 1.5))
+print(json.dumps(found))
+"""
+
+
+def storm(cluster: DevCluster, seconds: float, kinds: Sequence[str]) -> dict[str, int]:
+    """SIGKILLs for so long; how many hit which kind."""
+    said = cluster.run(["/usr/bin/python3", "-c", STORM, str(seconds), *kinds], node=NODE, timeout=seconds + 60)
+    return dict(json.loads(said.stdout))
 
 
 def kill(cluster: DevCluster, what: str) -> None:

@@ -6,35 +6,37 @@
 from __future__ import annotations
 
 import json
-import sys
+import os
+import signal
+from collections import Counter as Counted
 from collections.abc import Callable
 
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from tests.integration.beds import slurms
 from tests.integration.jobs import shown, submit
 from tests.integration.platforms import PAIR
-from tests.integration.saved_jobs import CRIU, GPU_COUNTER, NODE, POLICY, Counter, can_save, images, set_policy
+from tests.integration.saved_jobs import CRIU, GPU_COUNTER, NODE, POLICY, Counter, can_save, images, set_policy, storm
 from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
 
 ONE = ("--gres=gpu:1", "-c1")
 USED = """
-import json, pynvml as n
-n.nvmlInit()
-handles = [n.nvmlDeviceGetHandleByIndex(index) for index in range(n.nvmlDeviceGetCount())]
-print(json.dumps([len(n.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles]))
+import ctypes as c, json
+nvml, count, found = c.CDLL("libnvidia-ml.so.1"), c.c_uint(), []
+nvml.nvmlInit_v2(), nvml.nvmlDeviceGetCount_v2(c.byref(count))
+for index in range(count.value):
+    handle, processes = c.c_void_p(), c.c_uint(0)
+    nvml.nvmlDeviceGetHandleByIndex_v2(index, c.byref(handle))
+    nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, c.byref(processes), None)
+    found.append(processes.value)
+print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module", params=slurms())
-def cluster(
-    request: pytest.FixtureRequest,
-    make_shared_cluster: Callable[..., DevCluster],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> DevCluster:
+@pytest.fixture(scope="module")
+def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
     if not CRIU.exists():
         pytest.skip(f"{CRIU}: no CRIU; fetch it with: tools/criu build/criu")
     platform = tmp_path_factory.mktemp("platform") / "pair.yaml"
@@ -48,8 +50,7 @@ def cluster(
             "agent": True,
             "sluice": {"level": "admit", "policy": POLICY.render()},
             "users": [{"name": "alice"}],
-        },
-        **({"root": request.getfixturevalue(request.param)} if request.param else {}),
+        }
     )
     set_policy(made, {})
     until(lambda: can_save(made), timeout=60)
@@ -58,7 +59,7 @@ def cluster(
 
 def processes(cluster: DevCluster) -> list[int]:
     """How many use each GPU."""
-    found: list[int] = json.loads(cluster.run([sys.executable, "-c", USED], node=NODE).stdout)
+    found: list[int] = json.loads(cluster.run(["/usr/bin/python3", "-c", USED], node=NODE).stdout)
     return found
 
 
@@ -108,3 +109,40 @@ def test_a_job_that_cannot_be_saved_has_its_gpu_again(cluster: DevCluster, more:
     assert shown(cluster, job.id)["JobState"] == "RUNNING"
     assert job.ended()["ExitCode"] == "7:0", job.all_said()
     assert job.is_exact(), job.all_said()
+
+
+KINDS = ("agent", "dump", "restore", "driver", "helper")
+KILLS = 1000 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 6
+STORM_S = 12.0
+
+
+def check_last_run(job: Counter) -> None:
+    """Complete and in order, whether it went on or began again from its start: nothing is lost in it, or done twice."""
+    words = job.words()
+    begin = len(words) - 1 - words[::-1].index("0")
+    numbers = [int(word) for word in words[begin:] if word.isdecimal()]
+    assert numbers[:-1] == [*range(job.last)], job.all_said()
+
+
+def test_whatever_is_killed_while_jobs_are_saved_and_resumed(cluster: DevCluster) -> None:
+    """The node agent, CRIU, the process that asks the driver, the launcher's helper, and slurmctld."""
+    killed: Counted[str] = Counted()
+    rounds = went_on = 0
+    while killed.total() < KILLS:
+        rounds += 1
+        jobs = [Counter(cluster, f"storm-{rounds}-{one}", *ONE, script=GPU_COUNTER, last=120) for one in range(2)]
+        for job in jobs:
+            job.counts(5)
+            job.save()
+        if rounds % 3 == 2:
+            cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+            cluster.start_daemon("slurmctld@ctl1")
+            killed["slurmctld"] += 1
+        killed.update(storm(cluster, STORM_S, KINDS))
+        for job in jobs:
+            job.goes_on()
+            assert job.ended()["ExitCode"] == "7:0", job.all_said()
+            check_last_run(job)
+            went_on += job.is_exact()
+        assert list(images(cluster).iterdir()) == [] and processes(cluster) == [0, 0]
+    print(f"{killed.total()} killed ({dict(killed)}) in {rounds} rounds; {went_on} of {2 * rounds} jobs went on")

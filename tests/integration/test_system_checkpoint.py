@@ -16,7 +16,6 @@ import pytest
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
 from sluice.slurm.control import SAVE_WORDS
-from tests.integration.beds import slurms
 from tests.integration.jobs import sbatch, shown
 from tests.integration.platforms import SINGLE
 from tests.integration.saved_jobs import CRIU, NODE, POLICY, Counter, can_save, images, kill, set_policy
@@ -27,12 +26,8 @@ pytestmark = pytest.mark.cluster
 ROUNDS = 40 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 2
 
 
-@pytest.fixture(scope="module", params=slurms())
-def cluster(
-    request: pytest.FixtureRequest,
-    make_shared_cluster: Callable[..., DevCluster],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> DevCluster:
+@pytest.fixture(scope="module")
+def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
     if not CRIU.exists():
         pytest.skip(f"{CRIU}: no CRIU; fetch it with: tools/criu build/criu")
     platform = tmp_path_factory.mktemp("platform") / "single.yaml"
@@ -45,8 +40,7 @@ def cluster(
             "agent": True,
             "sluice": {"level": "admit", "policy": POLICY.render()},
             "users": [{"name": "alice"}, {"name": "bob"}],
-        },
-        **({"root": request.getfixturevalue(request.param)} if request.param else {}),
+        }
     )
     set_policy(made, {})
     until(lambda: can_save(made), timeout=60)
