@@ -51,6 +51,7 @@ LONGEST_FIRST = (
     "test_fabric_discovery",
     "test_cgroup2",
     "test_system_checkpoint",
+    "test_gpu_checkpoint",
     "test_node_faults",
     "test_guard",
     "test_web",

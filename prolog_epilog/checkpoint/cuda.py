@@ -1,8 +1,8 @@
 """NVIDIA's way to take a process's state off its GPUs and put it back: the driver's cuCheckpointProcess* functions.
 
 Started by gpus.py as a process of its own, which may crash or hang with the driver: `suspend MS PID...`,
-`resume PID... [OLD_UUID=NEW_UUID...]`, `problem`. Prints a JSON object: `pids`, those that use CUDA, or `error`. Standard
-library only. Source of calls and their order: NVIDIA's CUDA driver API, "CUDA Checkpointing", and the tool
+`resume PID... [OLD_UUID=NEW_UUID...]`, `problem`. Prints a JSON object: `pids`, those that use CUDA, or `error`.
+Standard library only. Source of calls and their order: NVIDIA's CUDA driver API, "CUDA Checkpointing", and the tool
 cuda-checkpoint: lock, checkpoint; restore, unlock.
 """
 

@@ -267,7 +267,7 @@ class Saver:
                 looked_at = self._looked_at(job, restarts, init)
                 if looked_at is None or not looked_at["all"]:
                     raise SluiceError("CRIU did not have it looked at")
-                pairs = [(old, new) for old, new in looked_at["pairs"]]
+                pairs = [(str(old), str(new)) for old, new in looked_at["pairs"]]
                 self.gpus.resume(self.gpus.given(job), opened.processes(init)[1:], pairs)
             except (OSError, SluiceError) as error:
                 if init:

@@ -1,4 +1,4 @@
-"""Which GPUs a saved job can go on with, what is known before it is saved, and that nothing is lost where it cannot be."""
+"""Which GPUs a saved job can go on with, what is known before it is saved, and that nothing is lost where it cannot."""
 
 from __future__ import annotations
 
