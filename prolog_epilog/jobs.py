@@ -357,8 +357,8 @@ class Jobs:
         found."""
         record = self._state.records.get(job)
         found = [self._state.devices[grant.index] for grant in record.grants] if record is not None else []
-        return [Gpu(one.uuid, one.vendor, one.model, one.memory_mib, one.driver_version, one.partition) for one in found]
         return [Gpu(d.uuid, d.vendor, d.model, d.memory_mib, d.driver_version, d.partition) for d in found]
+
     def note_unsaved(self, job: int, why: str) -> None:
         """Its state cannot be saved after all."""
         with self._state.lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +112,13 @@ class Counter:
         )
         start_again(self.cluster, self.id)
 
-    def goes_on(self) -> None:
+    def goes_on(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Until it runs again, or on, whatever was killed."""
 
         moved: set[str] = set()
 
         def settled() -> bool:
+            meanwhile()
             now = shown(self.cluster, self.id)
             if now["JobState"] == "PENDING" and now["Restarts"] not in moved:
                 moved.add(now["Restarts"])

@@ -125,8 +125,7 @@ def check_last_run(job: Counter) -> None:
 
 
 def give_back(cluster: DevCluster) -> None:
-    """A node whose prolog or epilog found no agent for too long is drained, as it should be."""
-    until(lambda: cluster.run(["sinfo", "-h"], check=False).returncode == 0)
+    """A node whose agent dies again and again is drained, as it should be."""
     if "drain" in cluster.run(["sinfo", "-hNo", "%T"]).stdout:
         cluster.run(["scontrol", "update", f"NodeName={NODE}", "State=RESUME"])
 
@@ -146,9 +145,9 @@ def test_whatever_is_killed_while_jobs_are_saved_and_resumed(cluster: DevCluster
             cluster.start_daemon("slurmctld@ctl1")
             killed["slurmctld"] += 1
         killed.update(storm(cluster, STORM_S, KINDS))
-        give_back(cluster)
+        until(lambda: cluster.run(["sinfo", "-h"], check=False).returncode == 0)
         for job in jobs:
-            job.goes_on()
+            job.goes_on(lambda: give_back(cluster))
             assert job.ended()["ExitCode"] == "7:0", job.all_said()
             check_last_run(job)
             went_on += job.is_exact()
