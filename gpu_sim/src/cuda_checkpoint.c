@@ -51,7 +51,7 @@ _Static_assert(sizeof(CUcheckpointLockArgs) == 64 && sizeof(CUcheckpointRestoreA
 enum call { LOCK, CHECKPOINT, RESTORE, UNLOCK };
 
 struct channel {
-    uint32_t pid, thread; /* in the process's own PID namespace */
+    uint32_t pid, thread;   /* in the process's own PID namespace */
     _Atomic uint32_t turn;  /* odd: there is a request */
     _Atomic uint32_t state; /* CUprocessState */
     uint32_t call, timeout_ms, result, count;

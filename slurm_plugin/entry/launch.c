@@ -35,8 +35,7 @@ static bool is_set(spank_t spank, const char *name, const char *wanted)
 
 bool launch_is_wanted(spank_t spank, uint32_t step)
 {
-    return step == SLURM_BATCH_SCRIPT && is_set(spank, VARIABLE, "system") &&
-           is_set(spank, "SLURM_JOB_NUM_NODES", "1");
+    return step == SLURM_BATCH_SCRIPT && is_set(spank, VARIABLE, "system") && is_set(spank, "SLURM_JOB_NUM_NODES", "1");
 }
 
 static void close_all_but(int keep)
