@@ -162,7 +162,8 @@ def test_where_criu_cannot_it_is_on_them_again(
 def test_a_state_that_is_lost_costs_the_run_and_not_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
 ) -> None:
-    driver, told = Driver(), []
+    driver = Driver()
+    told: list[str] = []
     driver.refuses = {"resume"}
     saver, ordered = saver_of(tmp_path, monkeypatch, gpus_with(driver, [A]), "exit 1")
     saver.told = lambda job, words: told.append(words)
@@ -174,7 +175,8 @@ def test_a_state_that_is_lost_costs_the_run_and_not_the_job(
 def test_what_the_driver_cannot_save_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
 ) -> None:
-    driver, found = Driver(), {}
+    driver = Driver()
+    found: dict[int, str] = {}
     driver.refuses = {"suspend"}
     saver, _ = saver_of(tmp_path, monkeypatch, gpus_with(driver, [A]), WORKS)
     saver.found_unsaved = found.__setitem__
