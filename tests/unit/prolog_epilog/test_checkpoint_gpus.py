@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,10 @@ class Driver:
     def remaps(self) -> bool:
         return self.new
 
-    def suspend(self, pids: Sequence[int], seconds: float) -> None:
+    def suspend(self, pids: Iterable[int], seconds: float) -> None:
         self._do("suspend", list(pids))
 
-    def resume(self, pids: Sequence[int], pairs: Pairs) -> None:
+    def resume(self, pids: Iterable[int], pairs: Pairs) -> None:
         self._do("resume", pairs)
 
     def _do(self, act: str, what: Any) -> None:
