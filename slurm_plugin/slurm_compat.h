@@ -298,6 +298,35 @@ static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
 #include "src/common/slurm_topology.h"
 #define sluice_node_address(name, address, pattern) slurm_topo_get_node_addr((name), (address), (pattern))
 #endif
+/* Slurm's topology as `scontrol show topology` prints it, for xfree; NULL: none. Locks: node read. */
+static inline char *sluice_topology_text(void)
+{
+    char *text = NULL;
+#if SLUICE_SLURM_AT_LEAST(23, 11)
+    dynamic_plugin_data_t *known = NULL;
+#if SLUICE_SLURM_AT_LEAST(25, 5)
+    if (topology_g_get(TOPO_DATA_TOPOLOGY_PTR, NULL, &known))
+        return NULL;
+#else
+    if (topology_g_get(TOPO_DATA_TOPOLOGY_PTR, &known))
+        return NULL;
+#endif
+    if (!known)
+        return NULL;
+#if SLUICE_SLURM_AT_LEAST(25, 11)
+    topology_g_topoinfo_print(known, NULL, NULL, &text);
+    topology_g_topoinfo_free(known);
+#elif SLUICE_SLURM_AT_LEAST(25, 5)
+    topology_g_topology_print(known, NULL, NULL, &text);
+    topology_g_topology_free(known);
+#else
+    topology_g_topology_print(known, NULL, &text);
+    topology_g_topology_free(known);
+#endif
+#endif
+    return text;
+}
+
 /* What the parts of a job's priority are kept in, its request, and its
  * priorities in each of several partitions (NULL: it has one). */
 #if SLUICE_SLURM_AT_LEAST(23, 11)

@@ -21,7 +21,8 @@ enum {
 struct member {
     uint32_t position;
     uint32_t site;
-    uint32_t leaf; /* of segments; else 0 */
+    uint32_t lower; /* where these are limited (need->lower_most): the switch one level below the site; else 0 */
+    uint32_t leaf;  /* of segments, and below limited switches; else 0 */
     int32_t start;
     int32_t units;
 };
@@ -40,6 +41,7 @@ struct sluice_backfill {
 
     struct member *members, *member_scratch; /* [max_nodes] */
     int32_t *earliest, *earliest_scratch;    /* [max_nodes] a heap of starts; sorted ones of segments */
+    struct lower *lower, *lower_scratch;     /* [max_nodes] of one site */
     struct sluice_part *parts_read;          /* [max_nodes] of one running allocation */
 
     uint64_t *seen; /* hash set of running allocations */
@@ -88,6 +90,8 @@ enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *confi
     made->member_scratch = calloc(max_nodes, sizeof *made->member_scratch);
     made->earliest = calloc(max_nodes, sizeof *made->earliest);
     made->earliest_scratch = calloc(max_nodes, sizeof *made->earliest_scratch);
+    made->lower = calloc(max_nodes, sizeof *made->lower);
+    made->lower_scratch = calloc(max_nodes, sizeof *made->lower_scratch);
     made->parts_read = calloc(max_nodes, sizeof *made->parts_read);
     made->seen = calloc(made->seen_size, sizeof *made->seen);
     made->starts = calloc(jobs, sizeof *made->starts);
@@ -98,8 +102,8 @@ enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *confi
      * replaces. */
     bool fine = timelines_new(&made->timelines, max_nodes, running + 4 * planned) &&
                 first_starts_new(&made->first_starts, &made->timelines, max_nodes) && made->members &&
-                made->member_scratch && made->earliest && made->earliest_scratch && made->parts_read && made->seen &&
-                made->starts && made->planned && made->booking_scratch && made->held;
+                made->member_scratch && made->earliest && made->earliest_scratch && made->lower &&
+                made->lower_scratch && made->parts_read && made->seen && made->starts && made->planned && made->booking_scratch && made->held;
     if (!fine) {
         sluice_backfill_free(made);
         return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "no memory for a backfill of %" PRIu32 " jobs", jobs);
@@ -118,6 +122,8 @@ void sluice_backfill_free(struct sluice_backfill *backfill)
     free(backfill->member_scratch);
     free(backfill->earliest);
     free(backfill->earliest_scratch);
+    free(backfill->lower);
+    free(backfill->lower_scratch);
     free(backfill->parts_read);
     free(backfill->seen);
     free(backfill->starts);
@@ -212,6 +218,8 @@ static struct need share_of(const struct need *need)
         share.gpus = 1;
         share.cpus = need->cpus + need->cpus_per_gpu;
         share.host_memory = need->host_memory + need->host_memory_per_gpu;
+        share.nics = need->nics + need->nics_per_gpu;
+        share.nics_per_gpu = 0;
     }
     return share;
 }
@@ -232,11 +240,23 @@ static uint32_t site_of(const struct sluice_cluster *cluster, const struct need 
     return site;
 }
 
+/* The switch one level below the site that a node counts for; the site itself where that is lower than the request
+ * allows. */
+static uint32_t lower_of(const struct sluice_cluster *cluster, const struct need *need, uint32_t node, uint32_t site)
+{
+    uint32_t at = cluster->nodes[node].leaf;
+    while (at != site && cluster->switches[at].height + 1 < need->switch_level)
+        at = cluster->switches[at].parent;
+    return at;
+}
+
 static int by_site(const void *a, const void *b)
 {
     const struct member *x = a, *y = b;
     if (x->site != y->site)
         return x->site < y->site ? -1 : 1;
+    if (x->lower != y->lower)
+        return x->lower < y->lower ? -1 : 1;
     if (x->leaf != y->leaf)
         return x->leaf < y->leaf ? -1 : 1;
     return (x->position > y->position) - (x->position < y->position);
@@ -251,11 +271,15 @@ static uint32_t gather_members(struct sluice_backfill *backfill, const struct ne
     uint32_t count = 0;
     for (uint32_t position = 0; position < first_starts->node_count; position++) {
         uint32_t node = first_starts->node_at[position], site = site_of(cluster, need, node);
-        uint32_t leaf = need->segment > 1 ? cluster->nodes[node].leaf : 0;
+        uint32_t leaf = need->segment > 1 || need->lower_most ? cluster->nodes[node].leaf : 0;
         int32_t bound = first_starts_bound(first_starts, kind, position);
         if (site != NONE && bound != TIMELINE_NEVER)
             backfill->members[count++] =
-                (struct member){.position = position, .site = site, .leaf = leaf, .start = bound};
+                (struct member){.position = position,
+                                .site = site,
+                                .lower = need->lower_most ? lower_of(cluster, need, node, site) : 0,
+                                .leaf = leaf,
+                                .start = bound};
     }
     if (need->one_switch == SLUICE_REQUIRED || need->segment > 1)
         sluice_sort(backfill->members, backfill->member_scratch, count, sizeof *backfill->members, by_site);
@@ -333,6 +357,53 @@ static int32_t first_segments(struct sluice_backfill *backfill, uint32_t count, 
     return best;
 }
 
+/* Of one site, members[first .. end), what is below each limited switch and can start by `time`: how many of these
+ * switches the request fills then (backfill->lower), 0 if it does not fit. */
+static uint32_t fill_by(struct sluice_backfill *backfill, const struct need *need, uint32_t first, uint32_t end,
+                        int32_t time)
+{
+    const struct sluice_cluster *cluster = backfill->timelines.cluster;
+    uint32_t count = 0, leaf = 0, leaves = 0;
+    for (uint32_t i = first; i < end; i++) {
+        const struct member *member = &backfill->members[i];
+        if (member->start > time)
+            continue;
+        if (!count || backfill->lower[count - 1].id != member->lower) {
+            backfill->lower[count++] = (struct lower){.id = member->lower};
+            leaf = leaves = 0;
+        }
+        struct lower *lower = &backfill->lower[count - 1];
+        lower->nodes++;
+        leaves += member->leaf != leaf;
+        leaf = member->leaf;
+        lower->whole = leaves == cluster->switches[member->lower].leaves;
+    }
+    return sluice_fill_lower(backfill->lower, backfill->lower_scratch, count, need->lower_most, need->nodes_min);
+}
+
+/* The first time by which some site's limited switches might hold the request: more nodes never hold less. */
+static int32_t first_filled(struct sluice_backfill *backfill, uint32_t count, const struct need *need)
+{
+    int32_t best = TIMELINE_NEVER, *times = backfill->earliest;
+    for (uint32_t first = 0, end; first < count; first = end) {
+        end = end_of_site(backfill, first, count);
+        for (uint32_t i = first; i < end; i++)
+            times[i - first] = backfill->members[i].start;
+        sluice_sort(times, backfill->earliest_scratch, end - first, sizeof *times, by_time);
+        uint32_t low = need->nodes_min - 1, high = end - first; /* an index at which it does not hold, and one after */
+        while (low < high) {
+            const uint32_t middle = low + (high - low) / 2;
+            if (fill_by(backfill, need, first, end, times[middle]))
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        if (high < end - first && times[high] < best)
+            best = times[high];
+    }
+    return best;
+}
+
 /* The first time by which some site has `nodes` members that might start. */
 static int32_t first_quorum(struct sluice_backfill *backfill, uint32_t count, uint32_t nodes)
 {
@@ -380,8 +451,9 @@ static int32_t find_several(struct sluice_backfill *backfill, const struct need 
         member->units = -1; /* the time for which `start` was asked last */
     }
     for (;;) {
-        int32_t time = need->segment > 1 ? first_segments(backfill, *count, need)
-                                         : first_quorum(backfill, *count, need->nodes_min);
+        int32_t time = need->lower_most    ? first_filled(backfill, *count, need)
+                       : need->segment > 1 ? first_segments(backfill, *count, need)
+                                           : first_quorum(backfill, *count, need->nodes_min);
         if (time == TIMELINE_NEVER || time > latest)
             return TIMELINE_NEVER;
         bool sure = !wait_for_watts(backfill, need, duration, time, *count);
@@ -433,6 +505,9 @@ static int32_t most_units(struct sluice_backfill *backfill, const struct need *n
         units = (window.cpus - need->cpus) / need->cpus_per_gpu;
     if (need->host_memory_per_gpu && (window.host_memory - need->host_memory) / need->host_memory_per_gpu < units)
         units = (window.host_memory - need->host_memory) / need->host_memory_per_gpu;
+    const int32_t nics = __builtin_popcount(window.nics) - (int32_t)need->nics;
+    if (need->nics_per_gpu && nics / (int32_t)need->nics_per_gpu < units)
+        units = nics / (int32_t)need->nics_per_gpu;
     return units;
 }
 
@@ -476,6 +551,15 @@ static uint32_t keep_segments(struct sluice_backfill *backfill, const struct nee
     return count;
 }
 
+/* May one more member give a node, of those below limited switches? Takes it off what fill_by has left for them. */
+static bool takes_lower(struct sluice_backfill *backfill, const struct member *member, uint32_t filled)
+{
+    for (uint32_t i = 0; i < filled; i++)
+        if (backfill->lower[i].id == member->lower && backfill->lower[i].taken)
+            return backfill->lower[i].taken--;
+    return false;
+}
+
 /*
  * Moves to the front those of the members that can start at `time` which the rules select, with the GPUs that each
  * gives; how many, 0 if there are too few.
@@ -487,15 +571,19 @@ static uint32_t choose_members(struct sluice_backfill *backfill, const struct ne
     for (uint32_t first = 0, end; first < count; first = end) {
         end = end_of_site(backfill, first, count);
         uint32_t ready = 0, wanted = need->total ? UINT32_MAX : need->nodes_min, leaf = members[first].leaf;
+        const uint32_t filled = need->lower_most ? fill_by(backfill, need, first, end, time) : 0;
+        if (need->lower_most && !filled)
+            continue;
         begin_choice(backfill, need, time, duration);
         for (uint32_t i = first; i < end && ready < wanted; i++) {
             const uint32_t node = backfill->first_starts.node_at[members[i].position];
-            if (members[i].leaf != leaf) {
+            if (need->segment > 1 && members[i].leaf != leaf) {
                 leaf = members[i].leaf;
                 ready = keep_segments(backfill, need, &members[first], ready);
             }
             if (members[i].start != time ||
-                (!need->total && powered_gpus(backfill, need, node, need->gpus) < need->gpus))
+                (!need->total && powered_gpus(backfill, need, node, need->gpus) < need->gpus) ||
+                (need->lower_most && !takes_lower(backfill, &members[i], filled)))
                 continue;
             members[first + ready] = members[i];
             members[first + ready].units = need->total ? most_units(backfill, need, duration, time, node) : need->gpus;
@@ -560,14 +648,17 @@ static enum sluice_error book_members(struct sluice_backfill *backfill, const st
         int32_t gpus = backfill->members[i].units;
         struct window window;
         timelines_window(&backfill->timelines, node, &share, duration, time, &window);
+        const struct shape *shape = sluice_shape_of(backfill->timelines.cluster, node);
+        const uint16_t chosen = choose_gpus(shape, need, gpus, &window);
         bookings[i] = (struct booking){
             .node = node,
             .share = need->share,
             .cpus = need->cpus + gpus * need->cpus_per_gpu,
             .host_memory = need->host_memory + gpus * need->host_memory_per_gpu,
-            .gpus = choose_gpus(sluice_shape_of(backfill->timelines.cluster, node), need, gpus, &window),
+            .gpus = chosen,
             .exclusive = need->exclusive,
             .compute = (uint8_t)need->compute,
+            .nics = sluice_nics_for(shape, chosen, window.nics, (int)need->nics + gpus * (int)need->nics_per_gpu),
             .watts = need->watts,
             .power_budgets = need->power_budgets,
         };
@@ -643,7 +734,6 @@ static enum sluice_error read_job(const struct sluice_backfill *backfill, const 
     if (need->nodes_max == 1)
         need->one_switch = SLUICE_ANY;
     need->preferences = need->link || need->numa || need->nic;
-    need->nics = need->nics_per_gpu = 0; /* timelines do not know them: they are chosen at the start */
     return backfill->power ? read_watts(backfill, jobs, job, need, text) : SLUICE_OK;
 }
 
@@ -914,7 +1004,7 @@ static bool is_amount(int64_t value)
 static bool read_part(const struct sluice_cluster *cluster, const struct sluice_part *part, struct booking *booking)
 {
     if (part->node >= cluster->node_count || part->gpus & ~(uint32_t)sluice_shape_of(cluster, part->node)->all ||
-        !is_amount(part->gpu_memory_mib) || !is_amount(part->cpus_milli) || !is_amount(part->host_memory_mib) ||
+        part->nics & ~sluice_shape_of(cluster, part->node)->all_nics || !is_amount(part->gpu_memory_mib) || !is_amount(part->cpus_milli) || !is_amount(part->host_memory_mib) ||
         part->gpu_compute_percent > ALL_COMPUTE)
         return false;
     *booking = (struct booking){
@@ -925,6 +1015,7 @@ static bool read_part(const struct sluice_cluster *cluster, const struct sluice_
         .gpus = (uint16_t)part->gpus,
         .exclusive = part->exclusive,
         .compute = (uint8_t)part->gpu_compute_percent,
+        .nics = part->nics,
     };
     return true;
 }
@@ -1259,6 +1350,7 @@ enum sluice_error sluice_backfill_plan(struct sluice_backfill *backfill, const s
             .host_memory_mib = booking->host_memory,
             .exclusive = booking->exclusive,
             .gpu_compute_percent = booking->compute,
+            .nics = booking->nics,
         };
     }
     *part_count = backfill->planned_count;

@@ -359,7 +359,9 @@ enum sluice_error sluice_cluster_add_switch(struct sluice_cluster *cluster, uint
                            cluster->size.max_switches);
     uint32_t made = ++cluster->switch_count;
     cluster->switches[made] = (struct network_switch){
-        .parent = parent, .next_sibling = above->first_child, .depth = (uint8_t)(above->depth + 1)};
+        .parent = parent, .next_sibling = above->first_child, .leaves = 1, .depth = (uint8_t)(above->depth + 1)};
+    for (uint32_t at = above->first_child ? parent : 0; at; at = cluster->switches[at].parent)
+        cluster->switches[at].leaves++;
     above->first_child = made;
     for (uint32_t at = made; cluster->switches[at].parent; at = cluster->switches[at].parent) {
         struct network_switch *up = &cluster->switches[cluster->switches[at].parent];

@@ -93,6 +93,7 @@ struct network_switch {
     uint32_t parent; /* 0: the top */
     uint32_t first_child, next_sibling;
     uint32_t nodes;
+    uint32_t leaves; /* below it; of a leaf switch 1 */
     uint8_t depth;  /* 1 just below the top */
     uint8_t height; /* 0 without switches below it */
 };
@@ -166,6 +167,8 @@ struct need {
     uint64_t nic_kinds;    /* 0: every kind */
     bool all_paired;       /* a node gives only GPUs that are near a free NIC; where `total` */
     uint32_t segment;      /* at least 1; both of the above are multiples of it */
+    uint32_t lower_most;   /* switches one level below switch_level that nodes_min (= nodes_max) nodes may fill; 0: any */
+    bool spread;           /* over the leaf switches */
     bool total;
     bool exclusive;
     bool any_gpu;     /* no condition on what kind of GPU */
@@ -297,6 +300,8 @@ struct offer sluice_offer_with_nics(const struct shape *shape, const struct need
 /* The NICs for the chosen GPUs, which are exchanged for others of `fit` where that makes more pairs. */
 void sluice_choose_pairs(const struct sluice_cluster *cluster, const struct need *need, uint16_t fit,
                          struct choice *choice);
+/* So many of these NICs, which must be there, with the most pairs with just these GPUs. */
+uint32_t sluice_nics_for(const struct shape *shape, uint16_t gpus, uint32_t nics, int count);
 /* The most pairs of so many of these GPUs and so many of these NICs, which must be there. O(groups). */
 int sluice_most_pairs(const struct shape *shape, uint16_t gpus, int gpu_count, uint32_t nics, int nic_count);
 
@@ -333,6 +338,17 @@ enum sluice_error sluice_fgd_set_workload(struct sluice_cluster *cluster, const 
 void sluice_fgd_free(struct sluice_cluster *cluster);
 int64_t sluice_score_fgd(const struct sluice_cluster *cluster, uint32_t node, const struct need *need, int gpus,
                          uint16_t fit, uint16_t *chosen, struct terms *terms);
+
+/* ---- blocks.c ---- */
+/* Of the switches that a job may fill (sluice_blocks_ask), one. */
+struct lower {
+    uint32_t id;
+    uint32_t nodes; /* that fit below it */
+    uint32_t taken;
+    bool whole; /* each leaf switch below it has some of them */
+};
+/* Which of them a job of so many nodes fills, at most `most`: how many, 0 if it cannot. They are the first ones then. */
+uint32_t sluice_fill_lower(struct lower *lower, struct lower *scratch, uint32_t count, uint32_t most, uint32_t nodes);
 
 /* ---- gang.c ---- */
 enum sluice_error sluice_gang_new(struct sluice_cluster *cluster);

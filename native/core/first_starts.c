@@ -209,6 +209,8 @@ static uint64_t hash_exact(const struct need *need)
     hash = mix(hash, (uint64_t)need->gpu_memory_min << 32 | (uint64_t)need->exclusive << 24 |
                          (uint64_t)need->link << 16 | (uint64_t)need->numa << 8 | need->nic);
     hash = mix(hash, need->models);
+    if (need->nics)
+        hash = mix(mix(hash, need->nics), need->nic_kinds);
     return need->allowed ? mix(mix(hash, (uintptr_t)need->allowed), need->allowed_words) : hash;
 }
 
@@ -219,7 +221,8 @@ static bool same_kind(const struct kind *a, const struct kind *b)
            a->need.host_memory == b->need.host_memory && a->need.models == b->need.models &&
            a->need.capability == b->need.capability && a->need.gpu_memory_min == b->need.gpu_memory_min &&
            a->need.exclusive == b->need.exclusive && a->need.link == b->need.link && a->need.numa == b->need.numa &&
-           a->need.nic == b->need.nic && a->need.allowed == b->need.allowed &&
+           a->need.nic == b->need.nic && a->need.nics == b->need.nics && a->need.nic_kinds == b->need.nic_kinds &&
+           a->need.allowed == b->need.allowed &&
            a->need.allowed_words == b->need.allowed_words;
 }
 

@@ -11,8 +11,12 @@
  * 1 and 2 are exact. For GPUs in total, 3 takes the nodes that can give most, and as the last one that which has the
  * least more than the rest. In segments, each leaf switch counts with the nodes of whole segments only, so that all of
  * the above deals with whole segments.
+ * Where switches one level below switch_level are limited (blocks.c), a switch of that level counts only if these hold
+ * the request. Where nodes are spread, 2 takes the highest switch, of these the one with most leaf switches, and 3 takes
+ * from each leaf switch as many segments as from the others.
  */
 #include "cluster.h"
+#include "sort.h"
 
 #include <stdlib.h>
 
@@ -22,6 +26,7 @@ enum { TOP_HEIGHT = SLUICE_SWITCH_LEVELS }; /* of the whole cluster, above all r
 struct below {
     uint32_t nodes;
     uint32_t units;
+    uint32_t leaves;          /* leaf switches that have some of them */
     uint32_t first, filled;   /* of a leaf: its candidates within `by_leaf`, all of them */
     uint32_t by_units[KINDS]; /* nodes that offer so many GPUs; only where GPUs are asked in total */
 };
@@ -44,6 +49,7 @@ struct gang_scratch {
     struct candidate *candidates;
     uint32_t *by_leaf; /* candidates, leaf by leaf */
     struct pick *picks;
+    struct lower *lower, *lower_scratch;
     uint32_t touched_count, candidate_count, pick_count;
 };
 
@@ -59,7 +65,10 @@ enum sluice_error sluice_gang_new(struct sluice_cluster *cluster)
     gang->candidates = calloc(nodes, sizeof *gang->candidates);
     gang->by_leaf = calloc(nodes, sizeof *gang->by_leaf);
     gang->picks = calloc(nodes, sizeof *gang->picks);
-    bool made = gang->below && gang->touched && gang->children && gang->candidates && gang->by_leaf && gang->picks;
+    gang->lower = calloc(switches, sizeof *gang->lower);
+    gang->lower_scratch = calloc(switches, sizeof *gang->lower_scratch);
+    bool made = gang->below && gang->touched && gang->children && gang->candidates && gang->by_leaf && gang->picks &&
+                gang->lower && gang->lower_scratch;
     return made ? SLUICE_OK : SLUICE_ERROR_NO_MEMORY;
 }
 
@@ -74,6 +83,8 @@ void sluice_gang_free(struct sluice_cluster *cluster)
     free(gang->candidates);
     free(gang->by_leaf);
     free(gang->picks);
+    free(gang->lower);
+    free(gang->lower_scratch);
     free(gang);
     cluster->gang = NULL;
 }
@@ -163,6 +174,7 @@ static void add_up(struct sluice_cluster *cluster, const struct need *need)
         leaf->first = first;
         first += leaf->nodes;
         leaf->nodes = in_segments(cluster, need, gang->touched[i]);
+        leaf->leaves = leaf->nodes > 0;
         for (uint32_t at = leaf->nodes ? gang->touched[i] : 0; at;) {
             at = cluster->switches[at].parent;
             struct below *above = &gang->below[at];
@@ -170,6 +182,7 @@ static void add_up(struct sluice_cluster *cluster, const struct need *need)
                 gang->touched[gang->touched_count++] = at;
             above->nodes += leaf->nodes;
             above->units += leaf->units;
+            above->leaves++;
             for (int k = 1; k < KINDS; k++)
                 above->by_units[k] += leaf->by_units[k];
         }
@@ -221,6 +234,11 @@ static int height_of(const struct sluice_cluster *cluster, uint32_t at)
     return at == 0 || at == cluster->unplaced ? TOP_HEIGHT : cluster->switches[at].height;
 }
 
+static bool is_leaf(const struct sluice_cluster *cluster, uint32_t at)
+{
+    return at == cluster->unplaced || (at && !cluster->switches[at].first_child);
+}
+
 static bool admissible(const struct sluice_cluster *cluster, const struct need *need, uint32_t at)
 {
     return at != cluster->unplaced &&
@@ -246,11 +264,32 @@ static uint32_t fewest_nodes(const struct below *below, uint32_t units)
     return NONE;
 }
 
-/* How many nodes the request would get below this switch; 0 if it does not fit there. */
-static uint32_t nodes_below(const struct need *need, const struct below *below)
+/* Of the switches just below `at`, whose number is limited, those that the request fills: gang->lower, and how many. */
+static uint32_t fill_lower(const struct sluice_cluster *cluster, const struct need *need, uint32_t at)
 {
+    const struct gang_scratch *gang = cluster->gang;
+    uint32_t count = 0;
+    for (uint32_t child = cluster->switches[at].first_child; child; child = cluster->switches[child].next_sibling)
+        if (gang->below[child].nodes)
+            gang->lower[count++] = (struct lower){
+                .id = child,
+                .nodes = gang->below[child].nodes,
+                .whole = gang->below[child].leaves == cluster->switches[child].leaves,
+            };
+    return sluice_fill_lower(gang->lower, gang->lower_scratch, count, need->lower_most, need->nodes_min);
+}
+
+static bool is_limited(const struct sluice_cluster *cluster, const struct need *need, uint32_t at)
+{
+    return need->lower_most && height_of(cluster, at) == need->switch_level;
+}
+
+/* How many nodes the request would get below this switch; 0 if it does not fit there. */
+static uint32_t nodes_below(const struct sluice_cluster *cluster, const struct need *need, uint32_t at)
+{
+    const struct below *below = &cluster->gang->below[at];
     uint32_t most = at_most(below->nodes, need->nodes_max), nodes;
-    if (below->nodes < need->nodes_min)
+    if (below->nodes < need->nodes_min || (is_limited(cluster, need, at) && !fill_lower(cluster, need, at)))
         return 0;
     if (!need->total)
         return need->layout == SLUICE_PACK ? need->nodes_min : most;
@@ -311,6 +350,8 @@ static bool better_site(const struct sluice_cluster *cluster, const struct need 
     const struct below *below_a = &cluster->gang->below[a.at], *below_b = &cluster->gang->below[b.at];
     if (a.nodes != b.nodes) /* only where GPUs are asked in total */
         return need->layout == SLUICE_SPREAD ? a.nodes > b.nodes : a.nodes < b.nodes;
+    if (need->spread && below_a->leaves != below_b->leaves)
+        return below_a->leaves > below_b->leaves;
     uint32_t needed_a = need->total ? 0 : children_needed(cluster, a.at, a.nodes);
     uint32_t needed_b = need->total ? 0 : children_needed(cluster, b.at, b.nodes);
     if (needed_a != needed_b)
@@ -326,22 +367,23 @@ static struct site choose_site(const struct sluice_cluster *cluster, const struc
     uint32_t most = 0;
     for (uint32_t i = 0; i < gang->touched_count; i++) {
         uint32_t at = gang->touched[i];
-        uint32_t nodes = admissible(cluster, need, at) ? nodes_below(need, &gang->below[at]) : 0;
+        uint32_t nodes = admissible(cluster, need, at) ? nodes_below(cluster, need, at) : 0;
         if (nodes > most)
             most = nodes;
     }
     struct site best = {0};
-    int lowest = TOP_HEIGHT + 1;
+    int best_height = 0;
     for (uint32_t i = 0; most && i < gang->touched_count; i++) {
         struct site site = {.at = gang->touched[i]};
         if (admissible(cluster, need, site.at))
-            site.nodes = nodes_below(need, &gang->below[site.at]);
+            site.nodes = nodes_below(cluster, need, site.at);
         if (!site.nodes || (!need->total && site.nodes < most))
             continue;
         int height = height_of(cluster, site.at);
-        if (height < lowest || (height == lowest && better_site(cluster, need, site, best))) {
+        bool better = need->spread ? height > best_height : height < best_height;
+        if (!best.nodes || better || (height == best_height && better_site(cluster, need, site, best))) {
             best = site;
-            lowest = height;
+            best_height = height;
         }
     }
     return best;
@@ -388,7 +430,7 @@ static void take_from(struct sluice_cluster *cluster, const struct policy *polic
                       uint32_t nodes, uint32_t *children)
 {
     const struct below *below = cluster->gang->below;
-    if (at == cluster->unplaced || (at && !cluster->switches[at].first_child)) {
+    if (is_leaf(cluster, at)) {
         take_from_leaf(cluster, policy, need, at, nodes);
         return;
     }
@@ -409,6 +451,47 @@ static bool is_below(const struct sluice_cluster *cluster, uint32_t leaf, uint32
     for (; leaf && leaf != at; leaf = cluster->switches[leaf].parent)
         continue;
     return leaf == at;
+}
+
+/* What fill_lower has chosen. */
+static void take_lower(struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
+                       uint32_t at)
+{
+    struct gang_scratch *gang = cluster->gang;
+    const uint32_t count = fill_lower(cluster, need, at);
+    for (uint32_t i = 0; i < count; i++)
+        take_from(cluster, policy, need, gang->lower[i].id, gang->lower[i].taken, gang->children);
+}
+
+static int fullest_first(const void *a, const void *b)
+{
+    const struct lower *x = a, *y = b;
+    if (x->nodes != y->nodes)
+        return x->nodes > y->nodes ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* From each leaf switch as much as from the others, a segment at a time, those with the most candidates first. */
+static void take_spread(struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
+                        struct site site)
+{
+    struct gang_scratch *gang = cluster->gang;
+    struct lower *leaves = gang->lower;
+    uint32_t count = 0, left = site.nodes;
+    for (uint32_t i = 0; i < gang->touched_count; i++) {
+        const uint32_t at = gang->touched[i];
+        if (is_leaf(cluster, at) && gang->below[at].nodes && is_below(cluster, at, site.at))
+            leaves[count++] = (struct lower){.id = at, .nodes = gang->below[at].nodes};
+    }
+    sluice_sort(leaves, gang->lower_scratch, count, sizeof *leaves, fullest_first);
+    while (left) {
+        for (uint32_t i = 0; i < count && left && leaves[i].nodes > leaves[i].taken; i++) {
+            leaves[i].taken += need->segment;
+            left -= need->segment;
+        }
+    }
+    for (uint32_t i = 0; i < count && leaves[i].taken; i++)
+        take_from_leaf(cluster, policy, need, leaves[i].id, leaves[i].taken);
 }
 
 /* All of `picks` give about the same: as few more than others as it takes to reach `units`. */
@@ -477,6 +560,10 @@ enum sluice_error sluice_gang_place(struct sluice_cluster *cluster, const struct
     }
     if (need->total)
         take_units(cluster, policy, need, site);
+    else if (need->spread)
+        take_spread(cluster, policy, need, site);
+    else if (is_limited(cluster, need, site.at))
+        take_lower(cluster, policy, need, site.at);
     else
         take_from(cluster, policy, need, site.at, site.nodes, gang->children);
     sort(gang->picks, gang->pick_count, by_node, NULL);

@@ -268,6 +268,15 @@ void sluice_choose_pairs(const struct sluice_cluster *cluster, const struct need
     choice->pairs = (uint16_t)best.pairs;
 }
 
+uint32_t sluice_nics_for(const struct shape *shape, uint16_t gpus, uint32_t nics, int count)
+{
+    struct pairing none = {0};
+    if (!count)
+        return 0;
+    return gpus ? most_pairs(shape, &shape->nics, gpus, gpus, shape->all, nics, count).nics
+                : add_nics(&shape->nics, &none, shape->all, nics, count);
+}
+
 /* As pair_up, which says why; only the number of pairs. */
 int sluice_most_pairs(const struct shape *shape, uint16_t gpus, int gpu_count, uint32_t nics, int nic_count)
 {

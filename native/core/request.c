@@ -34,6 +34,7 @@ static enum sluice_error check_numbers(const struct sluice_request *request, str
         {"gpu_compute_percent", request->gpu_compute_percent, ALL_COMPUTE},
         {"nics", request->nics, SLUICE_MAX_NICS},
         {"nics_per_gpu", request->nics_per_gpu, SLUICE_MAX_NICS},
+        {"lower_switches", request->lower_switches, SLUICE_MAX_SWITCHES},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         enum sluice_error error = check_range(numbers[i].name, numbers[i].value, numbers[i].most, text);
@@ -54,6 +55,7 @@ static enum sluice_error check_choices(const struct sluice_request *request, str
         {"near_nic", request->near_nic, SLUICE_REQUIRED},
         {"one_switch", request->one_switch, SLUICE_REQUIRED},
         {"layout", request->layout, SLUICE_SPREAD},
+        {"switch_layout", request->switch_layout, SLUICE_SPREAD},
         {"flags", request->flags, SLUICE_GPUS_TOTAL | SLUICE_GPU_MEMORY_SUM | SLUICE_EXCLUSIVE},
     };
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++)
@@ -148,6 +150,24 @@ static enum sluice_error check_segment(const struct sluice_request *request, int
     return SLUICE_OK;
 }
 
+/* Where in the network is said of nodes whose share is known. */
+static enum sluice_error check_switches(const struct sluice_request *request, bool total,
+                                        struct sluice_error_text *text)
+{
+    const bool spread = request->switch_layout == SLUICE_SPREAD;
+    if (total && (spread || request->lower_switches))
+        return sluice_fail(text, SLUICE_ERROR_INVALID,
+                           "%s with GPUs in total: ask for so many GPUs on each node",
+                           spread ? "switch_layout" : "lower_switches");
+    if (request->lower_switches &&
+        (request->one_switch != SLUICE_REQUIRED || !request->switch_level || request->segment > 1 || spread))
+        return sluice_fail(text, SLUICE_ERROR_INVALID,
+                           "lower_switches %" PRId64
+                           ": needs one_switch required and switch_level, and neither segment nor switch_layout",
+                           request->lower_switches);
+    return SLUICE_OK;
+}
+
 enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster, const struct sluice_request *request,
                                            struct need *need, struct sluice_error_text *text)
 {
@@ -182,8 +202,10 @@ enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster,
         nodes_max = nodes_min;
         gpus /= nodes_min;
     }
-    if ((error = check_segment(request, nodes_min, total, text)))
+    if ((error = check_segment(request, nodes_min, total, text)) || (error = check_switches(request, total, text)))
         return error;
+    if (request->lower_switches)
+        nodes_max = nodes_min;
     const int64_t segment = request->segment > 1 ? request->segment : 1;
 
     /* Of one node: with what comes with each GPU, unless the number of GPUs is open. */
@@ -216,6 +238,8 @@ enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster,
         .nodes_min = (uint32_t)nodes_min,
         .nodes_max = (uint32_t)(nodes_max - nodes_max % segment),
         .segment = (uint32_t)segment,
+        .lower_most = nodes_min > 1 ? (uint32_t)request->lower_switches : 0,
+        .spread = request->switch_layout == SLUICE_SPREAD,
         .nics = (uint32_t)nics,
         .nics_per_gpu = total ? (uint32_t)request->nics_per_gpu : 0,
         .nic_kinds = request->nic_kinds,

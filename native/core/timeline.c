@@ -33,9 +33,10 @@ bool timelines_new(struct timelines *timelines, uint32_t nodes, uint64_t changes
     timelines->most = calloc(padded, sizeof *timelines->most);
     timelines->idle = calloc(padded, sizeof *timelines->idle);
     timelines->holders = calloc(capacity, sizeof *timelines->holders);
+    timelines->nics = calloc(capacity, sizeof *timelines->nics);
     timelines->gpu_free = malloc(capacity * stride_of(SLUICE_MAX_GPUS) * sizeof *timelines->gpu_free);
     return timelines->nodes && timelines->starts && timelines->cpus && timelines->host_memory && timelines->most &&
-           timelines->idle && timelines->holders && timelines->gpu_free;
+           timelines->idle && timelines->holders && timelines->nics && timelines->gpu_free;
 }
 
 void timelines_free(struct timelines *timelines)
@@ -47,6 +48,7 @@ void timelines_free(struct timelines *timelines)
     free(timelines->most);
     free(timelines->idle);
     free(timelines->holders);
+    free(timelines->nics);
     free(timelines->gpu_free);
 }
 
@@ -70,6 +72,7 @@ static void move_segments(struct timelines *timelines, uint32_t to, uint32_t fro
     memmove(&timelines->most[to], &timelines->most[from], count * sizeof *timelines->most);
     memmove(&timelines->idle[to], &timelines->idle[from], count * sizeof *timelines->idle);
     memmove(&timelines->holders[to], &timelines->holders[from], count * sizeof *timelines->holders);
+    memmove(&timelines->nics[to], &timelines->nics[from], count * sizeof *timelines->nics);
     memmove(amounts(timelines, to), amounts(timelines, from), (size_t)count * timelines->stride * sizeof(int32_t));
 }
 
@@ -151,6 +154,7 @@ void timelines_reset(struct timelines *timelines, const struct sluice_cluster *c
         timelines->host_memory[chunk] = row->host_memory_free;
         timelines->starts[chunk] = 0;
         timelines->holders[chunk] = row->parts;
+        timelines->nics[chunk] = cluster->nics_free[node];
         derive(timelines, &timelines->nodes[node], chunk);
     }
 }
@@ -196,6 +200,7 @@ static void join(struct timelines *timelines, uint32_t node, int32_t time)
     if (timelines->cpus[index - 1] != timelines->cpus[index] ||
         timelines->host_memory[index - 1] != timelines->host_memory[index] ||
         timelines->holders[index - 1] != timelines->holders[index] ||
+        timelines->nics[index - 1] != timelines->nics[index] ||
         memcmp(amounts(timelines, index - 1), amounts(timelines, index), timelines->stride * sizeof(int32_t)) != 0)
         return;
     timeline->count--;
@@ -214,6 +219,7 @@ static bool change(struct timelines *timelines, const struct booking *booking, i
         timelines->cpus[i] = keep_cpus(cpus_of(timelines->cpus[i]) - sign * booking->cpus, exclusive);
         timelines->host_memory[i] -= sign * booking->host_memory;
         timelines->holders[i] += (uint32_t)sign;
+        timelines->nics[i] ^= booking->nics; /* free ones are taken, taken ones given back */
         if (!booking->gpus)
             continue;
         int32_t *gpu_free = amounts(timelines, i);
@@ -278,12 +284,18 @@ static inline uint16_t eligible_gpus(const struct timeline *timeline, const stru
     return need->any_gpu ? timeline->healthy : sluice_eligible(timeline->shape, need) & timeline->healthy;
 }
 
+/* Enough NICs for the need, of those that a segment or window has free? */
+static inline bool enough_nics(const struct need *need, uint32_t accepted, uint32_t nics)
+{
+    return __builtin_popcount(nics & accepted) >= (int)need->nics;
+}
+
 /*
  * Which of the LANES segments from `at` on may be part of a window, as far as can be said without the GPUs' own
  * amounts, a bit each; bits beyond the timeline's end mean nothing.
  */
 static inline uint32_t suiting(const struct timelines *timelines, const struct timeline *timeline,
-                               const struct need *need, uint32_t at)
+                               const struct need *need, uint32_t accepted, uint32_t at)
 {
     const uint32_t first = timeline->first + at;
     const int32_t *cpus = &timelines->cpus[first], *host_memory = &timelines->host_memory[first];
@@ -297,6 +309,9 @@ static inline uint32_t suiting(const struct timelines *timelines, const struct t
     uint32_t bits = LANES_ALL & ~lanes_bits(fails);
     for (uint32_t left = need->exclusive ? bits : 0; left; left &= left - 1)
         if (timelines->holders[first + (uint32_t)__builtin_ctz(left)])
+            bits &= ~(left & -left);
+    for (uint32_t left = need->nics ? bits : 0; left; left &= left - 1)
+        if (!enough_nics(need, accepted, timelines->nics[first + (uint32_t)__builtin_ctz(left)]))
             bits &= ~(left & -left);
     return bits;
 }
@@ -329,11 +344,21 @@ static uint16_t fit_throughout(const struct timelines *timelines, const struct t
     return fit;
 }
 
+/* Of so many NICs those that are free from segment `at` on until `end`. */
+static uint32_t nics_throughout(const struct timelines *timelines, const struct timeline *timeline, uint32_t at,
+                                int32_t end, uint32_t nics)
+{
+    for (; at < timeline->count && timelines->starts[timeline->first + at] < end; at++)
+        nics &= timelines->nics[timeline->first + at];
+    return nics;
+}
+
 /* A node's segments as a need sees them, LANES at a time: bit i of `suit` is of segment group + i. */
 struct view {
     const struct timelines *timelines;
     const struct timeline *timeline;
     const struct need *need;
+    uint32_t accepted; /* NICs */
     uint32_t group;
     uint32_t suit;
 };
@@ -341,7 +366,7 @@ struct view {
 static void look_at(struct view *view, uint32_t segment)
 {
     view->group = segment - segment % LANES;
-    view->suit = suiting(view->timelines, view->timeline, view->need, view->group);
+    view->suit = suiting(view->timelines, view->timeline, view->need, view->accepted, view->group);
 }
 
 /* The first segment from `at` on that suits or does not, as is wanted; the timeline's count if none that starts before
@@ -369,12 +394,13 @@ int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, con
     const int32_t *starts = &timelines->starts[timeline->first];
     const uint32_t count = timeline->count;
     const uint16_t eligible = eligible_gpus(timeline, need);
-    if (!enough(timeline->shape, need, eligible))
+    const uint32_t accepted = need->nics ? sluice_nics_accepted(timeline->shape, need->nic_kinds) : 0;
+    if (!enough(timeline->shape, need, eligible) || !enough_nics(need, accepted, accepted))
         return TIMELINE_NEVER;
     /* If any one GPU is enough, a segment that suits has it. */
     const bool any = need->gpus == 1 && eligible == timeline->healthy && !need->preferences && !need->compute;
     uint32_t at = segment_at(timelines, timeline, from);
-    struct view view = {.timelines = timelines, .timeline = timeline, .need = need};
+    struct view view = {.timelines = timelines, .timeline = timeline, .need = need, .accepted = accepted};
     look_at(&view, at);
     for (;; at++) {
         at = next_segment(&view, at, true, TIMELINE_NEVER);
@@ -386,6 +412,9 @@ int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, con
             at = blocked; /* no window has room for this segment */
             continue;
         }
+        if (need->nics &&
+            !enough_nics(need, accepted, nics_throughout(timelines, timeline, at, end, accepted)))
+            continue;
         if (need->gpus == 0 || (any && (at + 1 == count || starts[at + 1] >= end)) ||
             enough(timeline->shape, need, fit_throughout(timelines, timeline, need, at, end, eligible)))
             return time;
@@ -398,6 +427,8 @@ void timelines_window(const struct timelines *timelines, uint32_t node, const st
     const struct timeline *timeline = &timelines->nodes[node];
     int32_t end = timelines_end(from, duration);
     *window = (struct window){.cpus = INT32_MAX, .host_memory = INT32_MAX, .fit = eligible_gpus(timeline, need)};
+    if (need->nics)
+        window->nics = sluice_nics_accepted(timeline->shape, need->nic_kinds);
     for (int i = 0; i < SLUICE_MAX_GPUS; i++)
         window->gpu_free.mib[i] = INT32_MAX;
     uint32_t first = segment_at(timelines, timeline, from);
@@ -408,6 +439,7 @@ void timelines_window(const struct timelines *timelines, uint32_t node, const st
         const int32_t cpus = cpus_of(timelines->cpus[segment]), host_memory = timelines->host_memory[segment];
         window->cpus = cpus < window->cpus ? cpus : window->cpus;
         window->host_memory = host_memory < window->host_memory ? host_memory : window->host_memory;
+        window->nics &= timelines->nics[segment];
         if (!need->share)
             window->fit &= (uint16_t)timelines->idle[segment];
         const int32_t *gpu_free = amounts(timelines, segment);
@@ -430,7 +462,8 @@ bool timelines_fits(const struct timelines *timelines, const struct booking *boo
         const uint32_t segment = timeline->first + at;
         if (timelines->starts[segment] >= to)
             break;
-        if (!roomy(timelines, segment, &need) || (!booking->share && (booking->gpus & ~timelines->idle[segment])))
+        if (!roomy(timelines, segment, &need) || (booking->nics & ~timelines->nics[segment]) ||
+            (!booking->share && (booking->gpus & ~timelines->idle[segment])))
             return false;
     }
     return !booking->share ||

@@ -37,6 +37,7 @@ struct timelines {
     int32_t *most; /* MiB of the GPU that has most */
     int32_t *idle; /* GPUs: their number above a bit for each */
     uint32_t *holders;
+    uint32_t *nics;          /* free NICs, a bit each */
     int32_t *gpu_free;       /* per segment `gpus` numbers: free MiB, also of GPUs that are not healthy; then as many
                                 bytes: percent of their compute that is not claimed */
     uint32_t gpus;           /* the most that a node has, a multiple of 4 */
@@ -54,6 +55,7 @@ struct booking {
     uint16_t gpus;
     bool exclusive;
     uint8_t compute; /* percent of each of `gpus` */
+    uint32_t nics;
     int32_t watts;   /* of each of `gpus`; this and what follows does not matter to timelines */
     uint64_t power_budgets;
 };
@@ -62,7 +64,8 @@ struct booking {
 struct window {
     int32_t cpus;
     int32_t host_memory;
-    uint16_t fit; /* GPUs that can take part in the request throughout */
+    uint16_t fit;  /* GPUs that can take part in the request throughout */
+    uint32_t nics; /* of an accepted kind that are free throughout */
     struct gpu_amounts gpu_free;
 };
 

@@ -135,6 +135,8 @@ class Request:
     nics: int = 0
     nics_per_gpu: int = 0
     nic_kinds: int = 0
+    lower_switches: int = 0
+    switch_layout: Layout = Layout.POLICY
 
     def fill(self, request: Any) -> Any:
         """Write into a ``struct sluice_request``; what this returns must live as long as the struct."""

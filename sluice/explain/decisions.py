@@ -442,6 +442,7 @@ def _decision(data: Fields) -> Decision:
         nics, per_gpu, kinds, pairs = data.signed(), data.signed(), data.number(), data.count(_NO_TASK)
         parts = _with_nics(data, parts)
     segment = data.signed() if flags & 64 else 0
+    lower_switches, switch_layout = (data.signed(), Layout(data.number())) if flags & 128 else (0, Layout.POLICY)
     return Decision(
         job=job,
         mode=mode,
@@ -460,6 +461,8 @@ def _decision(data: Fields) -> Decision:
             nics=nics,
             nics_per_gpu=per_gpu,
             nic_kinds=kinds,
+            lower_switches=lower_switches,
+            switch_layout=switch_layout,
         ),  # fmt: skip
         placement=Placement(parts, score, pairs) if verdict == lib.SLUICE_OK else None,
         stock_nodes=stock,

@@ -538,6 +538,8 @@ def smaller_requests(cluster: Cluster, policy: Policy, request: Request) -> list
     for preference in ("one_link_domain", "one_numa_node", "near_nic", "one_switch"):
         if getattr(request, preference) == Preference.REQUIRED:
             relaxed: dict[str, Any] = {preference: Preference.ANY}
+            if preference == "one_switch":
+                relaxed["lower_switches"] = 0
             if _place(cluster, policy, replace(request, **relaxed)) is not None:
                 found.append({"what": preference, "value": "not required", "unit": ""})
     if request.segment > 1 and _place(cluster, policy, replace(request, segment=0)) is not None:

@@ -118,7 +118,8 @@ static bool free_now(const struct sluice_part *part)
 {
     struct sluice_node_view view;
     if (sluice_node_read(sluice_mirror_cluster(sluice_hook.mirror), part->node, &view, NULL) ||
-        view.cpus_milli_free < part->cpus_milli || view.host_memory_mib_free < part->host_memory_mib)
+        view.cpus_milli_free < part->cpus_milli || view.host_memory_mib_free < part->host_memory_mib ||
+        (part->nics & ~view.nics_free))
         return false;
     for (uint32_t i = 0; i < view.gpu_count; i++)
         if ((part->gpus >> i & 1) &&

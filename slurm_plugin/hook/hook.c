@@ -166,6 +166,7 @@ void sluice_hook_begin(job_record_t *job)
         request.wanted.nodes_min = request.wanted.nodes_max = nodes;
         request.wanted.segment = 0; /* which nodes is settled */
         request.wanted.one_switch = SLUICE_ANY;
+        request.wanted.lower_switches = 0;
         request.wanted.cpus_milli = request.wanted.cpus_milli_per_gpu = 0;
         request.wanted.host_memory_mib = request.wanted.host_memory_mib_per_gpu = 0;
         const struct sluice_settings *settings = sluice_settings_acquire();

@@ -2,6 +2,7 @@
 /* The core's cluster, made from Slurm's nodes. */
 #include "mirror/mirror_internal.h"
 
+#include "mirror/blocks.h"
 #include "mirror/nics.h"
 
 #include "src/common/bitstring.h"
@@ -148,10 +149,26 @@ static bool shape_of(struct sluice_mirror *mirror, const node_record_t *node, st
 /* Switches by name, while the cluster is made. */
 struct switches {
     char (*names)[128];
-    uint32_t *nodes; /* of each leaf switch */
     uint32_t count, room;
-    bool blocks; /* they are blocks (topology/block) */
 };
+
+/* A switch below `parent`; 0: there is no room. */
+static uint32_t add_switch(struct sluice_mirror *mirror, struct switches *known, uint32_t parent, const char *name)
+{
+    uint32_t id = 0;
+    if (known->count == known->room || sluice_cluster_add_switch(mirror->cluster, parent, &id, NULL))
+        return 0;
+    snprintf(known->names[known->count++], sizeof(known->names[0]), "%s", name);
+    if (mirror->notes)
+        sluice_decision_note_switch(mirror->notes, parent);
+    return id;
+}
+
+/* As a node's switch is known by. */
+static void name_switch(char (*name)[128], uint32_t parent, const char *own)
+{
+    snprintf(*name, sizeof(*name), "%u/%.100s", parent, own);
+}
 
 /* The leaf switch of a node from its address in the network; 0: unknown. */
 static uint32_t switch_of(struct sluice_mirror *mirror, struct switches *known, node_record_t *node)
@@ -163,7 +180,6 @@ static uint32_t switch_of(struct sluice_mirror *mirror, struct switches *known, 
         uint32_t levels = 0;
         for (const char *c = pattern; *c; c++)
             levels += *c == '.';
-        known->blocks |= !strcmp(pattern, "block.node");
         char *rest = address;
         for (uint32_t level = 0; level < levels; level++) {
             char *dot = strchr(rest, '.');
@@ -172,18 +188,13 @@ static uint32_t switch_of(struct sluice_mirror *mirror, struct switches *known, 
             *dot = 0;
             if (*rest && level + SLUICE_SWITCH_LEVELS >= levels) {
                 char name[128];
-                snprintf(name, sizeof(name), "%u/%.100s", parent, rest);
+                name_switch(&name, parent, rest);
                 uint32_t id = 0;
                 for (uint32_t i = 0; i < known->count && !id; i++)
                     if (!strcmp(known->names[i], name))
                         id = i + 1;
-                if (!id && known->count < known->room) {
-                    if (sluice_cluster_add_switch(mirror->cluster, parent, &id, NULL))
-                        break;
-                    memcpy(known->names[known->count++], name, sizeof(name));
-                    if (mirror->notes)
-                        sluice_decision_note_switch(mirror->notes, parent);
-                }
+                if (!id)
+                    id = add_switch(mirror, known, parent, name);
                 if (!id)
                     break;
                 parent = id;
@@ -229,8 +240,6 @@ static void add_node(struct sluice_mirror *mirror, struct switches *known, uint3
         if (sluice_cluster_add_node(mirror->cluster, shape_id, cpus, memory, 0, &added, NULL))
             return;
     }
-    if (leaf)
-        known->nodes[leaf - 1]++;
     if (mirror->notes)
         sluice_decision_note_node(mirror->notes, node ? node->name : "", shape_id, cpus, memory, leaf);
     if (!clear) {
@@ -297,14 +306,60 @@ static void set_weights(struct sluice_mirror *mirror)
                 mirror->light[at * mirror->words + n / 64] |= UINT64_C(1) << (n % 64);
 }
 
-/* The nodes of the smallest block; 0 where Slurm knows no blocks. */
-static uint32_t smallest_block(const struct switches *known)
+/* Does Slurm have nodes in blocks? */
+static bool has_blocks(uint32_t nodes)
 {
-    uint32_t smallest = 0;
-    for (uint32_t i = 0; known->blocks && i < known->count; i++)
-        if (known->nodes[i] && (!smallest || known->nodes[i] < smallest))
-            smallest = known->nodes[i];
-    return smallest;
+    bool found = false;
+    for (uint32_t n = 0; n < nodes && !found; n++) {
+        char *address = NULL, *pattern = NULL;
+        if (node_record_table_ptr[n] &&
+            sluice_node_address(node_record_table_ptr[n]->name, &address, &pattern) == SLURM_SUCCESS)
+            found = pattern && !strcmp(pattern, "block.node");
+        xfree(address);
+        xfree(pattern);
+    }
+    return found;
+}
+
+/* Base blocks as leaf switches, below the larger blocks that have them. False: there is no room for all. */
+static bool add_block_switches(struct sluice_mirror *mirror, struct switches *known,
+                               const struct sluice_block_names *names)
+{
+    const struct sluice_blocks *blocks = &mirror->blocks;
+    uint32_t above[SLUICE_SWITCH_LEVELS] = {0}; /* the last one of each level */
+    for (uint32_t i = 0; i < names->count; i++) {
+        for (uint32_t level = blocks->levels; level-- > 0;) {
+            const uint32_t parent = level + 1 < blocks->levels ? above[level + 1] : 0;
+            char name[128];
+            if (i % blocks->size[level])
+                continue; /* of the same one as the base block before */
+            if (level)
+                snprintf(name, sizeof(name), "level %u block %u", level, i / blocks->size[level]);
+            else
+                name_switch(&name, 0, names->names[i]); /* Slurm's addresses have base blocks only */
+            if (!(above[level] = add_switch(mirror, known, parent, name)))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* Where Slurm has blocks: all of them are known before the first node. */
+static bool set_blocks(struct sluice_mirror *mirror, struct switches *known, uint32_t nodes)
+{
+    struct sluice_block_names names = {.room = nodes};
+    char *text = has_blocks(nodes) ? sluice_topology_text() : NULL;
+    mirror->blocks.levels = 0;
+    if (!text)
+        return true;
+    names.names = calloc((size_t)nodes + 1, sizeof(*names.names));
+    bool fine = names.names != NULL;
+    if (fine && !sluice_blocks_read(text, &names, &mirror->blocks))
+        mirror->blocks.levels = 0; /* not as 24.11 and later print them */
+    fine = fine && (!mirror->blocks.levels || add_block_switches(mirror, known, &names));
+    free(names.names);
+    xfree(text);
+    return fine;
 }
 
 enum sluice_error sluice_mirror_build(struct sluice_mirror *mirror, struct sluice_error_text *text)
@@ -313,9 +368,9 @@ enum sluice_error sluice_mirror_build(struct sluice_mirror *mirror, struct sluic
     uint32_t nodes = node_record_count > 0 ? (uint32_t)node_record_count : 0;
     struct sluice_cluster_config config = {
         .max_nodes = nodes ? nodes : 1,
-        .max_switches = nodes < 1000                      ? 2000
-                        : nodes * 2 > SLUICE_MAX_SWITCHES ? SLUICE_MAX_SWITCHES
-                                                          : nodes * 2,
+        .max_switches = nodes < 1000                           ? 2000
+                        : nodes * 2 + 64 > SLUICE_MAX_SWITCHES ? SLUICE_MAX_SWITCHES
+                                                               : nodes * 2 + 64,
         .max_allocations = nodes * 128 + 4096,
     };
     enum sluice_error error = sluice_cluster_new(&config, &mirror->cluster, text);
@@ -332,25 +387,22 @@ enum sluice_error sluice_mirror_build(struct sluice_mirror *mirror, struct sluic
     mirror->cores = sluice_cores_new(nodes);
     struct switches known = {.room = config.max_switches};
     known.names = calloc(known.room, sizeof(*known.names));
-    known.nodes = calloc(known.room, sizeof(*known.nodes));
     if (!mirror->opaque || !mirror->given_back || !mirror->light || !mirror->fingerprint || !mirror->parts ||
-        !mirror->cores || !known.names || !known.nodes) {
+        !mirror->cores || !known.names) {
         free(known.names);
-        free(known.nodes);
         sluice_mirror_forget(mirror);
         if (text)
             snprintf(text->text, sizeof(text->text), "out of memory for a mirror of %u nodes", nodes);
         return SLUICE_ERROR_NO_MEMORY;
     }
     mirror->notes = mirror->recorder ? sluice_decision_topology_new() : NULL;
-    for (uint32_t n = 0; n < nodes; n++) {
+    const bool placed = set_blocks(mirror, &known, nodes);
+    for (uint32_t n = 0; placed && n < nodes; n++) {
         add_node(mirror, &known, n);
         mirror->fingerprint[n] = sluice_mirror_fingerprint(node_record_table_ptr[n]);
     }
     mirror->switch_count = known.count;
-    mirror->smallest_block = smallest_block(&known);
     free(known.names);
-    free(known.nodes);
     set_weights(mirror);
     struct sluice_cluster_totals totals;
     sluice_cluster_read_totals(mirror->cluster, &totals);

@@ -195,9 +195,9 @@ bool sluice_mirror_has_switches(const struct sluice_mirror *mirror)
     return mirror->switch_count > 0;
 }
 
-uint32_t sluice_mirror_smallest_block(const struct sluice_mirror *mirror)
+const struct sluice_blocks *sluice_mirror_blocks(const struct sluice_mirror *mirror)
 {
-    return mirror->smallest_block;
+    return mirror->blocks.levels ? &mirror->blocks : NULL;
 }
 
 uint32_t sluice_mirror_weights(const struct sluice_mirror *mirror)

@@ -102,8 +102,8 @@ const uint64_t *sluice_mirror_light(const struct sluice_mirror *mirror, uint32_t
 
 /* Does Slurm know switches or blocks? */
 bool sluice_mirror_has_switches(const struct sluice_mirror *mirror);
-/* The nodes of the smallest block of topology/block; 0 with another topology. */
-uint32_t sluice_mirror_smallest_block(const struct sluice_mirror *mirror);
+/* The blocks of topology/block; NULL with another topology. */
+const struct sluice_blocks *sluice_mirror_blocks(const struct sluice_mirror *mirror);
 
 /* The core's model of a GPU type, as a set (bit m); 0: no node has that type. */
 uint64_t sluice_mirror_models(const struct sluice_mirror *mirror, const char *type);

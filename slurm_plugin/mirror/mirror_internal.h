@@ -54,7 +54,7 @@ struct sluice_mirror {
     uint32_t weights[SLUICE_MIRROR_MAX_WEIGHTS];
     uint32_t weight_count;     /* SLUICE_MIRROR_MAX_WEIGHTS + 1: more than there is room for */
     uint32_t switch_count;     /* known to Slurm */
-    uint32_t smallest_block;   /* its nodes; 0: Slurm knows no blocks */
+    struct sluice_blocks blocks; /* levels 0: Slurm knows none */
     uint64_t *fingerprint;     /* per node: its configuration as it was when the cluster was made */
     struct sluice_part *parts; /* scratch */
     uint32_t part_room;

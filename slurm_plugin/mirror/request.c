@@ -429,19 +429,35 @@ bool sluice_job_waits_for_switch(const job_record_t *job)
            (!job->wait4switch_start || time(NULL) - job->wait4switch_start < (time_t)job->wait4switch);
 }
 
+/* What topology/block asks of the nodes. It takes no more of them than it must, so that of GPUs in total it is given no
+ * more either, and which of the lower blocks these fill is left to it. */
+static void add_blocks(const struct sluice_blocks *blocks, uint32_t nodes, struct sluice_request *request)
+{
+    sluice_blocks_ask(blocks, nodes, request);
+    if (request->switch_level || !(request->flags & SLUICE_GPUS_TOTAL))
+        request->nodes_max = request->nodes_min;
+    if (request->flags & SLUICE_GPUS_TOTAL)
+        request->lower_switches = 0;
+}
+
 /* Where in the network the nodes are to be, as far as Slurm knows the network. */
 static void add_layout(const struct sluice_mirror *mirror, const job_record_t *job, struct sluice_job_request *out)
 {
-    if (out->needed.nodes_min < 2 || !sluice_mirror_has_switches(mirror))
-        return;
-    const uint32_t segment = sluice_job_segment(job);
-    out->wanted.segment = out->needed.segment = segment;
-    /* topology/block starts what fits into one block within one only. */
-    const bool in_one_block = segment < 2 && (uint32_t)out->needed.nodes_min <= sluice_mirror_smallest_block(mirror);
-    if (in_one_block || sluice_job_waits_for_switch(job)) {
-        out->wanted.one_switch = out->needed.one_switch = SLUICE_REQUIRED;
-        /* Of a network that is no tree, and of blocks larger than BlockSizes says, stock may know more. */
-        out->fit = SLUICE_JOB_PLACEABLE;
+    const struct sluice_blocks *blocks = sluice_mirror_blocks(mirror);
+    struct sluice_request *requests[] = {&out->wanted, &out->needed, &out->wider};
+    const uint32_t nodes = (uint32_t)out->needed.nodes_min, segment = nodes > 1 ? sluice_job_segment(job) : 0;
+    const bool waits = nodes > 1 && sluice_job_waits_for_switch(job);
+    for (size_t i = 0; i < (out->has_wider ? 3 : 2); i++) {
+        struct sluice_request *request = requests[i];
+        if (!sluice_mirror_has_switches(mirror) || (request->nodes_min < 2 && request->nodes_max < 2))
+            continue;
+        request->segment = segment;
+        if (waits)
+            request->one_switch = SLUICE_REQUIRED;
+        else if (blocks && segment < 2)
+            add_blocks(blocks, nodes, request);
+        if (request->one_switch) /* of a network that is no tree, and of nodes in no block, stock may know more */
+            out->fit = SLUICE_JOB_PLACEABLE;
     }
 }
 
@@ -502,7 +518,8 @@ static bool same_request(const struct sluice_request *a, const struct sluice_req
            a->host_memory_mib == b->host_memory_mib && a->cpus_milli_per_gpu == b->cpus_milli_per_gpu &&
            a->host_memory_mib_per_gpu == b->host_memory_mib_per_gpu && a->models == b->models && a->flags == b->flags &&
            a->gpu_compute_percent == b->gpu_compute_percent && a->nics == b->nics && a->nic_kinds == b->nic_kinds &&
-           a->nics_per_gpu == b->nics_per_gpu && a->segment == b->segment && a->one_switch == b->one_switch;
+           a->nics_per_gpu == b->nics_per_gpu && a->segment == b->segment && a->one_switch == b->one_switch &&
+           a->switch_level == b->switch_level && a->lower_switches == b->lower_switches;
 }
 
 /* GPUs or shards; why stock alone decides, or SLUICE_STOCK_NONE. */
@@ -531,7 +548,7 @@ static enum sluice_job_stock add_gpu_gres(struct sluice_mirror *mirror, const jo
     return too_many ? SLUICE_STOCK_GRES : SLUICE_STOCK_NONE;
 }
 
-/* The second request of a job of a range of nodes, or of GPUs in total; and whether one answer does for all. */
+/* The second request of a job of a range of nodes, or of GPUs in total. */
 static void add_wider(struct sluice_job_request *out)
 {
     if (out->wanted.layout == SLUICE_SPREAD && (out->has_wider || (out->wanted.flags & SLUICE_GPUS_TOTAL))) {
@@ -546,7 +563,6 @@ static void add_wider(struct sluice_job_request *out)
         out->wider.flags |= SLUICE_GPUS_TOTAL;
         out->wider.nodes_max = out->needed.nodes_max;
     }
-    out->same = !out->has_wider && same_request(&out->wanted, &out->needed);
 }
 
 /* One request that the core refuses would make the whole plan fail. */
@@ -598,8 +614,9 @@ static void make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_n
         out->wanted.flags |= SLUICE_EXCLUSIVE;
     if (!add_options(job, out))
         return pass(out, SLUICE_STOCK_OPTIONS);
-    add_layout(mirror, job, out);
     add_wider(out);
+    add_layout(mirror, job, out);
+    out->same = !out->has_wider && same_request(&out->wanted, &out->needed);
     if (!core_takes(mirror, out))
         pass(out, SLUICE_STOCK_REQUEST);
 }

@@ -39,6 +39,7 @@ struct claim {
     uint32_t gpu_count;
     int64_t gpu_total[SLUICE_MAX_GPUS], gpu_free[SLUICE_MAX_GPUS]; /* MiB */
     int32_t unclaimed[SLUICE_MAX_GPUS];                            /* percent of compute */
+    uint32_t nics_taken;
 };
 
 struct sluice_plan {
@@ -200,7 +201,8 @@ static uint32_t first_claim(const struct sluice_plan *plan, uint32_t node)
 
 static bool fits_with(const struct claim *claim, const struct sluice_part *part)
 {
-    if (part->exclusive || part->cpus_milli > claim->cpus_milli || part->host_memory_mib > claim->host_memory_mib)
+    if (part->exclusive || part->cpus_milli > claim->cpus_milli || part->host_memory_mib > claim->host_memory_mib ||
+        (part->nics & claim->nics_taken))
         return false;
     for (uint32_t gpu = 0; gpu < claim->gpu_count; gpu++) {
         int64_t asked = part->gpu_memory_mib ? part->gpu_memory_mib : claim->gpu_total[gpu];
@@ -219,7 +221,7 @@ static bool is_planned(const struct sluice_plan_answer *answer, const struct slu
             return planned->gpus == part->gpus && planned->gpu_memory_mib >= part->gpu_memory_mib &&
                    planned->gpu_compute_percent >= part->gpu_compute_percent &&
                    planned->cpus_milli >= part->cpus_milli && planned->host_memory_mib >= part->host_memory_mib &&
-                   planned->exclusive >= part->exclusive;
+                   planned->exclusive >= part->exclusive && !(part->nics & ~planned->nics);
     }
     return false;
 }
@@ -325,6 +327,7 @@ static void take_off(struct claim *claim, const struct sluice_part *part)
         claim->cpus_milli = claim->host_memory_mib = 0;
     claim->cpus_milli -= part->cpus_milli;
     claim->host_memory_mib -= part->host_memory_mib;
+    claim->nics_taken |= part->exclusive ? UINT32_MAX : part->nics;
     for (uint32_t gpu = 0; gpu < claim->gpu_count; gpu++) {
         bool taken = part->gpus >> gpu & 1;
         if (taken)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.core.backfill import HORIZON_S, PendingJob, Start
-from sluice.core.cluster import NodeShape, NodeState
-from sluice.core.placement import Part, Preference, Request, RequestFlag
+from sluice.core.cluster import Cluster, NodeShape, NodeState
+from sluice.core.placement import Part, Preference, Request, RequestFlag, choose_nics
 
 FOREVER = HORIZON_S + 1
 
@@ -46,13 +46,22 @@ class Offer:
     memory: int
     gpus: list[int]  # healthy, of an accepted kind, with room for the request
     free: list[int]  # MiB of each GPU
+    nics: list[int]  # of an accepted kind
 
 
 class Reference:
     """A cluster over time."""
 
-    def __init__(self, nodes: Sequence[Node], running: Sequence[tuple[Part, int]]) -> None:
-        """`running`: what is held now and until when, in seconds from now; FOREVER for what has no end."""
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        running: Sequence[tuple[Part, int]],
+        leaves: dict[int, set[int]] | None = None,
+    ) -> None:
+        """`running`: what is held now and until when, in seconds from now; FOREVER for what has no end. `leaves`: the
+        leaf switches below each switch, also those without nodes."""
+        self.leaves = leaves or {}
+        self.idle: dict[NodeShape, Cluster] = {}  # a node of each shape
         self.nodes = list(nodes)
         self.by_rank = sorted(range(len(nodes)), key=lambda node: nodes[node].rank)
         self.holds = [Hold(part, 0, min(max(end, 1), FOREVER)) for part, end in running]
@@ -87,7 +96,14 @@ class Reference:
             and (free[gpu] >= share if share else free[gpu] == sizes[gpu])
             and compute[gpu] >= request.gpu_compute_percent
         ]
-        return Offer(cpus, memory, fitting, free)
+        there = row.shape.nics
+        nics = [
+            nic
+            for nic in range(len(there.nics) if there else 0)
+            if not any(hold.part.nics >> nic & 1 for hold in here)
+            and (not request.nic_kinds or request.nic_kinds >> (there.kinds[nic] if there and there.kinds else 0) & 1)
+        ]
+        return Offer(cpus, memory, fitting, free, nics)
 
     @staticmethod
     def share(request: Request) -> int:
@@ -126,6 +142,7 @@ class Reference:
                 if self.group(node, request, offer.gpus, count) is not None
                 and offer.cpus >= request.cpus_milli + count * request.cpus_milli_per_gpu
                 and offer.memory >= request.host_memory_mib + count * request.host_memory_mib_per_gpu
+                and len(offer.nics) >= request.nics + count * request.nics_per_gpu
             ),
             default=0,
         )
@@ -135,7 +152,8 @@ class Reference:
         cpus = request.cpus_milli + count * request.cpus_milli_per_gpu
         memory = request.host_memory_mib + count * request.host_memory_mib_per_gpu
         offer = self.offer(node, request, begin, end)
-        if offer is None or offer.cpus < cpus or offer.memory < memory:
+        nics = request.nics + count * request.nics_per_gpu
+        if offer is None or offer.cpus < cpus or offer.memory < memory or len(offer.nics) < nics:
             return None
         members = self.group(node, request, offer.gpus, count) if count else []
         if members is None:
@@ -144,7 +162,23 @@ class Reference:
             members = sorted(members, key=lambda gpu: (offer.free[gpu], gpu))
         mask = sum(1 << gpu for gpu in members[:count])
         exclusive = RequestFlag.EXCLUSIVE in request.flags
-        return Part(node, mask, self.share(request), cpus, memory, exclusive, request.gpu_compute_percent)
+        chosen = self.nics(node, mask, offer.nics, nics)
+        return Part(node, mask, self.share(request), cpus, memory, exclusive, request.gpu_compute_percent, chosen)
+
+    def nics(self, node: int, gpus: int, free: list[int], count: int) -> int:
+        """Those with the most pairs with just these GPUs; without GPUs ones that are near none."""
+        shape = self.nodes[node].shape
+        if not count:
+            return 0
+        assert shape.nics is not None
+        if gpus:
+            if shape not in self.idle:
+                self.idle[shape] = Cluster(1)
+                self.idle[shape].add_node(self.idle[shape].add_shape(shape), 1, 0)
+            mask = sum(1 << nic for nic in free)
+            return choose_nics(self.idle[shape], shape.nics, Part(0, gpus), mask, count, keep_gpus=True).nics
+        near = set(shape.nics.gpus)
+        return sum(1 << nic for nic in sorted(free, key=lambda nic: (shape.nics.nics[nic] in near, nic))[:count])
 
     def sites(self, request: Request, nodes_max: int) -> list[list[int]]:
         """Sets of nodes, by rank, of which the request must take one set's."""
@@ -171,11 +205,45 @@ class Reference:
                 parts = [self.part(node, request, count, begin, end) for node, count in dealt]
             else:
                 ready = [part for node in site if (part := self.part(node, request, gpus, begin, end))]
-                parts = self.in_segments(ready, request.segment)[:nodes_min]
+                parts = self.filled(ready, request, nodes_min)
+                parts = self.in_segments(parts, request.segment)[:nodes_min]
                 parts = parts if len(parts) == nodes_min else []
             if parts:
                 return tuple(sorted((part for part in parts if part), key=lambda part: part.node))
         return None
+
+    def filled(self, parts: list[Part], request: Request, wanted: int) -> list[Part]:
+        """Those of the switches one level lower that a limited number of them is filled in; none where they are not."""
+        if not request.lower_switches or not parts or wanted == 1:
+            return parts
+        level = request.switch_level - 1
+        members: dict[int, list[Part]] = {}
+        for part in sorted(parts, key=lambda part: (self.nodes[part.node].path[0][0], self.nodes[part.node].rank)):
+            path = self.nodes[part.node].path
+            members.setdefault([switch for switch, height in path if height <= level][-1], []).append(part)
+        whole = {
+            switch: {self.nodes[part.node].path[0][0] for part in inside} == self.leaves[switch]
+            for switch, inside in members.items()
+        }
+        full: list[int] = []
+        for _ in range(request.lower_switches):
+            rest = wanted - sum(len(members[switch]) for switch in full)
+            last = [
+                switch
+                for switch, inside in members.items()
+                if switch not in full
+                and len(inside) >= rest
+                and (whole[switch] or not full or rest < min(len(members[other]) for other in full))
+            ]
+            if last:
+                chosen = min(last, key=lambda switch: (len(members[switch]), switch))
+                taken = {switch: len(members[switch]) for switch in full} | {chosen: rest}
+                return [part for switch in sorted(taken) for part in members[switch][: taken[switch]]]
+            more = [switch for switch in members if switch not in full and whole[switch]]
+            if not more:
+                return []
+            full.append(min(more, key=lambda switch: (-len(members[switch]), switch)))
+        return []
 
     def in_segments(self, parts: list[Part], segment: int) -> list[Part]:
         """Those of whole segments, leaf switch by leaf switch."""

@@ -81,7 +81,7 @@ enum {
     SLUICE_MAX_MODELS = 64,   /* so that a set of models is one uint64_t */
     SLUICE_MAX_SHAPES = 4096, /* kinds of node */
     SLUICE_MAX_SWITCHES = 65534,
-    SLUICE_SWITCH_LEVELS = 4, /* leaf switches are level 0 */
+    SLUICE_SWITCH_LEVELS = 16, /* leaf switches are level 0 */
     SLUICE_MAX_ALLOCATIONS = 16777216,
     SLUICE_MAX_CPUS_MILLI = 1000000000,      /* of one node: a million CPUs */
     SLUICE_MAX_HOST_MEMORY_MIB = 1073741824, /* of one node: 1 PiB */
@@ -288,6 +288,10 @@ struct sluice_request {
     int64_t nics;            /* RDMA NICs on each node, near its GPUs where there are such: see sluice_place */
     int64_t nics_per_gpu;    /* on each node as well, for each of its GPUs */
     uint64_t nic_kinds;      /* bit k: NICs of kind k are accepted; 0: every kind */
+    int64_t lower_switches; /* with one_switch required and so many GPUs on each node: nodes_min nodes below at most so
+                               many of the switches one level below `switch_level`, filled as Slurm's topology/block
+                               fills them (sluice_blocks_ask); 0: any number */
+    enum sluice_layout switch_layout; /* SLUICE_SPREAD: evenly over the leaf switches; else as near as possible */
 };
 
 /* What one allocation holds, or is to hold, on one node. */
@@ -352,6 +356,8 @@ enum sluice_error sluice_request_check(const struct sluice_cluster *cluster, con
 /*
  * Choose nodes and GPUs; nothing changes. A request for several nodes is a gang: all or nothing, on switches as few and
  * as low as possible. Ties go to the node of lowest rank.
+ * With switch_layout SLUICE_SPREAD it is below the highest switch that is allowed, over as many leaf switches as
+ * possible, each giving as many nodes (segments) as the others, as far as it has them.
  * Where NICs are asked, nodes that have more pairs of GPUs and NICs for the request (see sluice_choose_nics) go before
  * others: after what is preferred of links, NUMA nodes and NICs, before the layout and the policy's score, and for gangs
  * before the switches as well.
@@ -820,8 +826,10 @@ uint32_t sluice_power_profile(const struct sluice_power *power, uint32_t budget,
  *     of the switch with the lowest id (the highest switch of an allowed level above each node) that has enough. GPUs
  *     in total: nodes that can give most come first, then low ranks, until the total is reached, at most nodes_max,
  *     each giving at least one, at least nodes_min. In segments: of the leaf switches, the lowest id first, as many
- *     whole segments as each has.
- *   - NICs do not count, and no part has any: sluice_place chooses them when the job starts.
+ *     whole segments as each has. With lower_switches: of the first switch that has enough of them, those switches that
+ *     sluice_place fills, the lowest ids and ranks first.
+ *   - NICs: so many of the accepted kinds must be free, the same ones throughout. Which GPUs they are near does not count
+ *     for where and when; of those that are free, the ones with the most pairs with the job's GPUs are booked.
  *   - A group (jobs with the same `group` that follow each other) starts together: at the first candidate start at
  *     which its members fit one after the other.
  *   - Reservations are given to the first `reservations` jobs or groups that cannot start now: 1 is EASY backfill, as
@@ -912,6 +920,38 @@ enum sluice_error sluice_backfill_plan(struct sluice_backfill *backfill, const s
                                        uint32_t job_count, uint32_t reservations, struct sluice_backfill_start *starts,
                                        struct sluice_part *parts, uint32_t part_capacity, uint32_t *part_count,
                                        struct sluice_error_text *text);
+
+/* ======== blocks of nodes ======== */
+
+/*
+ * The blocks of Slurm's topology/block (24.11 to 26.05). Base blocks, in the order of its configuration, are together
+ * in larger ones: size[1] of them each, from the first on, in a block of level 1, and so on up to one that has all. As
+ * switches of a cluster, base blocks are leaf switches, and all of them have the same number of switches above.
+ */
+struct sluice_blocks {
+    uint32_t base_nodes;  /* of a base block as Slurm counts them: the first of BlockSizes */
+    uint32_t base_blocks; /* how many there are */
+    uint32_t levels;
+    uint32_t size[SLUICE_SWITCH_LEVELS]; /* base blocks in a block of each level, ascending, the first 1 */
+};
+
+/*
+ * From BlockSizes, in nodes: the first is that of a base block, the others are it times powers of two. Errors: RANGE (a
+ * size or count of 0), INVALID (a size that is no such multiple), CAPACITY (more levels than there is room for).
+ */
+enum sluice_error sluice_blocks_make(const uint32_t *block_sizes, uint32_t size_count, uint32_t base_blocks,
+                                     struct sluice_blocks *blocks, struct sluice_error_text *text);
+
+/*
+ * What topology/block asks of a job of at least `nodes` nodes, written to the request's one_switch, switch_level and
+ * lower_switches: it takes them below one block of the first level that is large enough, and of the blocks one level
+ * lower as few as such a number of nodes fills. Those it takes from the one with most nodes to the one with fewest, and
+ * gives up at one of which a base block gives no node, unless that is the last. Sets of nodes that the core chooses
+ * for such a request are therefore: of some lower blocks all nodes that fit, where each base block has such; then of one
+ * more what is missing, which is less than each of the others gives where a base block of it has none.
+ * Source: eval_nodes_block.c of Slurm 24.11.5 and 26.05.3.
+ */
+void sluice_blocks_ask(const struct sluice_blocks *blocks, uint32_t nodes, struct sluice_request *request);
 
 /* ======== memory ledger ======== */
 

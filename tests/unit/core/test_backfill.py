@@ -10,7 +10,7 @@ import pytest
 
 from sluice.core import lib
 from sluice.core.backfill import CONSERVATIVE, EASY, HORIZON_S, Backfill, PendingJob, RunningJob, Start
-from sluice.core.cluster import Cluster, GpuShape, NodeShape, NodeState
+from sluice.core.cluster import Cluster, GpuShape, NicGroups, NodeShape, NodeState
 from sluice.core.errors import CoreError
 from sluice.core.placement import Part, Preference, Request, RequestFlag, commit
 
@@ -129,9 +129,30 @@ def test_refusals() -> None:
 # ---- against the reference ----
 
 
-def random_case(draw: random.Random) -> tuple[Cluster, list[reference.Node], list[RunningJob], list[tuple[Part, int]]]:
+def random_nics(draw: random.Random, gpus: int) -> NicGroups | None:
+    nics = draw.randint(1, 4)
+    kinds = tuple(draw.randrange(2) for _ in range(nics))
+    groups = NicGroups(tuple(draw.randrange(3) for _ in range(gpus)), tuple(draw.randrange(4) for _ in range(nics)), kinds)
+    return groups if draw.random() < 0.9 else None
+
+
+def random_tree(draw: random.Random, cluster: Cluster) -> tuple[dict[int, tuple[int, int]], dict[int, set[int]]]:
+    """Of each leaf switch the two above it; of each switch the leaf switches below."""
+    top = cluster.add_switch()
+    middle = [cluster.add_switch(top) for _ in range(draw.randint(1, 2))]
+    above = {cluster.add_switch(parent): (parent, top) for parent in middle for _ in range(draw.randint(1, 2))}
+    below: dict[int, set[int]] = {leaf: {leaf} for leaf in above}
+    for leaf, parents in above.items():
+        for parent in parents:
+            below.setdefault(parent, set()).add(leaf)
+    return above, below
+
+
+def random_case(
+    draw: random.Random,
+) -> tuple[Cluster, list[reference.Node], list[RunningJob], list[tuple[Part, int]], dict[int, set[int]]]:
     count = draw.randint(1, 7)
-    cluster = Cluster(count, max_switches=8)
+    cluster = Cluster(count, max_switches=12)
     reference.MODEL_IDS.clear()
     shapes = []
     for model in ("A", "B", "C")[: draw.randint(1, 3)]:
@@ -147,10 +168,10 @@ def random_case(draw: random.Random) -> tuple[Cluster, list[reference.Node], lis
             )
             for i in range(draw.choice([0, 1, 2, 4, 4, 5]))
         )
-        shapes.append(NodeShape(gpus))
+        shapes.append(NodeShape(gpus, nics=random_nics(draw, len(gpus))))
     ids = [cluster.add_shape(shape) for shape in shapes]
-    top = cluster.add_switch()
-    leaves = [cluster.add_switch(top), cluster.add_switch(top), 0]
+    above, below = random_tree(draw, cluster)
+    leaves = [*above, 0]
     ranks = draw.sample(range(count), count)
     nodes, running, held = [], [], []
     for node in range(count):
@@ -161,7 +182,7 @@ def random_case(draw: random.Random) -> tuple[Cluster, list[reference.Node], lis
             draw.choice(leaves),
         )
         cluster.add_node(ids[which], cpus, memory, leaf)
-        path = ((leaf, 0), (top, 1)) if leaf else ()
+        path = ((leaf, 0), (above[leaf][0], 1), (above[leaf][1], 2)) if leaf else ()
         healthy = [draw.random() < 0.95 for _ in shapes[which].gpus]
         nodes.append(reference.Node(shapes[which], cpus, memory, ranks[node], path, healthy=tuple(healthy)))
         sizes = [gpu.memory_mib for gpu in shapes[which].gpus]
@@ -176,6 +197,7 @@ def random_case(draw: random.Random) -> tuple[Cluster, list[reference.Node], lis
                 draw.randint(0, 4),
                 draw.random() < 0.05,
                 draw.choice([0, 0, 20, 60]) if gpus else 0,
+                draw.getrandbits(len(shapes[which].nics.nics)) & draw.getrandbits(4) * draw.randint(0, 1) if shapes[which].nics else 0,
             )
             try:
                 allocation = commit(cluster, [part])
@@ -192,7 +214,7 @@ def random_case(draw: random.Random) -> tuple[Cluster, list[reference.Node], lis
             row.state = draw.choice([NodeState.DRAINED, NodeState.DOWN])
             cluster.set_state(node, row.state)
     cluster.set_order(ranks)
-    return cluster, nodes, running, held
+    return cluster, nodes, running, held, below
 
 
 def random_request(draw: random.Random, nodes: int) -> Request:
@@ -209,8 +231,14 @@ def random_request(draw: random.Random, nodes: int) -> Request:
         share *= gpus
     whole = [part for part in (1, 2, 3) if max(nodes_min, 1) % part == 0]
     segment = draw.choice(whole) if RequestFlag.GPUS_TOTAL not in flags else 0
+    level, one_switch = draw.randint(0, 2), draw.random() < 0.15
+    limited = one_switch and level and RequestFlag.GPUS_TOTAL not in flags and draw.random() < 0.8
+    with_nics = draw.choice([0, 0, 0, 0, 0, 0, 1, 2])
     return Request(
-        segment=segment,
+        segment=0 if limited else segment,
+        lower_switches=draw.randint(1, 2) if limited else 0,
+        nics=0 if gpus and draw.random() < 0.3 else with_nics,
+        nics_per_gpu=draw.randint(0, 1) if gpus and draw.random() < 0.2 else 0,
         gpus=gpus,
         gpu_memory_mib=share,
         cpus_milli=draw.randint(0 if gpus else 1, 4),
@@ -226,8 +254,8 @@ def random_request(draw: random.Random, nodes: int) -> Request:
         one_link_domain=preference(0.1),
         one_numa_node=preference(0.1),
         near_nic=preference(0.05),
-        one_switch=Preference.REQUIRED if draw.random() < 0.15 else Preference.ANY,
-        switch_level=draw.randint(0, 1),
+        one_switch=Preference.REQUIRED if one_switch else Preference.ANY,
+        switch_level=level,
         flags=flags,
         allowed=frozenset(draw.sample(range(nodes), draw.randint(1, nodes))) if draw.random() < 0.15 else None,
     )
@@ -260,11 +288,11 @@ def check_case(
     seed: int, backfill: Backfill, queue_of: Callable[[random.Random, int], list[PendingJob]]
 ) -> list[Start | None]:
     draw = random.Random(seed)
-    cluster, nodes, running, held = random_case(draw)
+    cluster, nodes, running, held, below = random_case(draw)
     jobs = queue_of(draw, len(nodes))
     reservations = draw.choice([0, EASY, 3, CONSERVATIVE, CONSERVATIVE])
     plan = [relative(start) for start in backfill.plan(cluster, NOW, running, jobs, reservations)]
-    assert plan == reference.Reference(nodes, held).plan(jobs, reservations), f"seed {seed}"
+    assert plan == reference.Reference(nodes, held, below).plan(jobs, reservations), f"seed {seed}"
 
     # The same again with reservations, among new jobs: nothing slips.
     bound = [replace(job, held=start) for job, start in zip(jobs, plan, strict=True)]
@@ -275,7 +303,7 @@ def check_case(
     queue = [PendingJob(random_request(draw, len(nodes)), draw.randint(1, 20)), *whole_groups]
     absolute = [replace(job, held=Start(job.held.start_s + NOW, job.held.parts)) if job.held else job for job in queue]
     again = [relative(start) for start in backfill.plan(cluster, NOW, running, absolute)]
-    assert again == reference.Reference(nodes, held).plan(queue, CONSERVATIVE), f"seed {seed}, held"
+    assert again == reference.Reference(nodes, held, below).plan(queue, CONSERVATIVE), f"seed {seed}, held"
     for job, start in zip(queue, again, strict=True):
         assert job.held is None or (start is not None and start.start_s <= job.held.start_s), f"seed {seed}"
     return plan

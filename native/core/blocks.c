@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Blocks of nodes as Slurm's topology/block has them: their levels, what it asks of a job's nodes, and how a job fills
+ * them. The rules are in sluice/core.h.
+ */
+#include "cluster.h"
+#include "sort.h"
+
+#include <inttypes.h>
+
+enum sluice_error sluice_blocks_make(const uint32_t *block_sizes, uint32_t size_count, uint32_t base_blocks,
+                                     struct sluice_blocks *blocks, struct sluice_error_text *text)
+{
+    if (!size_count || !block_sizes[0] || !base_blocks)
+        return sluice_fail(text, SLUICE_ERROR_RANGE, "blocks: no base block, or one of 0 nodes");
+    *blocks = (struct sluice_blocks){
+        .base_nodes = block_sizes[0], .base_blocks = base_blocks, .levels = 1, .size = {[0] = 1}};
+    uint32_t last = 1;
+    for (uint32_t next; last < base_blocks; last = next) { /* the smallest size above the last one */
+        next = base_blocks;
+        for (uint32_t i = 0; i < size_count; i++) {
+            const uint32_t size = block_sizes[i] / blocks->base_nodes;
+            if (!size || block_sizes[i] % blocks->base_nodes || (size & (size - 1)))
+                return sluice_fail(text, SLUICE_ERROR_INVALID,
+                                   "blocks: %" PRIu32 " nodes: must be %" PRIu32 " times a power of two",
+                                   block_sizes[i], blocks->base_nodes);
+            if (size > last && (size < next || next == base_blocks))
+                next = size;
+        }
+        if (blocks->levels == SLUICE_SWITCH_LEVELS)
+            return sluice_fail(text, SLUICE_ERROR_CAPACITY, "blocks: more than %d levels", SLUICE_SWITCH_LEVELS);
+        blocks->size[blocks->levels++] = next;
+    }
+    return SLUICE_OK;
+}
+
+void sluice_blocks_ask(const struct sluice_blocks *blocks, uint32_t nodes, struct sluice_request *request)
+{
+    const uint32_t base = (nodes + blocks->base_nodes - 1) / blocks->base_nodes;
+    uint32_t level = 0;
+    while (level + 1 < blocks->levels && blocks->size[level] < base)
+        level++;
+    request->one_switch = SLUICE_REQUIRED;
+    request->switch_level = level;
+    request->lower_switches = 0;
+    if (!level || blocks->size[level] < base) /* blocks larger than Slurm counts: all of them are one, however filled */
+        return;
+    const uint64_t below = (uint64_t)blocks->size[level - 1] * blocks->base_nodes;
+    const uint64_t most = (nodes + below - 1) / below;
+    if (blocks->size[level - 1] * most != blocks->size[level])
+        request->lower_switches = (int64_t)most;
+}
+
+/* ---- filling ---- */
+
+static int whole_and_full_first(const void *a, const void *b)
+{
+    const struct lower *x = a, *y = b;
+    if (x->whole != y->whole)
+        return x->whole ? -1 : 1;
+    if (x->nodes != y->nodes)
+        return x->nodes > y->nodes ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* After `full` of them that are taken whole: the last one, which has the least that is enough for the `rest`. */
+static uint32_t last_of(const struct lower *lower, uint32_t count, uint32_t full, uint32_t rest)
+{
+    uint32_t best = NONE;
+    for (uint32_t i = full; i < count; i++) {
+        const bool would_stop = !lower[i].whole && full && rest >= lower[full - 1].nodes;
+        if (lower[i].nodes < rest || would_stop)
+            continue;
+        if (best == NONE || lower[i].nodes < lower[best].nodes ||
+            (lower[i].nodes == lower[best].nodes && lower[i].id < lower[best].id))
+            best = i;
+    }
+    return best;
+}
+
+uint32_t sluice_fill_lower(struct lower *lower, struct lower *scratch, uint32_t count, uint32_t most, uint32_t nodes)
+{
+    sluice_sort(lower, scratch, count, sizeof *lower, whole_and_full_first);
+    for (uint32_t full = 0; full < most && full < count; full++) {
+        const uint32_t last = last_of(lower, count, full, nodes);
+        if (last != NONE) {
+            const struct lower found = lower[last];
+            lower[last] = lower[full];
+            lower[full] = found;
+            lower[full].taken = nodes;
+            return full + 1;
+        }
+        if (!lower[full].whole)
+            return 0;
+        nodes -= lower[full].taken = lower[full].nodes;
+    }
+    return 0;
+}
