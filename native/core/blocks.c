@@ -14,22 +14,22 @@ enum sluice_error sluice_blocks_make(const uint32_t *block_sizes, uint32_t size_
     if (!size_count || !block_sizes[0] || !base_blocks)
         return sluice_fail(text, SLUICE_ERROR_RANGE, "blocks: no base block, or one of 0 nodes");
     *blocks = (struct sluice_blocks){
-        .base_nodes = block_sizes[0], .base_blocks = base_blocks, .levels = 1, .size = {[0] = 1}};
-    uint32_t last = 1;
-    for (uint32_t next; last < base_blocks; last = next) { /* the smallest size above the last one */
-        next = base_blocks;
+        .base_nodes = block_sizes[0], .base_blocks = base_blocks, .levels = 1, .configured = 1, .size = {[0] = 1}};
+    for (uint32_t last = 1; last < base_blocks; last = blocks->size[blocks->levels - 1]) {
+        uint32_t next = 0; /* the smallest size above the last one */
         for (uint32_t i = 0; i < size_count; i++) {
             const uint32_t size = block_sizes[i] / blocks->base_nodes;
             if (!size || block_sizes[i] % blocks->base_nodes || (size & (size - 1)))
                 return sluice_fail(text, SLUICE_ERROR_INVALID,
                                    "blocks: %" PRIu32 " nodes: must be %" PRIu32 " times a power of two",
                                    block_sizes[i], blocks->base_nodes);
-            if (size > last && (size < next || next == base_blocks))
+            if (size > last && (!next || size < next))
                 next = size;
         }
         if (blocks->levels == SLUICE_SWITCH_LEVELS)
             return sluice_fail(text, SLUICE_ERROR_CAPACITY, "blocks: more than %d levels", SLUICE_SWITCH_LEVELS);
-        blocks->size[blocks->levels++] = next;
+        blocks->configured += next != 0;
+        blocks->size[blocks->levels++] = next ? next : base_blocks;
     }
     return SLUICE_OK;
 }
@@ -43,8 +43,8 @@ void sluice_blocks_ask(const struct sluice_blocks *blocks, uint32_t nodes, struc
     request->one_switch = SLUICE_REQUIRED;
     request->switch_level = level;
     request->lower_switches = 0;
-    if (!level || blocks->size[level] < base) /* blocks larger than Slurm counts: all of them are one, however filled */
-        return;
+    if (!level || (blocks->size[level] < base && level < blocks->configured))
+        return; /* of the latter it knows no lower ones: base blocks have more nodes than it counts */
     const uint64_t below = (uint64_t)blocks->size[level - 1] * blocks->base_nodes;
     const uint64_t most = (nodes + below - 1) / below;
     if (blocks->size[level - 1] * most != blocks->size[level])

@@ -932,6 +932,7 @@ struct sluice_blocks {
     uint32_t base_nodes;  /* of a base block as Slurm counts them: the first of BlockSizes */
     uint32_t base_blocks; /* how many there are */
     uint32_t levels;
+    uint32_t configured; /* of them; where BlockSizes has none that has all, one is added */
     uint32_t size[SLUICE_SWITCH_LEVELS]; /* base blocks in a block of each level, ascending, the first 1 */
 };
 

@@ -132,7 +132,9 @@ def test_refusals() -> None:
 def random_nics(draw: random.Random, gpus: int) -> NicGroups | None:
     nics = draw.randint(1, 4)
     kinds = tuple(draw.randrange(2) for _ in range(nics))
-    groups = NicGroups(tuple(draw.randrange(3) for _ in range(gpus)), tuple(draw.randrange(4) for _ in range(nics)), kinds)
+    groups = NicGroups(
+        tuple(draw.randrange(3) for _ in range(gpus)), tuple(draw.randrange(4) for _ in range(nics)), kinds
+    )
     return groups if draw.random() < 0.9 else None
 
 
@@ -197,7 +199,9 @@ def random_case(
                 draw.randint(0, 4),
                 draw.random() < 0.05,
                 draw.choice([0, 0, 20, 60]) if gpus else 0,
-                draw.getrandbits(len(shapes[which].nics.nics)) & draw.getrandbits(4) * draw.randint(0, 1) if shapes[which].nics else 0,
+                draw.getrandbits(len(shapes[which].nics.nics)) & draw.getrandbits(4) * draw.randint(0, 1)
+                if shapes[which].nics
+                else 0,
             )
             try:
                 allocation = commit(cluster, [part])

@@ -134,8 +134,9 @@ def near_of(tree: Tree, request: Request, part: Part) -> int:
     return matched([groups.gpus[i] for i in bits(part.gpus)], [groups.nics[i] for i in bits(part.nics)])
 
 
-def test_the_plan_keeps_segments_whole_and_knows_no_nics(full_scale: bool) -> None:
-    """The first job has a start wherever there are whole segments, and needs no more watts than its own nodes draw."""
+def test_the_plan_keeps_segments_whole_and_counts_nics(full_scale: bool) -> None:
+    """The first job has a start wherever there are whole segments of nodes with its NICs, and needs no more watts than
+    its own nodes draw; no NIC is planned for two jobs at once, nor one that is in use."""
     planned = 0
     for seed in range(1000 if full_scale else 150):
         draw = random.Random(seed)
@@ -145,20 +146,29 @@ def test_the_plan_keeps_segments_whole_and_knows_no_nics(full_scale: bool) -> No
             continue
         asked = [replace(random_request(draw, tree), one_link_domain=Preference.ANY) for _ in range(3)]
         jobs = [PendingJob(request, draw.randint(1, 50)) for request in asked]
-        without = [replace(job, request=replace(job.request, nics=0, nics_per_gpu=0, nic_kinds=0)) for job in jobs]
         backfill = Backfill(32, max_jobs=8, max_running=64, max_planned=256)
         starts = backfill.plan(tree.cluster, 0, [], jobs, CONSERVATIVE)
-        assert starts == backfill.plan(tree.cluster, 0, [], without, CONSERVATIVE), seed
-        first = without[0].request
+        first = asked[0]
         assert (starts[0] is not None) == (placed(tree.cluster, Policy.FIRST_FIT, first) is not None), seed
         backfill.set_power(Power(32, [Budget(first.gpus * first.nodes_min)]))
         (powered,) = backfill.plan(tree.cluster, 0, [], [replace(jobs[0], watts=1)], CONSERVATIVE)
         assert (powered and powered.parts) == (starts[0] and starts[0].parts), seed
-        for request, begun in zip(asked, starts, strict=True):
+        taken: list[tuple[int, int, int, int]] = []
+        for job, begun in zip(jobs, starts, strict=True):
             if begun is None:
                 continue
             planned += 1
+            request, end = job.request, begun.start_s + job.limit_s
             assert len(begun.parts) == request.nodes_min
             assert tree.keeps(request, tuple(part.node for part in begun.parts)), (seed, request)
-            assert not any(part.nics for part in begun.parts)
+            for part in begun.parts:
+                assert part.nics.bit_count() == request.nics + request.gpus * request.nics_per_gpu
+                assert part.nics & ~tree.cluster.node(part.node).nics_free == 0
+                at_once = [
+                    nics
+                    for node, start, stop, nics in taken
+                    if node == part.node and start < end > begun.start_s < stop
+                ]
+                assert not any(part.nics & nics for nics in at_once), seed
+                taken.append((part.node, begun.start_s, end, part.nics))
     assert planned > 50

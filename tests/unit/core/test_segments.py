@@ -12,7 +12,7 @@ import pytest
 from sluice.core.backfill import CONSERVATIVE, Backfill, PendingJob
 from sluice.core.cluster import Cluster, GpuShape, NodeShape
 from sluice.core.errors import CoreError
-from sluice.core.placement import Layout, Policy, Preference, Request, place, start
+from sluice.core.placement import Layout, Policy, Preference, Request, RequestFlag, place, start
 from sluice.core.power import Budget, Power
 
 TOP = 3
@@ -120,6 +120,70 @@ def test_the_plan_keeps_segments_whole(segment, full_scale):
             assert -1 not in counts
             assert all(count % segment == 0 for count in counts.values()), (seed, counts)
     assert planned > 100
+
+
+@pytest.mark.parametrize("policy", [Policy.SLUICE, Policy.RANDOM])
+def test_spread_over_leaf_switches_as_evenly_as_any_choice(policy, full_scale):
+    """The fewest from the fullest leaf switch, then from the next: of all choices of as many nodes, below the allowed switch."""
+    placed = several = 0
+    for seed in range(4000 if full_scale else 250):
+        draw = random.Random(f"spread-{policy}-{seed}")
+        site = Site(draw)
+        segment = draw.choice([0, 0, 2])
+        wanted = max(segment, 1) * draw.randint(1, 4)
+        level = draw.choice([None, None, 1, 2])
+        request = Request(
+            gpus=1,
+            nodes_min=wanted,
+            segment=segment,
+            one_switch=Preference.ANY if level is None else Preference.REQUIRED,
+            switch_level=level or 0,
+            switch_layout=Layout.SPREAD,
+        )
+        shapes = [
+            sorted(choice.values(), reverse=True)
+            for choice in site.choices(wanted, max(segment, 1))
+            if level is None or site.common(list(choice))[0] <= level
+        ]
+        try:
+            found = place(site.cluster, policy, request)
+        except CoreError:
+            found = None
+        unknown = site.counts(site.free)[-1]
+        if level is None and segment == 0 and unknown:
+            assert found is not None or len(site.free) < wanted
+            continue  # nodes whose place is unknown count as one leaf switch
+        assert (found is not None) == bool(shapes), seed
+        if found is None or wanted == 1:
+            continue
+        counts = site.counts({part.node for part in found.parts})
+        taken = sorted(counts.values(), reverse=True)
+        placed += 1
+        several += len(taken) > 1
+        assert level is None or site.common(list(counts))[0] <= level, (seed, counts)
+        assert all(count % max(segment, 1) == 0 for count in counts.values())
+        if level is None:
+            assert taken == min(shapes), (seed, counts)
+        else:  # below the one with most leaf switches that have nodes
+            assert taken in shapes
+    assert placed > 80
+    assert several > 50
+
+
+def test_spread_is_of_known_shares():
+    cluster = blocks(4, 4)
+    with pytest.raises(CoreError, match="switch_layout with GPUs in total"):
+        place(
+            cluster,
+            Policy.SLUICE,
+            Request(gpus=5, nodes_min=2, nodes_max=4, flags=RequestFlag.GPUS_TOTAL, switch_layout=Layout.SPREAD),
+        )
+    found = place(cluster, Policy.SLUICE, Request(gpus=1, nodes_min=4, switch_layout=Layout.SPREAD))
+    assert found is not None
+    assert [part.node // 4 for part in found.parts] == [0, 0, 1, 1]
+    near = place(cluster, Policy.SLUICE, Request(gpus=1, nodes_min=4))
+    assert near is not None
+    assert [part.node // 4 for part in near.parts] == [0, 0, 0, 0]
 
 
 def blocks(*sizes: int) -> Cluster:
