@@ -93,6 +93,8 @@ class Global(_Section):
     fair_share_half_life_s: Seconds = 604800
     """0: usage never decays."""
     placement: Placement = "sluice"
+    spread_nodes: bool = False
+    """Jobs of several nodes are spread over leaf switches; a class's own goes before it."""
     backfill_reservations: Annotated[int, Field(ge=0, le=100000)] = 64
     backfill_depth: Annotated[int, Field(ge=1, le=MOST_PLANNED)] = 10000
     planner_interval_ms: Annotated[int, Field(ge=100, le=600000)] = 2000
@@ -164,6 +166,8 @@ class GpuClass(_Section):
     """A job that budgets are short for may start with a cap down to this; 0: it waits."""
     compaction_wait_s: Seconds = 0
     """As the global one, for jobs that would start here; 0: that one."""
+    spread_nodes: bool = False
+    """Jobs of several nodes with its GPUs are spread over leaf switches."""
 
     @model_validator(mode="after")
     def _once(self) -> Self:

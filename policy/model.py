@@ -32,6 +32,7 @@ from sluice.base.hostlist import expand
 SCHEMA_VERSION = 1
 Shares = Annotated[int, Field(ge=0, le=1_000_000)]
 Strategy = Literal["static", "dynamic", "hybrid"]
+Fabric = Literal["near", "spread"]
 
 
 class Section(BaseModel):
@@ -303,6 +304,8 @@ class GpuClass(Section):
     memory_per_gpu: Mib = 0
     """Host memory for each GPU of a job that names none; 0: Slurm's default. `sluice plan` notes where a node has less
     for all of its GPUs. Example: `64G`."""
+    fabric: Fabric | None = None
+    """Instead of `scheduling.fabric`, for jobs that name a type of the class. Example: `spread`."""
 
 
 class Allocation(Section):
@@ -390,6 +393,10 @@ class Scheduling(Section):
         "sluice",
     ] = "sluice"
     """Which nodes and GPUs; docs/scheduling.md describes the policies."""
+    fabric: Fabric = "near"
+    """Nodes of a job of several: `near` each other, below as few and as low switches as are free, or `spread` evenly over
+    the leaf switches, for their links. A job's `--fabric` goes before it, and `--switches`. Level place; with
+    topology/block Slurm keeps them near."""
     backfill: Backfill = Backfill()
     """How far the planner looks."""
     preemption: Preemption = Preemption()

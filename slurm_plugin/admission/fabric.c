@@ -9,7 +9,7 @@
 
 static const char *fabric_name(enum sluice_fabric fabric)
 {
-    return fabric == SLUICE_FABRIC_RAIL ? "rail" : "block";
+    return fabric == SLUICE_FABRIC_RAIL ? "rail" : fabric == SLUICE_FABRIC_SPREAD ? "spread" : "block";
 }
 
 /* Its nodes together, as Slurm's --switches=1 asks it; Slurm bounds the time by max_switch_wait. */
@@ -18,6 +18,34 @@ static void ask_together(struct sluice_check *check, uint32_t wait_s)
     check->admission->set_switches = true;
     check->admission->switches = 1;
     check->admission->switch_wait_s = wait_s;
+}
+
+static bool gpus_by_node(const struct sluice_check *check)
+{
+    for (size_t i = 0; i < check->request.gpu_types; i++)
+        if (check->request.gpus[i].per[SLUICE_PER_NODE])
+            return true;
+    return check->request.shards.per[SLUICE_PER_NODE] > 0;
+}
+
+/* Only Sluice's placement spreads nodes over switches, and only where it knows each node's share. */
+static bool check_spread(struct sluice_check *check)
+{
+    if (!check->slurm->places)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                             "--fabric=spread: Slurm alone chooses the nodes on this cluster, and spreads none; leave it "
+                             "out");
+    if (check->slurm->topology == SLUICE_TOPOLOGY_BLOCK)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                             "--fabric=spread: Slurm keeps jobs within as few blocks as it can (topology/block); leave "
+                             "it out");
+    if (check->submission->heterogeneous || check->submission->required_nodes || check->submission->contiguous)
+        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                             "--fabric=spread: not in a heterogeneous job, with --nodelist or with --contiguous, where "
+                             "Slurm alone chooses the nodes");
+    return gpus_by_node(check) ||
+           sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
+                         "--fabric=spread: say how many GPUs each node is to give, such as --gpus-per-node=8");
 }
 
 static bool check_fabric(struct sluice_check *check)
@@ -43,13 +71,16 @@ static bool check_fabric(struct sluice_check *check)
         sluice_notice(check->admission, text);
         return true;
     }
-    if (check->slurm->topology == SLUICE_TOPOLOGY_BLOCK && !check->slurm->places && submission->max_nodes != 1)
+    if (submission->max_nodes == 1)
+        return true;
+    if (options->fabric == SLUICE_FABRIC_SPREAD)
+        return check_spread(check);
+    if (check->slurm->topology == SLUICE_TOPOLOGY_BLOCK && !check->slurm->places)
         sluice_notice(
             check->admission,
             "--fabric=block: only Slurm chooses the nodes here, and its topology/block waits for no block: the "
             "job is in one block if its nodes fit into one that Slurm finds, at whatever time it starts");
-    if (submission->max_nodes != 1)
-        ask_together(check, options->fabric_wait_s);
+    ask_together(check, options->fabric_wait_s);
     return true;
 }
 
@@ -99,10 +130,7 @@ static bool check_segment(struct sluice_check *check)
         return refuse_segment(check, "say of how many nodes the job is, such as -N 8");
     if (!check_whole(check, submission->options.segment))
         return false;
-    for (size_t i = 0; i < check->request.gpu_types; i++)
-        if (check->request.gpus[i].per[SLUICE_PER_NODE])
-            return true;
-    return check->request.shards.per[SLUICE_PER_NODE] ||
+    return gpus_by_node(check) ||
            refuse_segment(check, "say how many GPUs each node is to give, such as --gpus-per-node=8");
 }
 

@@ -96,7 +96,7 @@ static struct spank_option options[] = {
     {"checkpoint", "HOW", "how its state is saved: app, system, no or auto", 1, 7, take},
     {"checkpoint-interval", "TIME", "between two signals to save: 20m or daly", 1, 8, take},
     {"nics-per-gpu", "COUNT", "RDMA interfaces with each GPU", 1, 9, take},
-    {"fabric", "WHERE", "all nodes in one block, below one rail's switches, or any", 1, 10, take},
+    {"fabric", "WHERE", "all nodes in one block, below one rail's switches, spread over switches, or any", 1, 10, take},
 #if !SLUICE_HAS_SEGMENT
     {"segment", "NODES", "each segment of so many nodes in one block", 1, 11, take},
 #endif

@@ -49,11 +49,29 @@ static uint32_t rank_of(const struct sluice_hook_call *call)
     return may_preempt(call) ? sluice_job_rank(call->job) : 0;
 }
 
+/* Its nodes over as many leaf switches as there are: where it asks for that, or says nothing and the policy has it so.
+ * What it must have of the network goes before. */
+static void set_spread(struct sluice_job_request *request, const struct sluice_rules *rules)
+{
+    const uint32_t class = request->gpu_type ? sluice_rules_class_of_type(rules, request->gpu_type) : SLUICE_NO_CLASS;
+    const bool policy = class == SLUICE_NO_CLASS ? rules->spread_nodes : rules->classes[class].spread_nodes;
+    if (request->fabric != SLUICE_FABRIC_SPREAD && !(policy && request->fabric == SLUICE_FABRIC_UNSET))
+        return;
+    struct sluice_request *requests[] = {&request->wanted, &request->wider};
+    for (size_t i = 0; i < (request->has_wider ? 2 : 1); i++)
+        if (requests[i]->nodes_max > 1 && !requests[i]->one_switch && !(requests[i]->flags & SLUICE_GPUS_TOTAL))
+            requests[i]->switch_layout = SLUICE_SPREAD;
+}
+
 static int decide(struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
     sluice_job_request_make(sluice_hook.mirror, call->job, call->min_nodes, call->max_nodes, call->req_nodes,
                             &decision->request, &decision->shape);
+    const struct sluice_settings *settings = sluice_settings_acquire();
+    if (sluice_mirror_has_switches(sluice_hook.mirror))
+        set_spread(&decision->request, settings->rules);
+    sluice_settings_release(settings);
     sluice_hook_read_power(decision);
     enum sluice_job_stock reason = stock_alone(decision);
     if (!reason && decision->request.fit == SLUICE_JOB_STOCK)

@@ -474,6 +474,7 @@ static bool add_options(const job_record_t *job, struct sluice_job_request *out)
         out->wanted.one_numa_node =
             link || options.gpu_affinity == SLUICE_AFFINITY_NUMA ? SLUICE_PREFERRED : SLUICE_ANY;
     }
+    out->fabric = options.fabric;
     if (options.gpu_spread)
         out->wanted.layout = SLUICE_SPREAD;
     return true;
@@ -529,6 +530,7 @@ static enum sluice_job_stock add_gpu_gres(struct sluice_mirror *mirror, const jo
 {
     if (gres->gpu) {
         const char *type = gres->gpu->type_name;
+        out->gpu_type = type && *type ? type : NULL;
         if (type && *type && !(out->wanted.models = sluice_mirror_models(mirror, type)))
             return SLUICE_STOCK_UNKNOWN_TYPE;
         out->needed.models = out->wanted.models;

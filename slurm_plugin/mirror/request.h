@@ -8,6 +8,7 @@
 #define SLUICE_SLURM_PRIVATE
 #include "slurm_compat.h"
 
+#include "rules/rules.h"
 #include "sluice/core.h"
 
 struct sluice_mirror;
@@ -70,6 +71,8 @@ struct sluice_job_request {
     bool same;                    /* `needed` is `wanted`, and there is no `wider`: one answer is both */
     bool gpus_by_node;            /* of Slurm's counts: --gpus-per-node or --gres, so many on each node */
     bool shares;                  /* gres/shard */
+    enum sluice_fabric fabric;    /* what it says of the network itself */
+    const char *gpu_type;         /* that it names, of the job's record; NULL: none */
 };
 
 /*

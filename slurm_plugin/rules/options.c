@@ -301,6 +301,7 @@ static const char *const fabrics[] = {
     [SLUICE_FABRIC_ANY] = "any",
     [SLUICE_FABRIC_BLOCK] = "block",
     [SLUICE_FABRIC_RAIL] = "rail",
+    [SLUICE_FABRIC_SPREAD] = "spread",
 };
 
 /* A time as --switches takes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. */
@@ -338,7 +339,8 @@ static bool set_fabric(struct sluice_options *options, const char *value)
     for (size_t i = SLUICE_FABRIC_ANY; i < sizeof fabrics / sizeof fabrics[0]; i++)
         if (strlen(fabrics[i]) == length && strncmp(value, fabrics[i], length) == 0) {
             options->fabric = (enum sluice_fabric)i;
-            return !at || (i != SLUICE_FABRIC_ANY && parse_time(at + 1, &options->fabric_wait_s));
+            const bool waits = i == SLUICE_FABRIC_BLOCK || i == SLUICE_FABRIC_RAIL;
+            return !at || (waits && parse_time(at + 1, &options->fabric_wait_s));
         }
     return false;
 }
@@ -449,7 +451,7 @@ static const struct {
     {"checkpoint-interval", set_checkpoint_interval, write_checkpoint_interval,
      "a time of 60s to 30d, e.g. 20m, or daly"},
     {"nics-per-gpu", set_nics_per_gpu, write_nics_per_gpu, "RDMA interfaces with each GPU, 1 to 32, e.g. 1"},
-    {"fabric", set_fabric, write_fabric, "block, rail or any; block and rail with @TIME, e.g. block@30:00"},
+    {"fabric", set_fabric, write_fabric, "block, rail, spread or any; block and rail with @TIME, e.g. block@30:00"},
     {"segment", set_segment, write_segment, "nodes of each segment, 1 to 65533, e.g. 4"},
     {"gpu-role", set_gpu_role, write_gpu_role,
      "NAME:COUNT[,...]: up to 8 names, each once, of at most 16 letters, digits and '_', and 4096 GPUs in all, e.g. "

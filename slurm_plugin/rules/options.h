@@ -66,6 +66,7 @@ enum sluice_fabric {
     SLUICE_FABRIC_ANY,
     SLUICE_FABRIC_BLOCK, /* in one block, or below one leaf switch */
     SLUICE_FABRIC_RAIL,  /* below the switches where their rails meet */
+    SLUICE_FABRIC_SPREAD, /* evenly over as many leaf switches as there are */
 };
 
 #define SLUICE_FABRIC_NO_TIME UINT32_MAX /* as long as the site lets jobs wait for switches */
