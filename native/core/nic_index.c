@@ -30,6 +30,7 @@ struct ask {
     uint8_t *level;             /* per node: in how many of `levels` its bit is set */
     uint32_t nodes[LEVELS + 1]; /* how many are in so many levels */
     uint64_t *changed;          /* bit n: the above is not up to date */
+    uint64_t *changed_words;    /* bit w: word w of `changed` is not 0 */
 };
 
 struct nic_index {
@@ -45,8 +46,8 @@ enum sluice_error sluice_nic_index_new(struct sluice_cluster *cluster)
     struct nic_index *index = cluster->nic_index = calloc(1, sizeof *index);
     if (!index)
         return SLUICE_ERROR_NO_MEMORY;
-    size_t words = cluster->words;
-    uint64_t *bitmaps = index->bitmaps = calloc(ASKS * (LEVELS + 1) * words + words, sizeof *bitmaps);
+    size_t words = cluster->words, summary = (words + 63) / 64;
+    uint64_t *bitmaps = index->bitmaps = calloc(ASKS * (LEVELS + 1) * words + words + ASKS * summary, sizeof *bitmaps);
     uint8_t *bytes = index->bytes = calloc(ASKS * (size_t)cluster->size.max_nodes, sizeof *bytes);
     if (!bitmaps || !bytes) {
         sluice_nic_index_free(cluster);
@@ -58,6 +59,8 @@ enum sluice_error sluice_nic_index_new(struct sluice_cluster *cluster)
             ask->levels[k] = bitmaps;
         ask->changed = bitmaps;
         bitmaps += words;
+        ask->changed_words = bitmaps;
+        bitmaps += summary;
         ask->level = bytes + (size_t)i * cluster->size.max_nodes;
     }
     index->within = bitmaps;
@@ -74,11 +77,18 @@ void sluice_nic_index_free(struct sluice_cluster *cluster)
     cluster->nic_index = NULL;
 }
 
+static void note_changed(struct ask *ask, uint32_t node)
+{
+    const uint32_t word = node / 64;
+    ask->changed[word] |= UINT64_C(1) << (node % 64);
+    ask->changed_words[word / 64] |= UINT64_C(1) << (word % 64);
+}
+
 void sluice_nic_index_node_changed(struct sluice_cluster *cluster, uint32_t node)
 {
     struct nic_index *index = cluster->nic_index;
     for (int i = 0; i < ASKS && index->asks[i].used; i++)
-        index->asks[i].changed[node / 64] |= UINT64_C(1) << (node % 64);
+        note_changed(&index->asks[i], node);
 }
 
 /* In how many levels the node is; which nodes are open is another bitmap's. */
@@ -111,6 +121,19 @@ bool sluice_nic_index_sound(const struct sluice_cluster *cluster)
     return true;
 }
 
+/* The nodes of one word of the bitmaps. */
+static void bring_up_to_date(const struct sluice_cluster *cluster, struct ask *ask, uint32_t word)
+{
+    for (uint64_t set = ask->changed[word]; set; set &= set - 1) {
+        uint32_t node = word * 64 + (uint32_t)__builtin_ctzll(set);
+        int level = level_of(cluster, node, &ask->key);
+        ask->nodes[ask->level[node]]--;
+        ask->nodes[level]++;
+        sluice_set_level(ask->levels, node, level, &ask->level[node]);
+    }
+    ask->changed[word] = 0;
+}
+
 /* The request's own bitmaps, up to date: those of an earlier one of its kind, or else of the kind that was not asked for
  * longest, begun again. */
 static struct ask *ask_of(struct sluice_cluster *cluster, const struct need *need)
@@ -140,32 +163,28 @@ static struct ask *ask_of(struct sluice_cluster *cluster, const struct need *nee
         if (!ask->used)
             ask->nodes[0] = cluster->size.max_nodes;
         for (uint32_t node = 0; node < cluster->node_count; node++)
-            ask->changed[node / 64] |= UINT64_C(1) << (node % 64);
+            note_changed(ask, node);
     }
     ask->used = ++index->now;
-    for (size_t word = 0; word < words; word++) {
-        for (uint64_t set = ask->changed[word]; set; set &= set - 1) {
-            uint32_t node = (uint32_t)(word * 64) + (uint32_t)__builtin_ctzll(set);
-            int level = level_of(cluster, node, &key);
-            ask->nodes[ask->level[node]]--;
-            ask->nodes[level]++;
-            sluice_set_level(ask->levels, node, level, &ask->level[node]);
-        }
-        if (ask->changed[word])
-            ask->changed[word] = 0;
+    for (size_t at = 0; at < (words + 63) / 64; at++) {
+        for (uint64_t left = ask->changed_words[at]; left; left &= left - 1)
+            bring_up_to_date(cluster, ask, (uint32_t)(at * 64) + (uint32_t)__builtin_ctzll(left));
+        ask->changed_words[at] = 0;
     }
     return ask;
 }
 
-/* The candidates with at least `pairs` pairs: index->within. False: there are none. */
-static bool gather(struct sluice_cluster *cluster, const struct need *need, const struct ask *ask, int pairs)
+/* The candidates with at least `pairs` pairs: index->within. How many there are. */
+static uint32_t gather(struct sluice_cluster *cluster, const struct need *need, const struct ask *ask, int pairs)
 {
     const uint64_t *candidates = sluice_candidates(cluster, need);
-    uint64_t any = 0;
-    for (size_t word = 0; word < (cluster->node_count + 63) / 64; word++)
-        any |= cluster->nic_index->within[word] =
-            sluice_candidate_word(need, candidates, word) & ask->levels[pairs][word];
-    return any != 0;
+    uint32_t count = 0;
+    for (size_t word = 0; word < (cluster->node_count + 63) / 64; word++) {
+        uint64_t set = sluice_candidate_word(need, candidates, word) & ask->levels[pairs][word];
+        cluster->nic_index->within[word] = set;
+        count += (uint32_t)__builtin_popcountll(set);
+    }
+    return count;
 }
 
 /* NICs for a placement that was found without them. */
@@ -204,7 +223,7 @@ static bool find_indexed(struct sluice_cluster *cluster, const struct policy *po
     with.allowed_words = without.allowed_words = (cluster->node_count + 63) / 64;
     for (int pairs = most; !found && pairs >= 0; pairs--)
         /* A node of these has no more pairs, or would have been found before; of several, some may have more. */
-        found = gather(cluster, need, ask, pairs) &&
+        found = (with.allowed_count = without.allowed_count = gather(cluster, need, ask, pairs)) &&
                 sluice_find(cluster, policy, one || pairs == all ? &without : &with, placement);
     if (found)
         pair_parts(cluster, need, placement);

@@ -368,7 +368,7 @@ bool sluice_choose_sluice(struct sluice_cluster *cluster, const struct need *nee
     if (need->allowed) {
         /* The buckets do not know which nodes are allowed. A search that meets many others is given up when it has cost
          * about as much as scoring the allowed ones. */
-        uint32_t allowed = count_allowed(cluster, need);
+        uint32_t allowed = need->allowed_count ? need->allowed_count : count_allowed(cluster, need);
         search.reach.patience = allowed < MANY ? 0 : allowed / 8;
         search.reach.from = cluster->ordered ? 0 : sluice_next_allowed(need, 0);
     }

@@ -218,6 +218,21 @@ uint32_t sluice_next_allowed(const struct need *need, uint32_t node)
     return NONE;
 }
 
+/* The same, of those that have as many idle GPUs as `node` - 1, from `node` on: for whole GPUs a bucket has no others. */
+static uint32_t next_alike(const struct sluice_cluster *cluster, const struct need *need, uint32_t node)
+{
+    const int idle = sluice_count(cluster->nodes[node - 1].idle);
+    const uint64_t *at_least = cluster->open[idle], *more = idle + 1 < KINDS ? cluster->open[idle + 1] : NULL;
+    for (size_t word = node / 64; word < need->allowed_words && word < (cluster->node_count + 63) / 64; word++) {
+        uint64_t set = need->allowed[word] & at_least[word] & ~(more ? more[word] : 0);
+        if (word == node / 64)
+            set &= ~(uint64_t)0 << (node % 64);
+        if (set)
+            return (uint32_t)(word * 64) + (uint32_t)__builtin_ctzll(set);
+    }
+    return NONE;
+}
+
 uint32_t sluice_bucket_first(const struct sluice_cluster *cluster, const struct bucket *bucket, const struct need *need,
                              struct reach *reach)
 {
@@ -233,7 +248,10 @@ uint32_t sluice_bucket_first(const struct sluice_cluster *cluster, const struct 
         if (++reach->met > reach->patience)
             return NONE;
         /* Where ranks are the nodes' numbers, go on with the next node that is allowed. */
-        from = cluster->ordered ? entries[found].rank + 1 : sluice_next_allowed(need, entries[found].node + 1);
+        const uint32_t next = entries[found].node + 1;
+        from = cluster->ordered               ? entries[found].rank + 1
+               : need->gpus && !need->share ? next_alike(cluster, need, next)
+                                             : sluice_next_allowed(need, next);
     }
     return NONE;
 }

@@ -829,6 +829,23 @@ static void check_fabric(void)
     expect_refused("rail", "no rails");
     ON(SWITCHES, "open", NODES(4), .switches = 2, FABRIC(BLOCK, 300));
     expect_refused("twice", "--switches=2");
+    /* Nodes are spread by Sluice's placement alone, which needs to know each node's share. */
+    ON(SWITCHES, "near", NODES(4), PER_NODE("gres:gpu:8"), FABRIC(SPREAD, SLUICE_FABRIC_NO_TIME));
+    expect_switches(false, 0);
+    ON(SWITCHES, "open", NODES(1), .tres = {"gres:gpu:8"}, FABRIC(SPREAD, SLUICE_FABRIC_NO_TIME));
+    expect_switches(false, 0);
+    ON(SWITCHES, "open", NODES(4), .tres = {"gres:gpu:8"}, FABRIC(SPREAD, SLUICE_FABRIC_NO_TIME));
+    expect_refused("spread in total", "--gpus-per-node");
+    ON(BLOCK, "open", NODES(4), PER_NODE("gres:gpu:8"), FABRIC(SPREAD, SLUICE_FABRIC_NO_TIME));
+    expect_refused("spread over blocks", "topology/block");
+    ON(NONE, "open", NODES(4), PER_NODE("gres:gpu:8"), FABRIC(SPREAD, SLUICE_FABRIC_NO_TIME));
+    CHECK(strstr(admission.message, "--fabric=spread has no effect here"));
+    ON(SWITCHES, "open", NODES(4), PER_NODE("gres:gpu:8"), .required_nodes = 4, FABRIC(SPREAD, SLUICE_FABRIC_NO_TIME));
+    expect_refused("spread by name", "--nodelist");
+    const struct sluice_slurm alone = {.now = 1800000000, .topology = SLUICE_TOPOLOGY_SWITCHES};
+    admit("open", &alone,
+          &(struct sluice_submission){NODES(4), PER_NODE("gres:gpu:8"), FABRIC(SPREAD, SLUICE_FABRIC_NO_TIME)});
+    expect_refused("spread by nobody", "Slurm alone chooses the nodes");
     /* The tenant's default: not where the job says something, has one node, or the network is not known. */
     ON(SWITCHES, "near", NODES(4));
     expect_switches(true, 600);

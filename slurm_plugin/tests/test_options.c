@@ -224,6 +224,7 @@ static void check_fabric(void)
         const char *canonical;
     } good[] = {
         {"any", SLUICE_FABRIC_ANY, SLUICE_FABRIC_NO_TIME, "any"},
+        {"spread", SLUICE_FABRIC_SPREAD, SLUICE_FABRIC_NO_TIME, "spread"},
         {"block", SLUICE_FABRIC_BLOCK, SLUICE_FABRIC_NO_TIME, "block"},
         {"rail@5", SLUICE_FABRIC_RAIL, 300, "rail@5:00"},
         {"block@1:30", SLUICE_FABRIC_BLOCK, 90, "block@1:30"},
@@ -241,7 +242,7 @@ static void check_fabric(void)
                                       "block@1-",   "block@1-1-1",
                                       "block@1:",   "block@:1",
                                       "block@31-0", "block@99999999999999999999",
-                                      "rail@1@2"};
+                                      "rail@1@2",   "spread@5"};
     char entry[96], expected[96];
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         CHECK(set("fabric", good[i].value));
@@ -258,7 +259,7 @@ static void check_fabric(void)
             fprintf(stderr, "--fabric=%s was accepted\n", bad[i]);
             exit(1);
         }
-        CHECK(strstr(why, "block, rail or any") != NULL);
+        CHECK(strstr(why, "block, rail, spread or any") != NULL);
     }
     CHECK(set("segment", "12"));
     CHECK_INT(options.segment, 12);

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from policy.compiled import CompiledPolicy, Global
+from policy.compiled import CompiledPolicy, Global, GpuClass
+from sluice.base.files import write_atomic
 from tests.integration.jobs import sbatch, state
-from tests.integration.settled import PATIENCE, fresh_status, lasts_until, set_level, until
+from tests.integration.settled import PATIENCE, await_policy, fresh_status, lasts_until, set_level, until
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
@@ -239,6 +240,34 @@ def test_several_nodes_are_below_one_switch(jobs: Jobs) -> None:
     jobs.start("-N1", "--gres=gpu:1")
     _, pair = jobs.start("-N2", "-n2", "--gres=gpu:8")
     assert pair.keys() in ({"n1", "n2"}, {"n3", "n4"})
+
+
+def test_nodes_are_spread_over_switches_by_the_policy_and_by_the_job(jobs: Jobs) -> None:
+    """Without either they are near; the job's own word goes before the policy's, of all jobs and of a class."""
+    near, apart = ({"n1", "n2"}, {"n3", "n4"}), [{a, b} for a in ("n1", "n2") for b in ("n3", "n4")]
+
+    def pair(*options: str) -> set[str]:
+        job, placed = jobs.start("-N2", "-n2", *options)
+        jobs.run("scancel", job)
+        jobs.wait(job, "CANCELLED")
+        return set(placed)
+
+    assert pair("--gres=gpu:2") in near
+    assert pair("--gres=gpu:2", "--fabric=spread") in apart
+    policy = jobs.cluster.slurm_conf_dir() / "sluice.policy"
+    try:
+        near_class = GpuClass(name="h100", gpu_types=["h100"])
+        spread = Global(placement="sluice", planner_interval_ms=500, gpu_shares=True, spread_nodes=True)
+        CompiledPolicy(settings=spread, classes=[near_class]).write(policy)
+        await_policy(jobs.cluster)
+        assert pair("--gres=gpu:2") in apart
+        assert pair("--gres=gpu:2", "--fabric=any") in near
+        assert pair("--gres=gpu:h100:2") in near
+    finally:
+        write_atomic(policy, POLICY)
+        await_policy(jobs.cluster)
+    assert pair("--gres=gpu:2") in near
+    jobs.assert_sound()
 
 
 @on_both_versions
