@@ -394,8 +394,8 @@ class Scheduling(Section):
     ] = "sluice"
     """Which nodes and GPUs; docs/scheduling.md describes the policies."""
     fabric: Fabric = "near"
-    """Nodes of a job of several: `near` each other, below as few and as low switches as are free, or `spread` evenly over
-    the leaf switches, for their links. A job's `--fabric` goes before it, and `--switches`. Level place; with
+    """Nodes of a job of several: `near` each other, below as few and as low switches as are free, or `spread` evenly
+    over the leaf switches, for their links. A job's `--fabric` and `--switches` go before it. Level place; with
     topology/block Slurm keeps them near."""
     backfill: Backfill = Backfill()
     """How far the planner looks."""

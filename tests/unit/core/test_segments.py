@@ -124,7 +124,7 @@ def test_the_plan_keeps_segments_whole(segment, full_scale):
 
 @pytest.mark.parametrize("policy", [Policy.SLUICE, Policy.RANDOM])
 def test_spread_over_leaf_switches_as_evenly_as_any_choice(policy, full_scale):
-    """The fewest from the fullest leaf switch, then from the next: of all choices of as many nodes, below the allowed switch."""
+    """The fewest from the fullest leaf switch, then from the next: of all choices below the allowed switch."""
     placed = several = 0
     for seed in range(4000 if full_scale else 250):
         draw = random.Random(f"spread-{policy}-{seed}")
