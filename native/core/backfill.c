@@ -103,7 +103,8 @@ enum sluice_error sluice_backfill_new(const struct sluice_backfill_config *confi
     bool fine = timelines_new(&made->timelines, max_nodes, running + 4 * planned) &&
                 first_starts_new(&made->first_starts, &made->timelines, max_nodes) && made->members &&
                 made->member_scratch && made->earliest && made->earliest_scratch && made->lower &&
-                made->lower_scratch && made->parts_read && made->seen && made->starts && made->planned && made->booking_scratch && made->held;
+                made->lower_scratch && made->parts_read && made->seen && made->starts && made->planned &&
+                made->booking_scratch && made->held;
     if (!fine) {
         sluice_backfill_free(made);
         return sluice_fail(text, SLUICE_ERROR_NO_MEMORY, "no memory for a backfill of %" PRIu32 " jobs", jobs);
@@ -1004,8 +1005,8 @@ static bool is_amount(int64_t value)
 static bool read_part(const struct sluice_cluster *cluster, const struct sluice_part *part, struct booking *booking)
 {
     if (part->node >= cluster->node_count || part->gpus & ~(uint32_t)sluice_shape_of(cluster, part->node)->all ||
-        part->nics & ~sluice_shape_of(cluster, part->node)->all_nics || !is_amount(part->gpu_memory_mib) || !is_amount(part->cpus_milli) || !is_amount(part->host_memory_mib) ||
-        part->gpu_compute_percent > ALL_COMPUTE)
+        part->nics & ~sluice_shape_of(cluster, part->node)->all_nics || !is_amount(part->gpu_memory_mib) ||
+        !is_amount(part->cpus_milli) || !is_amount(part->host_memory_mib) || part->gpu_compute_percent > ALL_COMPUTE)
         return false;
     *booking = (struct booking){
         .node = part->node,

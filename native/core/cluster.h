@@ -94,8 +94,8 @@ struct network_switch {
     uint32_t first_child, next_sibling;
     uint32_t nodes;
     uint32_t leaves; /* below it; of a leaf switch 1 */
-    uint8_t depth;  /* 1 just below the top */
-    uint8_t height; /* 0 without switches below it */
+    uint8_t depth;   /* 1 just below the top */
+    uint8_t height;  /* 0 without switches below it */
 };
 
 struct nic_index;   /* nic_index.c */
@@ -167,8 +167,8 @@ struct need {
     uint64_t nic_kinds;    /* 0: every kind */
     bool all_paired;       /* a node gives only GPUs that are near a free NIC; where `total` */
     uint32_t segment;      /* at least 1; both of the above are multiples of it */
-    uint32_t lower_most;   /* switches one level below switch_level that nodes_min (= nodes_max) nodes may fill; 0: any */
-    bool spread;           /* over the leaf switches */
+    uint32_t lower_most; /* switches one level below switch_level that nodes_min (= nodes_max) nodes may fill; 0: any */
+    bool spread;         /* over the leaf switches */
     bool total;
     bool exclusive;
     bool any_gpu;     /* no condition on what kind of GPU */

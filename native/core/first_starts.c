@@ -222,8 +222,7 @@ static bool same_kind(const struct kind *a, const struct kind *b)
            a->need.capability == b->need.capability && a->need.gpu_memory_min == b->need.gpu_memory_min &&
            a->need.exclusive == b->need.exclusive && a->need.link == b->need.link && a->need.numa == b->need.numa &&
            a->need.nic == b->need.nic && a->need.nics == b->need.nics && a->need.nic_kinds == b->need.nic_kinds &&
-           a->need.allowed == b->need.allowed &&
-           a->need.allowed_words == b->need.allowed_words;
+           a->need.allowed == b->need.allowed && a->need.allowed_words == b->need.allowed_words;
 }
 
 /* Round a kind, so far the request itself or a closer kind than `detail` says. */

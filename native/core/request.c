@@ -156,8 +156,7 @@ static enum sluice_error check_switches(const struct sluice_request *request, bo
 {
     const bool spread = request->switch_layout == SLUICE_SPREAD;
     if (total && (spread || request->lower_switches))
-        return sluice_fail(text, SLUICE_ERROR_INVALID,
-                           "%s with GPUs in total: ask for so many GPUs on each node",
+        return sluice_fail(text, SLUICE_ERROR_INVALID, "%s with GPUs in total: ask for so many GPUs on each node",
                            spread ? "switch_layout" : "lower_switches");
     if (request->lower_switches &&
         (request->one_switch != SLUICE_REQUIRED || !request->switch_level || request->segment > 1 || spread))

@@ -249,9 +249,9 @@ uint32_t sluice_bucket_first(const struct sluice_cluster *cluster, const struct 
             return NONE;
         /* Where ranks are the nodes' numbers, go on with the next node that is allowed. */
         const uint32_t next = entries[found].node + 1;
-        from = cluster->ordered               ? entries[found].rank + 1
+        from = cluster->ordered             ? entries[found].rank + 1
                : need->gpus && !need->share ? next_alike(cluster, need, next)
-                                             : sluice_next_allowed(need, next);
+                                            : sluice_next_allowed(need, next);
     }
     return NONE;
 }

@@ -412,8 +412,7 @@ int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, con
             at = blocked; /* no window has room for this segment */
             continue;
         }
-        if (need->nics &&
-            !enough_nics(need, accepted, nics_throughout(timelines, timeline, at, end, accepted)))
+        if (need->nics && !enough_nics(need, accepted, nics_throughout(timelines, timeline, at, end, accepted)))
             continue;
         if (need->gpus == 0 || (any && (at + 1 == count || starts[at + 1] >= end)) ||
             enough(timeline->shape, need, fit_throughout(timelines, timeline, need, at, end, eligible)))

@@ -56,7 +56,7 @@ struct booking {
     bool exclusive;
     uint8_t compute; /* percent of each of `gpus` */
     uint32_t nics;
-    int32_t watts;   /* of each of `gpus`; this and what follows does not matter to timelines */
+    int32_t watts; /* of each of `gpus`; this and what follows does not matter to timelines */
     uint64_t power_budgets;
 };
 

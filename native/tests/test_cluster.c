@@ -14,7 +14,8 @@ static struct sluice_node_shape shape_of(uint32_t model, uint32_t gpus, int64_t 
 
 static struct sluice_cluster *new_cluster(uint32_t nodes, uint32_t *shape)
 {
-    struct sluice_cluster_config config = {.max_nodes = nodes, .max_switches = 8, .max_allocations = 4, .max_parts = 6};
+    struct sluice_cluster_config config = {
+        .max_nodes = nodes, .max_switches = SLUICE_SWITCH_LEVELS + 4, .max_allocations = 4, .max_parts = 6};
     struct sluice_cluster *cluster;
     uint32_t model;
     CHECK_INT(sluice_cluster_new(&config, &cluster, &text), SLUICE_OK);
@@ -111,7 +112,7 @@ static void check_switches(void)
     CHECK_INT(sluice_cluster_add_switch(cluster, deep, &deep, &text), SLUICE_ERROR_RANGE);
     CHECK_INT(cluster->switches[pod].height, SLUICE_SWITCH_LEVELS - 1);
     CHECK_INT(cluster->switches[rack].height, 0);
-    for (int i = 5; i < 8; i++)
+    for (int i = SLUICE_SWITCH_LEVELS + 1; i < SLUICE_SWITCH_LEVELS + 4; i++)
         CHECK_INT(sluice_cluster_add_switch(cluster, 0, &id, &text), SLUICE_OK);
     CHECK_INT(sluice_cluster_add_switch(cluster, 0, &id, &text), SLUICE_ERROR_CAPACITY);
     sluice_cluster_free(cluster);

@@ -32,9 +32,10 @@ static bool gpus_by_node(const struct sluice_check *check)
 static bool check_spread(struct sluice_check *check)
 {
     if (!check->slurm->places)
-        return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
-                             "--fabric=spread: Slurm alone chooses the nodes on this cluster, and spreads none; leave it "
-                             "out");
+        return sluice_refuse(
+            check->admission, SLUICE_REFUSED_REQUEST,
+            "--fabric=spread: Slurm alone chooses the nodes on this cluster, and spreads none; leave it "
+            "out");
     if (check->slurm->topology == SLUICE_TOPOLOGY_BLOCK)
         return sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST,
                              "--fabric=spread: Slurm keeps jobs within as few blocks as it can (topology/block); leave "

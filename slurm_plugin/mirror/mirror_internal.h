@@ -52,11 +52,11 @@ struct sluice_mirror {
     uint64_t *given_back; /* nodes that a job gave back while it ran */
     uint64_t *light;      /* weight classes: for each, the nodes of its weight or less, `words` of them */
     uint32_t weights[SLUICE_MIRROR_MAX_WEIGHTS];
-    uint32_t weight_count;     /* SLUICE_MIRROR_MAX_WEIGHTS + 1: more than there is room for */
-    uint32_t switch_count;     /* known to Slurm */
+    uint32_t weight_count;       /* SLUICE_MIRROR_MAX_WEIGHTS + 1: more than there is room for */
+    uint32_t switch_count;       /* known to Slurm */
     struct sluice_blocks blocks; /* levels 0: Slurm knows none */
-    uint64_t *fingerprint;     /* per node: its configuration as it was when the cluster was made */
-    struct sluice_part *parts; /* scratch */
+    uint64_t *fingerprint;       /* per node: its configuration as it was when the cluster was made */
+    struct sluice_part *parts;   /* scratch */
     uint32_t part_room;
     char (*models)[64];
     uint32_t model_count, shape_count;

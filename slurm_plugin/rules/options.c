@@ -297,11 +297,8 @@ static void write_checkpoint_interval(const struct sluice_options *options, char
 }
 
 static const char *const fabrics[] = {
-    [SLUICE_FABRIC_UNSET] = "",
-    [SLUICE_FABRIC_ANY] = "any",
-    [SLUICE_FABRIC_BLOCK] = "block",
-    [SLUICE_FABRIC_RAIL] = "rail",
-    [SLUICE_FABRIC_SPREAD] = "spread",
+    [SLUICE_FABRIC_UNSET] = "",    [SLUICE_FABRIC_ANY] = "any",       [SLUICE_FABRIC_BLOCK] = "block",
+    [SLUICE_FABRIC_RAIL] = "rail", [SLUICE_FABRIC_SPREAD] = "spread",
 };
 
 /* A time as --switches takes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. */

@@ -64,8 +64,8 @@ enum sluice_checkpoint {
 enum sluice_fabric {
     SLUICE_FABRIC_UNSET, /* the site's policy decides */
     SLUICE_FABRIC_ANY,
-    SLUICE_FABRIC_BLOCK, /* in one block, or below one leaf switch */
-    SLUICE_FABRIC_RAIL,  /* below the switches where their rails meet */
+    SLUICE_FABRIC_BLOCK,  /* in one block, or below one leaf switch */
+    SLUICE_FABRIC_RAIL,   /* below the switches where their rails meet */
     SLUICE_FABRIC_SPREAD, /* evenly over as many leaf switches as there are */
 };
 

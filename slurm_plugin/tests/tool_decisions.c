@@ -120,6 +120,12 @@ static struct sluice_request random_request(uint64_t *allowed)
     } else if (draw(6) == 0) {
         request.nodes_min = 2 + draw(3);
         request.segment = request.nodes_min % 2 || draw(2) ? 0 : 2;
+        request.switch_layout = draw(2) ? SLUICE_SPREAD : SLUICE_LAYOUT_POLICY;
+    } else if (draw(12) == 0) {
+        request.nodes_min = 2 + draw(3);
+        request.one_switch = SLUICE_REQUIRED;
+        request.switch_level = 1; /* all of the cluster's are lower */
+        request.lower_switches = 1 + draw(2);
     } else if (draw(8) == 0) {
         request.flags = SLUICE_EXCLUSIVE;
     }

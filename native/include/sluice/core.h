@@ -288,7 +288,7 @@ struct sluice_request {
     int64_t nics;            /* RDMA NICs on each node, near its GPUs where there are such: see sluice_place */
     int64_t nics_per_gpu;    /* on each node as well, for each of its GPUs */
     uint64_t nic_kinds;      /* bit k: NICs of kind k are accepted; 0: every kind */
-    int64_t lower_switches; /* with one_switch required and so many GPUs on each node: nodes_min nodes below at most so
+    int64_t lower_switches;  /* with one_switch required and so many GPUs on each node: nodes_min nodes below at most so
                                many of the switches one level below `switch_level`, filled as Slurm's topology/block
                                fills them (sluice_blocks_ask); 0: any number */
     enum sluice_layout switch_layout; /* SLUICE_SPREAD: evenly over the leaf switches; else as near as possible */
@@ -932,7 +932,7 @@ struct sluice_blocks {
     uint32_t base_nodes;  /* of a base block as Slurm counts them: the first of BlockSizes */
     uint32_t base_blocks; /* how many there are */
     uint32_t levels;
-    uint32_t configured; /* of them; where BlockSizes has none that has all, one is added */
+    uint32_t configured;                 /* of them; where BlockSizes has none that has all, one is added */
     uint32_t size[SLUICE_SWITCH_LEVELS]; /* base blocks in a block of each level, ascending, the first 1 */
 };
 
