@@ -126,7 +126,7 @@ static void place(struct sluice_cluster *cluster, struct input *input, uint64_t 
         .nic_kinds = bits >> 20 & 1 ? (uint64_t)number(input, 5) : 0,
         .segment = number(input, 4),
         .lower_switches = number(input, 4),
-        .switch_layout = (enum sluice_layout)number(input, 1),
+        .switch_layout = (enum sluice_layout)number(input, 2),
     };
     enum sluice_policy policy = (enum sluice_policy)take(input, 1);
     struct sluice_part parts[MOST_PARTS];
