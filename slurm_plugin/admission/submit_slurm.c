@@ -92,15 +92,17 @@ int sluice_refuse_options(const job_desc_msg_t *job, char **message)
     if (!job->spank_job_env_size || !job->spank_job_env)
         return SLURM_SUCCESS;
     if (sluice_options_from_env(&options, job->spank_job_env, job->spank_job_env_size, why, sizeof why)) {
-        const bool near = options.fabric > SLUICE_FABRIC_ANY;
+        const bool spread = options.fabric == SLUICE_FABRIC_SPREAD;
+        const bool near = options.fabric > SLUICE_FABRIC_ANY && !spread;
         if (!options.gpu_mem_mib && !options.gpu_share && !options.gpu_power_w && !options.gang_count &&
-            !options.nics_per_gpu && !options.segment && !options.gpu_role_count && !near)
+            !options.nics_per_gpu && !options.segment && !options.gpu_role_count && !near && !spread)
             return SLURM_SUCCESS;
         snprintf(why, sizeof why,
                  "--gpu-mem, --gpu-share, --gpu-power, --gpu-role, --nics-per-gpu, --gang, --fabric and --segment have "
                  "no effect now, as Sluice is off on this cluster; ask for %s",
-                 near ? "nodes near each other with --switches=1@TIME"
-                      : "GPU memory with --gres=shard:MIB (one shard is one MiB)");
+                 near     ? "nodes near each other with --switches=1@TIME"
+                 : spread ? "any nodes, without --fabric=spread"
+                          : "GPU memory with --gres=shard:MIB (one shard is one MiB)");
     }
     log_refusal("job", job->user_id, "-", why);
     show(message, why);
