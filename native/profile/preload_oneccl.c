@@ -41,7 +41,7 @@ static void *begin_call(const char *name, uint64_t count, uint32_t datatype, con
 static void end_call(void *call)
 {
     if (call != NULL) {
-        atomic_load(&end)(call);
+        atomic_load (&end)(call);
     }
 }
 
@@ -54,8 +54,7 @@ static void end_call(void *call)
     CALL(AllReduce,                                                                                                    \
          (void *from, void *to, size_t count, uint32_t datatype, uint32_t operation, void *comm, void *stream),        \
          (from, to, count, datatype, operation, comm, stream), count)                                                  \
-    CALL(Broadcast,                                                                                                    \
-         (const void *from, void *to, size_t count, uint32_t datatype, int root, void *comm, void *stream),            \
+    CALL(Broadcast, (const void *from, void *to, size_t count, uint32_t datatype, int root, void *comm, void *stream), \
          (from, to, count, datatype, root, comm, stream), count)                                                       \
     CALL(ReduceScatter,                                                                                                \
          (const void *from, void *to, size_t count, uint32_t datatype, uint32_t operation, void *comm, void *stream),  \

@@ -131,7 +131,7 @@ enum sluice_profile_reason {
     SLUICE_PROFILE_LIBRARY = 8,    /* the vendor's tracing library is not there, or refuses */
     SLUICE_PROFILE_OCCUPIED = 9,   /* another profiler of the process has it, e.g. PyTorch's */
     SLUICE_PROFILE_FORBIDDEN = 10, /* LOST: not all threads are sampled, e.g. as the kernel permits none */
-    SLUICE_PROFILE_RECORDED = 11,  /* LOST: executed from a command list that was recorded while nothing was collected */
+    SLUICE_PROFILE_RECORDED = 11,  /* LOST: ran from a command list that was recorded while nothing was collected */
 };
 
 struct sluice_profile_record {
