@@ -2,8 +2,8 @@
 /*
  * The library that a vendor's driver loads into a job's process (CUDA_INJECTION64_PATH, ROCP_TOOL_LIBRARIES), or that a
  * preloaded one loads when the program begins with Level Zero. Until a profile is asked for it is one sleeping thread,
- * and no call of the program passes through it. CUPTI is not loaded before; AMD's tracing library, which loads this one,
- * is there from the program's start.
+ * and no call of the program passes through it, but on Intel's GPUs what is appended to command lists and calls of
+ * oneCCL. CUPTI is not loaded before; AMD's tracing library, which loads this one, is there from the program's start.
  * Whatever goes wrong here, the program runs on as it would have without it.
  */
 #include <fcntl.h>
@@ -158,6 +158,9 @@ static void start(void)
         here.folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     }
     if (here.folder >= 0) {
+        if (here.tracer->begin != NULL) {
+            here.tracer->begin();
+        }
         start_thread();
     }
 }

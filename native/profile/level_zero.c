@@ -10,7 +10,6 @@
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -31,6 +30,7 @@ static struct {
 static _Thread_local struct {
     struct ze_work *work;
     uint64_t entered;
+    bool wanted; /* its kernel or copy; until what is recorded is counted */
 } call; /* from its prologue to its epilogue */
 
 static bool wants(uint32_t what)
@@ -74,7 +74,8 @@ static void begin_launch(const struct ze_launch *launch, const struct ze_group_c
         launches_begin();
     }
     begin_call();
-    if (!wants(SLUICE_PROFILE_WANT_KERNELS)) {
+    call.wanted = wants(SLUICE_PROFILE_WANT_KERNELS);
+    if (!call.wanted) {
         return;
     }
     struct sluice_profile_record record = {.kind = SLUICE_PROFILE_KERNEL};
@@ -116,7 +117,8 @@ static void begin_copy(ze_handle *list, ze_handle *signal, enum sluice_profile_k
                        const void *from, const void *to)
 {
     begin_call();
-    if (wants(SLUICE_PROFILE_WANT_COPIES)) {
+    call.wanted = wants(SLUICE_PROFILE_WANT_COPIES);
+    if (call.wanted) {
         struct sluice_profile_record record = {.kind = (uint16_t)kind, .copy = {.bytes = bytes, .peer = UINT32_MAX}};
         record.copy.from = from != NULL ? ze_place_of(*list, from) : 0;
         record.copy.to = ze_place_of(*list, to);
@@ -152,15 +154,17 @@ CALLBACK(after_group_size, ze_group_size, if (result == ZE_OK) { set_group(their
 
 /* ---- what is recorded while it is not wanted ---- */
 
-static void recorded(ze_handle list, uint32_t result, uint32_t what, enum ze_recorded kind)
+/* Collection may begin or end within the call: what counts is what its prologue saw. */
+static void recorded(ze_handle list, uint32_t result, enum ze_recorded kind)
 {
-    if (result == ZE_OK && !wants(what)) {
+    if (result == ZE_OK && !call.wanted) {
         ze_recorded_append(list, kind);
     }
+    call.wanted = false;
 }
 
-CALLBACK(record_launch, ze_launch, recorded(*theirs->list, result, SLUICE_PROFILE_WANT_KERNELS, ZE_RECORDED_KERNELS);)
-CALLBACK(record_copy, ze_one, recorded(*theirs->handle, result, SLUICE_PROFILE_WANT_COPIES, ZE_RECORDED_COPIES);)
+CALLBACK(record_launch, ze_launch, recorded(*theirs->list, result, ZE_RECORDED_KERNELS);)
+CALLBACK(record_copy, ze_one, recorded(*theirs->handle, result, ZE_RECORDED_COPIES);)
 CALLBACK(after_create_list, ze_create_list, if (result == ZE_OK) { ze_recorded_made(**theirs->list); })
 CALLBACK(after_list_reset, ze_one, if (result == ZE_OK) { ze_recorded_reset(*theirs->handle); })
 CALLBACK(before_list_gone, ze_one, ze_recorded_gone(*theirs->handle);)
@@ -417,7 +421,20 @@ static void abandon(void)
     atomic_store(&all.abandoned, true);
 }
 
+/* If it cannot be done, a profile says why. */
+static void count_recorded(void)
+{
+    char words[256];
+    if (find_library(words, sizeof words)) {
+        all.recording = new_tracer(recording, sizeof recording / sizeof *recording, words, sizeof words);
+    }
+    if (all.recording != NULL) {
+        ze.zelTracerSetEnabled(all.recording, 1);
+    }
+}
+
 const struct tracer level_zero_tracer = {.vendor = SLUICE_PROFILE_INTEL,
+                                         .begin = count_recorded,
                                          .open = open_tracer,
                                          .close = close_tracer,
                                          .collect = collect,
@@ -430,21 +447,8 @@ const struct tracer level_zero_tracer = {.vendor = SLUICE_PROFILE_INTEL,
                                          .note_devices = ze_note_devices,
                                          .abandon = abandon};
 
-/* If it cannot be done, a profile says why. */
-static void count_recorded(void)
-{
-    char words[256];
-    if (getenv(SLUICE_PROFILE_FOLDER_VARIABLE) != NULL && find_library(words, sizeof words)) {
-        all.recording = new_tracer(recording, sizeof recording / sizeof *recording, words, sizeof words);
-    }
-    if (all.recording != NULL) {
-        ze.zelTracerSetEnabled(all.recording, 1);
-    }
-}
-
-/* The preloaded library (preload.c) calls this when the program has initialized Level Zero: once. */
+/* The preloaded library (preload.c) calls this when the program has initialized Level Zero. */
 __attribute__((visibility("default"))) void sluice_profile_level_zero(void)
 {
-    count_recorded();
     inject_start(&level_zero_tracer);
 }

@@ -15,6 +15,9 @@ enum { TRACER_DEVICES = 64 }; /* of a process, at most */
 struct tracer {
     uint32_t vendor; /* SLUICE_PROFILE_NVIDIA, ... */
 
+    /* Once, when profiles can be asked for from now on, and before our thread starts; NULL: nothing is to be done. */
+    void (*begin)(void);
+
     /* Loads the library, or takes it for this profile: 0, or why not, with words for a person. */
     enum sluice_profile_reason (*open)(char *words, size_t size);
     void (*close)(void);

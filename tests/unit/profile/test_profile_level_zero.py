@@ -280,6 +280,49 @@ def test_what_was_recorded_before_is_counted_whenever_it_runs(make: Make) -> Non
     program.ends()
 
 
+def test_what_is_recorded_as_profiles_begin_and_end_is_timed_or_counted(make: Make) -> None:
+    """Never both, and never neither: each append takes so long that collection ends within one."""
+    program = make(
+        GPU
+        + """
+import select
+begin()
+queue, recorded = made(ze.zeCommandQueueCreate, context, device, how), made(ze.zeCommandListCreate, context, device, how)
+say()
+appended = 0
+while not select.select([sys.stdin], [], [], 0.001)[0]:
+    run(1, gemm, recorded)
+    appended += 1
+told()
+ok(ze.zeCommandListClose(recorded))
+say(str(appended))
+told()
+ok(ze.zeCommandQueueExecuteCommandLists(queue, 1, c.byref(recorded), None))
+ok(ze.zeCommandQueueSynchronize(queue, FOREVER))
+say()
+told()
+""",
+        SLUICE_SIM_KERNEL_US="gemm=1,1",
+        SLUICE_SIM_LEVEL_ZERO_NS="5000000",
+    )
+    program.hears()
+    for _ in range(3):
+        number = program.ask()
+        program.collects_anything(number)
+        program.stop(number)
+    program.tell()
+    appended = int(program.hears())
+    number = program.ask()
+    program.collects_anything(number)
+    program.tell()
+    program.hears()
+    profile = program.stop(number)
+    assert unseen(profile) > 0 and profile.named("gemm")
+    assert unseen(profile) + len(profile.named("gemm")) == appended
+    program.tell()
+    program.ends()
+
+
 def test_a_context_ends_with_our_events_in_it(make: Make) -> None:
     """The simulated driver refuses to end one that has pools; another one may come to be at the same address."""
     program = make(
