@@ -132,6 +132,17 @@ void *preload_find(const char *library, const char *name)
     return found;
 }
 
+void *preload_find_next(const char *name, const void *caller)
+{
+    dlsym_function *look = look_up();
+    void *found = look != NULL ? look(RTLD_NEXT, name) : NULL;
+    Dl_info of_caller;
+    if (found == NULL && dladdr(caller, &of_caller) != 0) {
+        found = preload_find(of_caller.dli_fname, name);
+    }
+    return found;
+}
+
 EXPORT uint32_t zeInit(uint32_t flags);
 EXPORT uint32_t zeInitDrivers(uint32_t *count, void *drivers, void *how);
 

@@ -9,6 +9,9 @@
 /* A call of `library`, also where the program has it in a scope of its own; NULL: it is not loaded. */
 HIDDEN void *preload_find(const char *library, const char *name);
 
+/* A call of a library of another name: the next of all, or what `caller` has in its own scope; NULL: there is none. */
+HIDDEN void *preload_find_next(const char *name, const void *caller);
+
 /* The library of profiles is loaded: `look_up` finds a name in it. */
 HIDDEN void oneccl_begin(void *library, void *(*look_up)(void *library, const char *name));
 

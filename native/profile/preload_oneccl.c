@@ -45,6 +45,13 @@ static void end_call(void *call)
     }
 }
 
+/* A library may have oneCCL in it, or have it by another name: its calls come here as well, as ours are found first. */
+static void *find(const char *name, const void *caller)
+{
+    void *found = preload_find(ONECCL_LIBRARY, name);
+    return found != NULL ? found : preload_find_next(name, caller);
+}
+
 /* CALL(name, parameters, arguments, elements that this rank gives or takes) */
 #define ONECCL_CALLS(CALL)                                                                                             \
     CALL(Reduce,                                                                                                       \
@@ -77,7 +84,7 @@ static void end_call(void *call)
     uint32_t oneccl##NAME PARAMETERS                                                                                   \
     {                                                                                                                  \
         uint32_t(*theirs) PARAMETERS;                                                                                  \
-        *(void **)&theirs = preload_find(ONECCL_LIBRARY, "oneccl" #NAME);                                              \
+        *(void **)&theirs = find("oneccl" #NAME, __builtin_return_address(0));                                         \
         if (theirs == NULL) {                                                                                          \
             return ONECCL_ERROR;                                                                                       \
         }                                                                                                              \

@@ -72,7 +72,8 @@ API int onecclCommDestroy(communicator c) { return takes(P c); }
 """
 LINKED = """
 #include <stddef.h>
-int onecclAllReduce(void *, void *, size_t, int, int, void *, void *);
+struct onecclComm;
+int onecclAllReduce(void *, void *, size_t, int, int, struct onecclComm *, void *);
 int train(void) { return onecclAllReduce(NULL, NULL, 500, 6, 0, (void *)0xC0FFEE, NULL); }
 """
 PROGRAM = (
@@ -104,7 +105,9 @@ while told() != "end":
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, code, more in (("ccl.so.2", LIBRARY, []), ("linked.so", LINKED, ["-L.", "-l:libccl.so.2"])):
+    libraries = [("ccl.so.2", LIBRARY, []), ("linked.so", LINKED, ["-L.", "-l:libccl.so.2"])]
+    libraries += [("renamed.so", LIBRARY, []), ("with_renamed.so", LINKED, ["-L.", "-l:librenamed.so"])]
+    for name, code, more in [*libraries, ("with_its_own.so", LIBRARY + LINKED, [])]:
         words = ["cc", "-shared", "-fPIC", f"-Wl,-soname,lib{name},-rpath,$ORIGIN", "-xc", "-", "-o", f"lib{name}"]
         subprocess.run([*words, *more], input=code, cwd=tmp_path, text=True, check=True)
     return tmp_path
@@ -142,4 +145,14 @@ def test_without_a_gpu_its_calls_are_its_own(make: Make, folder: Path) -> None:
     program = make(PROGRAM.replace("begin()\n", ""), FOLDER=str(folder))
     assert program.hears() == "ready"
     program.tell("end")
+    program.ends()
+
+
+@pytest.mark.parametrize("name", ["with_its_own", "with_renamed"])
+@pytest.mark.parametrize("scope", ["RTLD_LOCAL", "RTLD_GLOBAL"])
+def test_a_oneccl_of_another_name_is_called(make: Make, folder: Path, name: str, scope: str) -> None:
+    """A library that has oneCCL in it, or as a wheel brings it: calls of it pass by ours first, too."""
+    code = f"library = c.CDLL(os.environ['FOLDER'] + '/lib{name}.so', mode=c.{scope})\n"
+    program = make(GPU + code + "say(str(library.train() == 500 + 6 + 0xC0FFEE))\n", FOLDER=str(folder))
+    assert program.hears() == "True"
     program.ends()
