@@ -114,7 +114,8 @@ class Clock(NamedTuple):
 class Profile:
     """What one process wrote.
 
-    `damaged`: records that are not as the format says, or have no times; `left_out`: those that had no room here.
+    `damaged`: records that are not as the format says, or have no times; `left_out`: those that had no room here;
+    `not_timed`: kernels and copies that ran from command lists that were recorded while nothing was collected.
     """
 
     path: Path
@@ -137,6 +138,7 @@ class Profile:
     ended: Loss | None = None
     damaged: int = 0
     left_out: int = 0
+    not_timed: int = 0
 
     def name(self, number: int) -> str:
         """Of a kernel, a call or a reason."""
@@ -241,6 +243,8 @@ def _lose(found: Profile, kind: int, loss: Loss, least: int, last: int) -> None:
         found.damaged += 1
     elif kind == Kind.END:
         found.ended = loss
+    elif loss.reason == Reason.RECORDED:
+        found.not_timed += loss.events
     elif len(found.losses) < 10_000:
         found.losses.append(loss)
 

@@ -56,8 +56,6 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
         functions.update(profile.name(one.name) or "unnamed" for one in profile.events if one.kind == Kind.SAMPLE)
         ranks.append(_process(timeline, profile, gpus, kernels, copies))
     totals = _totals(gpus)
-    losses = [loss for one in timeline.profiles for loss in one.losses]
-    lost = [loss for loss in losses if loss.reason != Reason.RECORDED]
     first = timeline.profiles[0]
     return {
         "schema_version": 1,
@@ -76,9 +74,9 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
             for name, count in functions.most_common(_TOP)
         ],
         **_ranks(ranks),
-        "lost_events": sum(loss.events for loss in lost),
-        "lost_because": sorted({_reason(loss.reason) for loss in lost}),
-        "not_timed_events": sum(loss.events for loss in losses if loss.reason == Reason.RECORDED),
+        "lost_events": sum(loss.events for one in timeline.profiles for loss in one.losses),
+        "lost_because": sorted({_reason(loss.reason) for one in timeline.profiles for loss in one.losses}),
+        "not_timed_events": sum(one.not_timed for one in timeline.profiles),
         "cost_percent": _cost(timeline),
         "clocks": [
             {
