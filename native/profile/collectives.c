@@ -2,6 +2,7 @@
 #include "collectives.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@ struct call {
 
 static struct {
     pthread_mutex_t lock;
-    bool on;
+    atomic_bool on;
     int *mask;      /* NCCL's: of what it tells */
     unsigned users; /* communicators that have it */
     uint64_t communicators[COMMUNICATORS];
@@ -41,6 +42,11 @@ void collectives_collect(bool on)
     all.on = on;
     set_mask();
     pthread_mutex_unlock(&all.lock);
+}
+
+void collectives_abandon(void)
+{
+    all.on = false; /* a thread that is none here may have the lock */
 }
 
 static uint64_t bytes_of(size_t count, const char *datatype)
@@ -72,6 +78,9 @@ static struct call *free_call(void)
 
 static struct call *begin(const char *function, uint64_t bytes, uint64_t communicator)
 {
+    if (!atomic_load_explicit(&all.on, memory_order_relaxed)) {
+        return NULL;
+    }
     pthread_mutex_lock(&all.lock);
     struct call *call = all.on ? free_call() : NULL;
     if (call != NULL) {

@@ -10,6 +10,9 @@
 /* They are told of only while this is on. */
 void collectives_collect(bool on);
 
+/* In a child after a fork: they are not told of any more. */
+void collectives_abandon(void);
+
 /* For the preloaded library; NULL: nothing is collected. */
 __attribute__((visibility("default"))) void *sluice_profile_collective_begin(const char *function, uint64_t bytes,
                                                                              uint64_t communicator);

@@ -31,7 +31,7 @@ static _Thread_local struct {
     struct ze_work *work;
     uint64_t entered;
     bool wanted; /* its kernel or copy; until what is recorded is counted */
-} call; /* from its prologue to its epilogue */
+} call;          /* from its prologue to its epilogue */
 
 static bool wants(uint32_t what)
 {

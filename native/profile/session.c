@@ -326,6 +326,7 @@ void session_abandon(void)
 {
     struct profile_file *file = atomic_exchange(&file_now, NULL);
     buffers_abandon();
+    collectives_abandon();
     if (file != NULL) {
         file_abandon(file);
     }

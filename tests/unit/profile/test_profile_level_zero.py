@@ -287,7 +287,8 @@ def test_what_is_recorded_as_profiles_begin_and_end_is_timed_or_counted(make: Ma
         + """
 import select
 begin()
-queue, recorded = made(ze.zeCommandQueueCreate, context, device, how), made(ze.zeCommandListCreate, context, device, how)
+queue = made(ze.zeCommandQueueCreate, context, device, how)
+recorded = made(ze.zeCommandListCreate, context, device, how)
 say()
 appended = 0
 while not select.select([sys.stdin], [], [], 0.001)[0]:

@@ -98,6 +98,11 @@ all_of_them()
 say()
 while told() != "end":
     all_of_them()
+    child = os.fork()
+    if child == 0:
+        all_of_them()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
     say()
 """
 )
@@ -114,7 +119,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_calls_of_oneccl(make: Make, folder: Path) -> None:
-    """Looked up and linked, with what they were given and what they answer; nothing while nobody wants it."""
+    """Looked up and linked, with what they are given and answer; nothing of a child, nor while nobody wants it."""
     program = make(PROGRAM, FOLDER=str(folder))
     assert program.hears() == "ready"
     number = program.ask()

@@ -163,7 +163,8 @@ def test_what_ran_without_times_is_counted_by_itself(tmp_path: Path) -> None:
     ran.lost(2, 6)
     lost.lost(5, 7)
     found = summary(tmp_path, ran, lost)
-    assert (found["not_timed_events"], found["lost_events"], found["lost_because"]) == (33_000, 7, ["budget", "buffers"])
+    assert (found["not_timed_events"], found["lost_events"]) == (33_000, 7)
+    assert found["lost_because"] == ["budget", "buffers"]
     assert any(line.startswith("Not timed: 33000 kernels and copies of command lists") for line in render(found))
     (other := tmp_path / "other").mkdir()
     assert not any(line.startswith("Not timed") for line in render(summary(other, lost)))
