@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from gres_probe.cores import fold_ranges
@@ -21,6 +22,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,15}", re.ASCII)
 _RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 _MOST_GPUS = 64  # of a node
+_MOST_ROLES = 8
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,14 @@ class Layout:
     nodes: dict[str, tuple[tuple[int, ...], ...]]  # of each role, in their order
 
     @classmethod
+    @lru_cache(maxsize=16)  # each task of a job asks
     def read(cls, text: str) -> Layout:
         """From "prefill,decode n1=0-3/4-7 n2=/0-7". Raises ValueError for anything else."""
         names, *nodes = text.split(" ")
         roles = tuple(names.split(","))
+        several = len(set(roles)) == len(roles) <= _MOST_ROLES
+        if len(text) > MOST_TEXT or not (several and all(map(_NAME.fullmatch, roles))):
+            raise ValueError(f"{names[:64]!r} is not a list of roles")
         found: dict[str, tuple[tuple[int, ...], ...]] = {}
         for node in nodes:
             name, equals, lists = node.partition("=")
@@ -78,8 +84,6 @@ class Layout:
             if len(gpus) != len(roles) or not (name and equals) or name in found:
                 raise ValueError(f"{node[:64]!r} is not NODE=GPUS/GPUS...")
             found[name] = gpus
-        if len(text) > MOST_TEXT or not all(map(_NAME.fullmatch, roles)) or len(set(roles)) != len(roles):
-            raise ValueError(f"{names[:64]!r} is not a list of roles")
         return cls(roles, found)
 
     def gpus_of(self, role: str, node: str) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ OF_GPUS = ("SLUICE_GPU_NUMA", "SLUICE_GPU_CORES", "SLUICE_GPU_NICS")
 OF_ROLES = "SLUICE_GPU_ROLE"  # as SLUICE_GPU_ROLE_RANK
 STEP_ROLE = "SLUICE_STEP_ROLE"  # that srun's --gpu-role names; set by the SPANK plugin
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
-MOST_VISIBLE = 512  # of each
+MOST_VISIBLE = 1024  # characters of a list: 16 names of MIG instances and more
 MOST_TASKS = 2048
 VIRTUAL_TOPOLOGY = "/var/run/nvidia-topologyd/virtualTopology.xml"  # that NCCL reads without NCCL_TOPO_FILE
 CHECKPOINT_FILE = "SLUICE_CHECKPOINT_FILE"
@@ -184,8 +184,9 @@ def prolog() -> None:
         for name in names:
             if name in os.environ:
                 extra[field] = os.environ[name][:MOST_TEXT]
-    if os.environ.get(ROLES):
-        extra["roles"] = os.environ[ROLES][: MOST_ROLES + 1]  # the agent takes no longer one
+    roles = os.environ.get(ROLES, "")
+    if roles and len(encode(roles)) <= MOST_ROLES + 2:  # slurmctld's; a user's own could make the request too long
+        extra["roles"] = roles
     if os.environ.get("SLURM_JOB_SLUID"):
         extra["sluid"] = os.environ["SLURM_JOB_SLUID"]
     for field, name in (("restarts", "SLURM_JOB_RESTART_COUNT"), ("begun", "SLURM_JOB_START_TIME")):
@@ -380,7 +381,7 @@ def of_step() -> dict[str, object]:
     if "SLURM_STEP_TASKS_PER_NODE" in os.environ:  # SLURM_STEP_GPUS are the task's own in Slurm 22.05, numbered from 0
         found["gpus"] = number("SLURM_GPUS_ON_NODE") if "SLURM_GPUS_ON_NODE" in os.environ else 0
         found["bound"] = "gpu:" in os.environ.get("SLURMD_TRES_BIND", "")
-    found["visible"] = {name: os.environ[name][:MOST_VISIBLE] for name in VISIBLE if name in os.environ}
+    found["visible"] = {name: os.environ[name] for name in VISIBLE if 0 < len(os.environ.get(name, "")) <= MOST_VISIBLE}
     return found
 
 

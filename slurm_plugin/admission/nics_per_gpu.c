@@ -47,7 +47,7 @@ static enum sluice_per counted_by(const struct sluice_submission *submission, co
     *parts = submission->max_nodes;
     if (*parts == 1 || (submission->min_nodes == *parts && is_divisible(request, *parts)))
         return SLUICE_PER_NODE;
-    *parts = submission->tasks;
+    *parts = submission->tasks_per_gpu ? 0 : submission->tasks; /* Slurm takes no GPUs by task with these */
     return is_divisible(request, *parts) ? SLUICE_PER_TASK : SLUICE_PER_JOB;
 }
 
@@ -82,8 +82,7 @@ static const char *contradiction(const struct sluice_submission *submission, con
     uint32_t parts;
     if (only_in_total(request) && counted_by(submission, request, &parts) == SLUICE_PER_JOB)
         return "Slurm divides --gpus among nodes without a look at interfaces; add a number of nodes (-N) or tasks "
-               "(-n) "
-               "that divides it, or count GPUs with --gpus-per-node or --gpus-per-task";
+               "(-n) that divides it, or count GPUs with --gpus-per-node or --gpus-per-task";
     return NULL;
 }
 

@@ -7,8 +7,8 @@
 
 #include "src/common/node_conf.h"
 #include "src/common/xmalloc.h"
-#include "src/common/xstring.h"
 
+#include <stdarg.h>
 #include <stdlib.h>
 
 /* As the prolog gets it, with SPANK_ before it. */
@@ -16,7 +16,22 @@
 
 enum { MOST_TEXT = 32 * 1024 }; /* that a node agent reads (prolog_epilog/roles.py) */
 
-static void add_gpus(char **text, uint32_t gpus)
+/* What is past MOST_TEXT is left out, and `length` is then more than that. */
+struct layout_text {
+    char text[MOST_TEXT + 1];
+    size_t length;
+};
+
+__attribute__((format(printf, 2, 3))) static void add(struct layout_text *to, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    if (to->length <= MOST_TEXT)
+        to->length += (size_t)vsnprintf(to->text + to->length, sizeof to->text - to->length, format, arguments);
+    va_end(arguments);
+}
+
+static void add_gpus(struct layout_text *to, uint32_t gpus)
 {
     const char *before = "";
     for (int first = 0, end; first < SLUICE_MAX_GPUS; first = end + 1) {
@@ -24,50 +39,58 @@ static void add_gpus(char **text, uint32_t gpus)
             continue;
         if (end == first)
             continue;
-        xstrfmtcat(*text, end == first + 1 ? "%s%d" : "%s%d-%d", before, first, end - 1);
+        add(to, "%s%d", before, first);
+        if (end > first + 1)
+            add(to, "-%d", end - 1);
         before = ",";
     }
 }
 
 /* A job's parts are in ascending order of node; several on one node are one here. */
-static char *layout_text(const struct sluice_decision_roles *roles, const struct sluice_part *parts,
-                         uint32_t part_count)
+static void write_layout(const struct sluice_decision_roles *roles, const struct sluice_part *parts,
+                         uint32_t part_count, struct layout_text *to)
 {
-    char *text = NULL;
     for (uint32_t role = 0; role < roles->count; role++)
-        xstrfmtcat(text, "%s%s", role ? "," : "", roles->names[role]);
-    for (uint32_t first = 0, end; first < part_count; first = end) {
+        add(to, "%s%s", role ? "," : "", roles->names[role]);
+    for (uint32_t first = 0, end; first < part_count && to->length <= MOST_TEXT; first = end) {
         const node_record_t *node = node_record_table_ptr[parts[first].node];
         for (end = first + 1; end < part_count && parts[end].node == parts[first].node; end++)
             continue;
-        xstrfmtcat(text, " %s", node ? node->name : "");
+        add(to, " %s", node ? node->name : "");
         for (uint32_t role = 0; role < roles->count; role++) {
             uint32_t gpus = 0;
             for (uint32_t i = first; i < end; i++)
                 gpus |= roles->gpus[i * roles->count + role];
-            xstrcat(text, role ? "/" : "=");
-            add_gpus(&text, gpus);
+            add(to, "%s", role ? "/" : "=");
+            add_gpus(to, gpus);
         }
     }
-    return text;
-}
-
-static bool tell_nodes(job_record_t *job, const struct sluice_decision_roles *roles, const struct sluice_part *parts,
-                       uint32_t part_count)
-{
-    char *text = layout_text(roles, parts, part_count);
-    const bool told = strlen(text) <= MOST_TEXT && sluice_job_tell_prologs(job, ROLES, text);
-    xfree(text);
-    if (!told)
-        error("select/sluice: %pJ starts without roles: there is no room for their layout next to the options of its "
-              "SPANK plugins",
-              job);
-    return told;
 }
 
 void sluice_hook_forget_roles(job_record_t *job)
 {
     sluice_job_tell_prologs(job, ROLES, NULL);
+}
+
+static bool tell_nodes(job_record_t *job, const struct sluice_decision_roles *roles, const struct sluice_part *parts,
+                       uint32_t part_count)
+{
+    struct sluice_options options;
+    struct layout_text *layout = xmalloc(sizeof *layout);
+    write_layout(roles, parts, part_count, layout);
+    bool told = layout->length <= MOST_TEXT;
+    if (told) {
+        sluice_job_tell_prologs(job, ROLES, layout->text);
+        told = sluice_job_options(job, &options); /* its strings are no more than prologs can have */
+    }
+    xfree(layout);
+    if (!told) {
+        sluice_hook_forget_roles(job);
+        error("select/sluice: %pJ starts without roles: there is no room for their layout next to the options of its "
+              "SPANK plugins",
+              job);
+    }
+    return told;
 }
 
 void sluice_hook_lay_out(job_record_t *job, const struct sluice_part *parts, uint32_t part_count,

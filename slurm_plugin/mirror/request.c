@@ -384,10 +384,9 @@ bool sluice_job_options(const job_record_t *job, struct sluice_options *options)
            sluice_options_from_env(options, job->spank_job_env, job->spank_job_env_size, why, sizeof(why));
 }
 
-bool sluice_job_tell_prologs(job_record_t *job, const char *name, const char *value)
+void sluice_job_tell_prologs(job_record_t *job, const char *name, const char *value)
 {
     const size_t length = strlen(name);
-    size_t bytes = value ? length + strlen(value) + 1 : 0;
     uint32_t kept = 0;
     for (uint32_t i = 0; i < job->spank_job_env_size; i++) {
         char *text = job->spank_job_env[i];
@@ -396,17 +395,13 @@ bool sluice_job_tell_prologs(job_record_t *job, const char *name, const char *va
             continue;
         }
         job->spank_job_env[kept++] = text;
-        bytes += text ? strlen(text) + 1 : 0;
     }
     job->spank_job_env_size = kept;
     if (!value)
-        return true;
-    if (bytes > SLUICE_SPANK_ENV_MAX || kept == SLUICE_SPANK_ENV_MOST)
-        return false;
+        return;
     xrecalloc(job->spank_job_env, kept + 1, sizeof(char *));
     job->spank_job_env[kept] = xstrdup_printf("%s%s", name, value);
     job->spank_job_env_size = kept + 1;
-    return true;
 }
 
 uint32_t sluice_job_gpu_share(const job_record_t *job)

@@ -115,8 +115,8 @@ struct sluice_options;
 bool sluice_job_options(const job_record_t *job, struct sluice_options *options);
 
 /* The job's prologs get `value` as SPANK_NAME, or nothing where it is NULL, in place of what an earlier start set; `name`
- * ends with '='. False: the options of its SPANK plugins leave no room for it. Locks: job write. */
-bool sluice_job_tell_prologs(job_record_t *job, const char *name, const char *value);
+ * ends with '='. Locks: job write. */
+void sluice_job_tell_prologs(job_record_t *job, const char *name, const char *value);
 
 /* The percentage of each of its GPUs' compute that a job claims (--gpu-share), from the options that its record keeps;
  * 0 where it claims none, or its options do not parse. Locks: job read. */

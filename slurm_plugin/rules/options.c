@@ -519,7 +519,7 @@ bool sluice_options_from_env(struct sluice_options *options, char *const *env, s
                      SLUICE_SPANK_ENV_MAX / 1024);
             return false;
         }
-        if (starts_with(env[i], GUISE SLUICE_SPANK_ENV_PREFIX)) {
+        if (starts_with(env[i], GUISE SLUICE_SPANK_ENV_PREFIX) || starts_with(env[i], GUISE "SLUICE_")) {
             snprintf(why, why_size, "%s: srun, sbatch and salloc do not send an option like this", shown(env[i], text));
             return false;
         }

@@ -345,6 +345,13 @@ static void check_disguises(void)
     CHECK(!sluice_options_from_env(&options, disguised, 1, why, sizeof why));
     CHECK_STR(why,
               "SPANK__SLURM_SPANK_OPTION_sluice_gpu_share=90: srun, sbatch and salloc do not send an option like this");
+    /* What only slurmctld says, as prologs have it. */
+    static const char *const said[] = {"SPANK_SLUICE_GPU_ROLES=a n1=0", "SPANK_SLUICE_GPU_POWER=700"};
+    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+        char *env[] = {(char *)said[i]};
+        CHECK(!sluice_options_from_env(&options, env, 1, why, sizeof why));
+        CHECK(strstr(why, "do not send an option like this"));
+    }
 }
 
 /* A prolog whose environment is too large for the kernel does not start, and Slurm drains the node. */

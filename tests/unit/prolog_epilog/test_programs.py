@@ -141,6 +141,16 @@ def test_the_prolog_tells_which_run_of_the_job_it_is(answering: Answering, tmp_p
     assert [(one["restarts"], one.get("begun")) for one in asked] == [(0, None), (3, 1790000000)]
 
 
+@pytest.mark.parametrize(("roles", "told"), [("a,b n1=0/1", True), ("a" * (32 << 10), True), ("\x01" * (16 << 10), False)])
+def test_the_prolog_tells_the_layout_of_the_jobs_roles(
+    answering: Answering, tmp_path: Path, roles: str, told: bool
+) -> None:
+    """A user's own text does not make the request longer than the agent reads: slurmd would drain the node."""
+    path, asked = answering([b'{"ok": {}}\n'])
+    assert program("sluice-prolog", path, tmp_path, **JOB, SPANK_SLUICE_GPU_ROLES=roles).returncode == 0
+    assert asked[0].get("roles") == (roles if told else None)
+
+
 @pytest.mark.parametrize("answer", [b"", b"\n", b"x\n", b"[]\n", b"{}\n", b'{"ok"', b'{"error": "no room"}\n', b"1\n"])
 def test_a_bad_answer_is_a_failure(answering: Answering, tmp_path: Path, answer: bytes) -> None:
     path, _ = answering([answer])
@@ -202,6 +212,26 @@ def test_a_task_keeps_what_its_user_set(answering: Answering, tmp_path: Path) ->
     done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", NCCL_IB_HCA="mine")
     assert done.stdout == "export SLUICE_GPU_NUMA=0\n"
     assert asked[1] == {"do": "task", "open": [str(own)], "nics": ["mlx5_0"]}
+
+
+def test_a_task_tells_of_its_step_where_jobs_have_roles(answering: Answering, tmp_path: Path) -> None:
+    devices = b'{"ok": {"files": [], "roles": true}}\n'
+    export = {"SLUICE_GPU_ROLE": "decode"}
+    answer = {"export": export, "visible": {"CUDA_VISIBLE_DEVICES": "MIG-1"}}
+    path, asked = answering([devices, json.dumps({"ok": answer}).encode() + b"\n"] * 2)
+    names = ",".join(f"MIG-{number:036}" for number in range(16))
+    of_step = {"SLURM_LOCALID": "1", "SLURM_PROCID": "5", "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
+    more = {"SLURM_STEP_NUM_TASKS": "6", "SLURM_GPUS_ON_NODE": "16", "SLURMD_TRES_BIND": "gpu:single:1"}
+    lists = {"CUDA_VISIBLE_DEVICES": names, "ZE_AFFINITY_MASK": "0," * 600}
+    inherited = {"SLUICE_GPU_ROLE": "prefill", "SLUICE_GPU_ROLE_RANK": "0"}
+    done = program("sluice-task-prolog", path, tmp_path, SLURM_STEP_GPUS="0", **of_step, **more, **lists, **inherited)
+    assert asked[1]["step"] == {
+        "role": "", "local": 1, "rank": 5, "node": 2, "tasks": "2(x3)", "size": 6, "gpus": 16, "bound": True,
+        "visible": {"CUDA_VISIBLE_DEVICES": names},
+    }  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == [
+        "export CUDA_VISIBLE_DEVICES=MIG-1", "export SLUICE_GPU_ROLE=decode", "unset SLUICE_GPU_ROLE_RANK",
+    ]  # fmt: skip
 
 
 def test_what_sluice_set_for_another_task_is_not_its_users(answering: Answering, tmp_path: Path) -> None:

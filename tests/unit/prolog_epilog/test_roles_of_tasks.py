@@ -42,6 +42,7 @@ def test_a_layout_and_its_variables() -> None:
         "a =0",
         "a n1",
         "seventeen_letters n1=0",
+        "a,b,c,d,e,f,g,h,i n1=0////////",
         "a " + "n" * (32 << 10) + "=0",
     ],
 )
