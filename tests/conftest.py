@@ -43,6 +43,7 @@ LONGEST_FIRST = (
     "test_agent",
     "test_replica",
     "test_serve",
+    "test_gpu_roles",
     "test_order_explain",
     "test_fleet_newer",
     "test_examples",

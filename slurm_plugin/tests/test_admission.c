@@ -736,7 +736,8 @@ static void check_nics_per_gpu(void)
     REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:5"}, NICS(1));
     REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:5"}, NODES(2), NICS(1));
     REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:6"}, .tasks = 4, NICS(1));
-    REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:4"}, .tasks = 4, .tasks_per_gpu = 1, NICS(1));
+    REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:4"}, .tasks = 4, .tasks_per_gpu = 1,
+            NICS(1));
     REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:6"}, .min_nodes = 2, .max_nodes = 3,
             NICS(1));
     REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:a:2,gres:gpu:b:1"}, NODES(2), NICS(1));

@@ -141,7 +141,9 @@ def test_the_prolog_tells_which_run_of_the_job_it_is(answering: Answering, tmp_p
     assert [(one["restarts"], one.get("begun")) for one in asked] == [(0, None), (3, 1790000000)]
 
 
-@pytest.mark.parametrize(("roles", "told"), [("a,b n1=0/1", True), ("a" * (32 << 10), True), ("\x01" * (16 << 10), False)])
+@pytest.mark.parametrize(
+    ("roles", "told"), [("a,b n1=0/1", True), ("a" * (32 << 10), True), ("\x01" * (16 << 10), False)]
+)
 def test_the_prolog_tells_the_layout_of_the_jobs_roles(
     answering: Answering, tmp_path: Path, roles: str, told: bool
 ) -> None:
