@@ -506,7 +506,7 @@ class Jobs:
             return {}
         own = [grant.index for grant in record.grants if self._state.devices[grant.index].own_file in open]
         open[:] = [self._state.devices[index].own_file for index in role.gpus]
-        return narrowed(visible, sorted(own), role.gpus)
+        return narrowed(visible, sorted(own), role.gpus, record.grants[0].vendor)
 
     def _note_binding(self, record: JobRecord, place: cgroups.Place, pid: int, open: list[str]) -> None:
         """What the task was bound to, next to what is near its GPUs."""

@@ -23,6 +23,7 @@ _RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 _MOST_GPUS = 64  # of a node
 _MOST_ROLES = 8
+_ROCR = "ROCR_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -210,10 +211,11 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def narrowed(visible: Mapping[str, Any], open: Sequence[int], kept: Iterable[int]) -> dict[str, str]:
+def narrowed(visible: Mapping[str, Any], open: Sequence[int], kept: Iterable[int], vendor: str) -> dict[str, str]:
     """Slurm's lists of visible devices (CUDA_VISIBLE_DEVICES, ...) with only those that are kept.
 
-    `open`: the GPUs that a list names, in its order. A list of another length is its user's, and stays.
+    `open`: the GPUs that a list names, in its order. A list of another length is its user's, and stays. HIP and OpenCL
+    of AMD number what ROCR_VISIBLE_DEVICES leaves.
     """
     chosen = set(kept)
     found: dict[str, str] = {}
@@ -221,4 +223,6 @@ def narrowed(visible: Mapping[str, Any], open: Sequence[int], kept: Iterable[int
         devices = value.split(",") if isinstance(value, str) else []
         if len(devices) == len(open) and len(chosen) < len(open):
             found[name] = ",".join(device for device, gpu in zip(devices, open, strict=True) if gpu in chosen)
+    if vendor == "amd" and _ROCR in found:
+        found |= {name: ",".join(map(str, range(len(chosen)))) for name in found if name != _ROCR}
     return found

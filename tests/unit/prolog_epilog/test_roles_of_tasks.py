@@ -128,8 +128,16 @@ def test_a_step_that_cannot_have_its_role() -> None:
 
 def test_visible_devices_are_narrowed() -> None:
     visible = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "ZE_AFFINITY_MASK": "7", "ROCR_VISIBLE_DEVICES": 5}
-    assert narrowed(visible, (2, 3, 5, 6), (3, 6)) == {"CUDA_VISIBLE_DEVICES": "1,3"}
-    assert narrowed(visible, (2, 3, 5, 6), (2, 3, 5, 6)) == {}
+    assert narrowed(visible, (2, 3, 5, 6), (3, 6), "nvidia") == {"CUDA_VISIBLE_DEVICES": "1,3"}
+    assert narrowed(visible, (2, 3, 5, 6), (2, 3, 5, 6), "nvidia") == {}
+
+
+def test_lists_of_amd_that_count_what_another_leaves() -> None:
+    """Slurm without Flags= in gres.conf sets all of them."""
+    visible = {name: "0,1,2,3" for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")}
+    left = narrowed(visible, range(4), (2, 3), "amd")
+    assert left == {"ROCR_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "0,1", "GPU_DEVICE_ORDINAL": "0,1"}
+    assert narrowed({"CUDA_VISIBLE_DEVICES": "0,1"}, (0, 1), (1,), "amd") == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
 def test_a_step_from_a_request() -> None:
