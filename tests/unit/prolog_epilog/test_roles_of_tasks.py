@@ -101,12 +101,12 @@ def test_ranks_are_each_there_once() -> None:
         found: dict[str, list[int]] = {"a": [], "b": []}
         sizes: dict[str, set[int | None]] = {"a": set(), "b": set()}
         tasks = ",".join([str(8 // each)] * len(nodes))
-        for number, node in enumerate(nodes):
+        for number, name in enumerate(nodes):
             for local in range(8 // each):
                 open = range(local * each, (local + 1) * each) if own else range(8)
-                given = layout.given_to(Step(local=local, node=number, tasks=tasks, gpus=8), node, open)
+                given = layout.given_to(Step(local=local, node=number, tasks=tasks, gpus=8), name, open)
                 assert given is not None
-                assert set(given.gpus) <= set(layout.gpus_of(given.role, node))
+                assert set(given.gpus) <= set(layout.gpus_of(given.role, name))
                 if given.rank is not None:
                     found[given.role].append(given.rank)
                     sizes[given.role].add(given.size)
