@@ -31,7 +31,7 @@ class NodeDevice:
     siblings: int = 1  # how many devices its GPU is divided into, itself among them
     type: str = ""  # GRES type
     parent: str = ""  # UUID of the GPU that a partition is of; empty: it is the GPU
-    linked: tuple[str, ...] = ()  # UUIDs of the GPUs that it reaches by NVLink, xGMI or Xe Link
+    linked: tuple[str, ...] = ()  # UUIDs of the GPUs that it reaches by as many NVLinks, xGMI or Xe Links as any
 
     @property
     def gpu_uuid(self) -> str:
@@ -84,9 +84,10 @@ def devices_of(inventory: Inventory) -> list[NodeDevice]:
 
 
 def linked_with(inventory: Inventory, gpu: int) -> tuple[str, ...]:
-    """UUIDs of the GPUs that one has links to, by its place in the inventory."""
+    """UUIDs of the GPUs that one has links to, by its place in the inventory; those with fewer links are slower."""
     row = inventory.links[gpu] if inventory.links else []
-    return tuple(inventory.gpus[other].uuid for other, link in enumerate(row) if link.type in LINK_WORDS)
+    widths = {other: link.width for other, link in enumerate(row) if link.type in LINK_WORDS}
+    return tuple(inventory.gpus[other].uuid for other, width in widths.items() if width == max(widths.values()))
 
 
 def select(devices: list[NodeDevice], indices: Iterable[int]) -> list[NodeDevice]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from policy.preflight import MOST_DRAIN_S, NodePreflight
+from prolog_epilog.devices import NodeDevice
 from prolog_epilog.preflight_gpus import TOOL, GpuTests, said_of, whole_gpus
 from prolog_epilog.preflight_programs import Program, figure
 from prolog_epilog.server import Peer
@@ -61,7 +62,14 @@ class Preflights:
         """Whether a job of this node alone may have to be tested: it has GPUs that can be."""
         policy = self._policy()
         wanted = policy.when != "never" and policy.gpus
-        return wanted and bool(whole_gpus(record, self._state.devices))
+        return wanted and bool(self._gpus(record))
+
+    def _gpus(self, record: JobRecord) -> list[NodeDevice]:
+        """Those to be measured: of the job alone, also where a suspended job or one that is not cleared away has
+        some of them."""
+        with self._state.lock:
+            others = [one for job, one in self._state.records.items() if job != record.job]
+            return whole_gpus(record, self._state.devices, others)
 
     def run(self, *, peer: Peer, job: int, alone: bool = False) -> dict[str, Any]:
         """A request: take part until the verdict. The answer's `fault` says why the node is drained, where it is.
@@ -70,6 +78,7 @@ class Preflights:
         """
         del peer
         policy = self._policy()
+        end = time.monotonic() + policy.bound_s + _DRAIN_S  # what is waited for a program to end is none of the job's
         with self._state.lock:
             record = self._state.records.get(job)
         if policy.when == "never" or record is None or record.refused:
@@ -86,7 +95,7 @@ class Preflights:
             self._found = faults
         if faults:
             self.on_found()
-            if self._is_drained(record, words):
+            if self._is_drained(record, words, end):
                 return {"fault": f"{words}; see: sluice fabric check, sluice health list"}
         return {}
 
@@ -95,7 +104,7 @@ class Preflights:
         verdict: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         seconds = policy.bound_s
         end = time.monotonic() + seconds
-        gpus = whole_gpus(record, self._state.devices) if policy.gpus else []
+        gpus = self._gpus(record) if policy.gpus else []
 
         def take_part(measuring: Measuring, gpu_tests: GpuTests) -> None:
             outcome = None
@@ -136,7 +145,7 @@ class Preflights:
                 return answer if answer["state"] == "done" else None
             if answer["state"] == "join":
                 hello = {"port": 0, "tools": []} if about["alone"] else measuring.start()
-                if about.get("gpus"):
+                if about.get("gpus") and answer.get("gpus") is True:
                     gpu_tests.start()
                 join = {"port": hello["port"], "tools": hello["tools"], "nics": nics, "types": types, **about}
                 answer = self._ask(record, **join, interface=self._interface())
@@ -149,12 +158,12 @@ class Preflights:
                 answer = self._ask(record, batch=batch)
         raise SluiceError("no verdict in time")
 
-    def _is_drained(self, record: JobRecord, words: str) -> bool:
-        """Wait until the node is drained, by its health report: Slurm then starts the job elsewhere.
+    def _is_drained(self, record: JobRecord, words: str, end: float) -> bool:
+        """Wait until the node is drained, by its health report, or until `end`: Slurm then starts the job elsewhere.
 
         Where the controllers do not drain it (a policy in shadow, the breaker) the job starts here.
         """
-        end = time.monotonic() + _DRAIN_S
+        end = min(end, time.monotonic() + _DRAIN_S)
         while time.monotonic() < end:
             drained = False
             with suppress(SluiceError):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ from prolog_epilog.devices import NodeDevice
 from prolog_epilog.preflight_programs import Program, figure
 from sluice.base.errors import SluiceError
 from sluice.base.log import log
-from sluice.exchange.record import JobRecord
+from sluice.exchange.preflight import NO_ANSWER
+from sluice.exchange.record import Grant, JobRecord
 
 PROGRAM = Path(__file__).parent / "programs/gpu_test.py"
 VENDORS = ("nvidia", "amd")
 """Those whose GPUs the program measures."""
+_FILES = {"nvidia": ("/dev/nvidiactl", "/dev/nvidia-uvm"), "amd": ("/dev/kfd",)}  # next to those of each GPU
 TOOL = "gpu"
 """What the controllers call it in their orders."""
 _READY_S = 6.0  # for the vendors' drivers
@@ -32,40 +36,63 @@ Results = dict[str, list[Any]]
 """By test: its value (None where there is none), 0, and what failed."""
 
 
-def whole_gpus(record: JobRecord, devices: Sequence[NodeDevice]) -> list[NodeDevice]:
-    """Those that nobody else can keep busy, and that the program knows."""
-    whole = {grant.uuid for grant in record.grants if grant.asked is None}
-    return [one for one in devices if one.uuid in whole and not one.partition and one.vendor in VENDORS and one.pci]
+def whole_gpus(record: JobRecord, devices: Sequence[NodeDevice], others: Iterable[JobRecord] = ()) -> list[NodeDevice]:
+    """Those that nobody else keeps busy, and that the program knows: none of `others`, the node's other jobs.
+
+    None where they are not alike: one is measured by what the others of them give.
+    """
+    taken = {grant.uuid for other in others for grant in other.grants}
+    whole = {grant.uuid: _cap(grant) for grant in record.grants if grant.asked is None and grant.uuid not in taken}
+    found = [one for one in devices if one.uuid in whole and not one.partition and one.vendor in VENDORS and one.pci]
+    return found if len({(one.model, whole[one.uuid]) for one in found}) == 1 else []
+
+
+def _cap(grant: Grant) -> int | None:
+    return grant.planned_mw or grant.power_mw
 
 
 def said_of(record: JobRecord, gpus: Sequence[NodeDevice]) -> dict[str, Any]:
     """What the controllers hear of them. GPUs of one product and power cap are expected to be equally fast."""
     if not gpus:
         return {}
-    grants = [grant for one in gpus if (grant := record.grant_of(one.uuid)) is not None]
-    caps = {cap for grant in grants if (cap := grant.planned_mw or grant.power_mw)}
-    watts = "+".join(f"{cap / 1000:.0f}W" for cap in sorted(caps))
-    products = "+".join(sorted({one.model for one in gpus}))
-    model = _UNSPEAKABLE.sub("-", f"{products} {watts}".strip())[:63]
+    grant = record.grant_of(gpus[0].uuid)
+    cap = _cap(grant) if grant is not None else None
+    model = _UNSPEAKABLE.sub("-", gpus[0].model + (f" {cap / 1000:.0f}W" if cap else ""))[:63]
     uuids = {one.uuid for one in gpus}
     linked = all(uuids <= {one.uuid, *one.linked} for one in gpus)
     return {"gpus": [str(one.index) for one in gpus], "gpu_model": model, "linked": linked}
 
 
 class _GpuProgram(Program):
+    def __init__(self, gpus: Sequence[NodeDevice]) -> None:
+        super().__init__()
+        self._gpus = gpus
+
     @property
     def path(self) -> Path:
         """See Program."""
         return PROGRAM
 
     def environment(self) -> dict[str, str]:
-        """Where the vendors' libraries are, as for the agent; a kernel that is compiled is not kept."""
-        return {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {"CUDA_CACHE_DISABLE": "1"}
+        """Where the vendors' libraries are, as for the agent; a kernel that is compiled is not kept, and no daemon of
+        MPS is used: any user can make the folder in /tmp where one is looked for."""
+        set_here = {"CUDA_CACHE_DISABLE": "1", "CUDA_MPS_PIPE_DIRECTORY": "/dev/null"}
+        return {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | set_here
 
-    def open(self, gpus: Sequence[NodeDevice]) -> None:
+    def groups(self) -> list[int]:
+        """Of the GPUs' files, which not everybody may open, AMD's by default; not root's."""
+        found = set()
+        for path in {file for one in self._gpus for file in (*one.files, *_FILES[one.vendor])}:
+            with suppress(OSError):
+                about = os.stat(path)
+                if stat.S_ISCHR(about.st_mode) and about.st_gid:
+                    found.add(about.st_gid)
+        return sorted(found)
+
+    def open(self) -> None:
         """Start it; it opens the GPUs meanwhile. Raises SluiceError, OSError."""
         self.begin()
-        self.say([{"gpu": str(one.index), "vendor": one.vendor, "pci": one.pci} for one in gpus])
+        self.say([{"gpu": str(one.index), "vendor": one.vendor, "pci": one.pci} for one in self._gpus])
         self._ready = False
 
     def await_ready(self, end: float) -> None:
@@ -119,8 +146,8 @@ class GpuTests:
             if self._over:
                 raise SluiceError("time is over")
             if self._program is None:
-                program = _GpuProgram()
-                program.open(self._gpus)
+                program = _GpuProgram(self._gpus)
+                program.open()
                 self._program = program
             return self._program
 
@@ -133,7 +160,7 @@ class GpuTests:
                 said = program.line(until)
             except SluiceError:
                 silent = {left[one] for one in begun & left.keys()} if until < end else set()
-                found |= {one: [None, 0.0, "no answer"] for one, gpu in left.items() if gpu in silent}
+                found |= {one: [None, 0.0, NO_ANSWER] for one, gpu in left.items() if gpu in silent}
                 raise
             if "began" in said:
                 begun.add(str(said["began"]))

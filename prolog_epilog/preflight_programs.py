@@ -42,6 +42,10 @@ class Program:
         """In addition to where programs are."""
         return {}
 
+    def groups(self) -> list[int]:
+        """Numbers of further groups that it is in."""
+        return []
+
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._over = True
@@ -74,7 +78,7 @@ class Program:
                 env={"PATH": _FIND, **self.environment()},
                 user=MEASURES_AS if root else None,
                 group=MEASURES_AS if root else None,
-                extra_groups=[] if root else None,
+                extra_groups=self.groups() if root else None,
                 start_new_session=True,
             )
         finally:

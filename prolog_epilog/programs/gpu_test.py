@@ -78,6 +78,9 @@ done:
 }}
 """
 
+FAULTS = {101, 214, 220, 226, 700, 702, *range(714, 720), 999}
+"""Errors that are the GPU's, of CUDA and of HIP: not there, ECC, NVLink, a kernel that failed, unknown. All others can
+be the node's: memory in use, exclusive mode, no access to peers, a driver without its compiler."""
 KINDS = ("clock", "memory", "pcie", "nvlink")
 SAYING = threading.Lock()
 LIBC = ctypes.CDLL(None)
@@ -88,11 +91,11 @@ SIZE, POINTER = ctypes.c_size_t, ctypes.c_uint64
 
 
 class DriverError(Exception):
-    """A call of the driver failed. `fault` is empty where that is not the GPU's: others have its memory, say."""
+    """A call of the driver failed. `fault` is empty where that need not be the GPU's: others have its memory, say."""
 
-    def __init__(self, call: str, status: int, excused: tuple[int, ...]) -> None:
+    def __init__(self, call: str, status: int) -> None:
         super().__init__(f"{call} answers {status}")
-        self.fault = "" if status in excused else str(self)
+        self.fault = str(self) if status in FAULTS else ""
 
 
 class WrongDataError(Exception):
@@ -102,13 +105,12 @@ class WrongDataError(Exception):
 class Library:
     """A vendor's library: how its calls are named, and what they take. All raise DriverError."""
 
-    file: str
+    files: tuple[str, ...]  # the first that is there
     kinds: frozenset[str]
-    excused: tuple[int, ...]  # out of memory, no access to peers, not supported
     names: dict[str, str]
 
     def __init__(self) -> None:
-        self.library = ctypes.CDLL(self.file)
+        self.library = load(self.files)
         self.call("init", ctypes.c_uint(0))
 
     def call(self, what: str, *arguments: Any) -> None:
@@ -116,7 +118,7 @@ class Library:
         name = self.names.get(what, what)
         status = getattr(self.library, name)(*arguments)
         if status != 0:
-            raise DriverError(name, status, self.excused)
+            raise DriverError(name, status)
 
     def device(self, pci: str) -> int:
         """By its address on PCI."""
@@ -181,12 +183,19 @@ class Library:
     event_flags: tuple[Any, ...] = ()
 
 
+def load(files: tuple[str, ...]) -> ctypes.CDLL:
+    """The first of a library's names that is there. Raises OSError."""
+    for file in files[:-1]:
+        with suppress(OSError):
+            return ctypes.CDLL(file)
+    return ctypes.CDLL(files[-1])
+
+
 class Cuda(Library):
     """CUDA's driver."""
 
-    file = "libcuda.so.1"
+    files = ("libcuda.so.1",)
     kinds = frozenset({"clock", "memory", "pcie", "nvlink"})
-    excused = (2, 217, 801)
     event_flags = (ctypes.c_uint(0),)
     names = {  # noqa: RUF012 - nothing changes it
         "init": "cuInit",
@@ -264,9 +273,8 @@ class Cuda(Library):
 class Hip(Library):
     """AMD's HIP."""
 
-    file = "libamdhip64.so"
+    files = ("libamdhip64.so", *(f"libamdhip64.so.{major}" for major in range(7, 4, -1)))
     kinds = frozenset({"memory", "pcie"})
-    excused = (2, 801)
     names = {  # noqa: RUF012 - nothing changes it
         "init": "hipInit",
         "by_pci": "hipDeviceGetByPCIBusId",

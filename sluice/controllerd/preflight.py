@@ -27,7 +27,7 @@ from sluice.base.text import one_line
 from sluice.controllerd.daemon import Duty, Site, of_site
 from sluice.controllerd.health.controller import controller_of
 from sluice.controllerd.preflight_restarts import PERIOD_S, Restarts, record_of
-from sluice.exchange.preflight import STATE_FILE, Memory
+from sluice.exchange.preflight import NO_ANSWER, STATE_FILE, Memory
 from sluice.exchange.preflight_jobs import FILE_NAME as JOBS_FILE
 from sluice.exchange.preflight_jobs import AtFault, JobPreflight, keep_preflight, read_preflights, write_preflights
 from sluice.fabric.preflight import Finding, Preflight, Verdict
@@ -47,6 +47,7 @@ _ON_NODES = ("running", "suspended", "completing", "stopped")
 _CHECKS = {"nic": "fabric_nic", "link": "fabric_link", **dict.fromkeys(("gpu", *GPU_TESTS), "fabric_gpu")}
 _UNNAMED = "network"  # an interface whose name a node does not know
 _TOOLS = ("perftest", "ucx")  # the best first; TCP of Sluice's own is everywhere
+_SHARED_GRES = re.compile(r"\b(shard|mps)\b")
 _FAULT = re.compile(r"[A-Za-z0-9_ ]{1,60}")
 _WORD = re.compile(r"[A-Za-z0-9_.:@-]{1,63}")
 _MOST_NICS = 32
@@ -166,7 +167,8 @@ class Coordinator:
         if run.done is not None:
             return self._outcome(run, node)
         if node not in run.joined:
-            return {"state": "join"} if run.preflight is None else {"state": "none"}
+            joins = {"state": "join", "gpus": self.policy.gpus and _has_whole_gpus(run.record)}
+            return joins if run.preflight is None else {"state": "none"}
         if node in run.waiting and request.get("batch") != run.batch:
             return {"state": "test", "batch": run.batch, "rounds": self._orders(run, node)}
         return self._wait()
@@ -202,6 +204,7 @@ class Coordinator:
             if request.get("alone") is not True or self._wanted([node], types, node, gpus):
                 run.record = record_of(self.site.client.jobs(ids=[job], states=["all"]), job)
                 nodes = tuple(expand(run.record.nodes)) if run.record is not None else ()
+            gpus = gpus if _has_whole_gpus(run.record) else ()
             if (len(nodes) > 1 or (nodes and gpus)) and self._wanted(nodes, types, node, gpus):
                 self._look(nodes)
                 shared = self._shared(job, nodes)
@@ -275,7 +278,7 @@ class Coordinator:
         for name, one in sorted(run.joined.items()):
             nics = one.nics if by_nics else (one.interface,)
             model = "/".join([*one.types, run.tool, str(len(nics))])
-            gpus = one.gpus if policy.gpus else ()
+            gpus = one.gpus if policy.gpus and _has_whole_gpus(run.record) else ()
             leaf = (leaves.get(name, ""),) * len(nics)
             members.append(Member(name, nics, leaf, gpus, model, one.gpu_model, one.linked))
         run.members = {member.name: member for member in members}
@@ -502,6 +505,14 @@ def _gpus(request: Mapping[str, Any]) -> tuple[str, ...]:
     return _words(request.get("gpus", ()))
 
 
+def _has_whole_gpus(job: Job | None) -> bool:
+    """Whether no other job can get a part of its GPUs. Not every node knows that before the job's first step."""
+    if job is None:
+        return False
+    asked = (job.tres_per_node, job.tres_per_job, job.tres_per_task, *job.tres)
+    return not any(_SHARED_GRES.search(one) for one in asked)
+
+
 def _tool(joined: Collection[Joined], wanted: str) -> str:
     """What all nodes can measure with: the named tool, or the first of them all."""
     for tool in _TOOLS if wanted == "any" else (wanted,):
@@ -522,8 +533,9 @@ def _was_made(result: Result) -> bool:
 
 
 def _is_own(finding: Finding) -> bool:
-    """Whether it is of the job's own GPUs, which other jobs on the node do not load; they can load PCIe."""
-    return bool(finding.fault) or all(part.kind in ("clock", "memory", "nvlink") for part in finding.parts)
+    """Whether it is of the job's own GPUs, which other jobs on the node do not load; they can load PCIe, and the host,
+    on which a test may then not answer in time."""
+    return bool(finding.fault and finding.fault != NO_ANSWER) or all(part.kind in ("clock", "memory", "nvlink") for part in finding.parts)
 
 
 def _fault(words: Sequence[Any]) -> str:

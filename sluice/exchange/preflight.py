@@ -13,6 +13,8 @@ from sluice.base.errors import SluiceError
 
 STATE_FILE = "sluice.preflight.json"
 """In StateSaveLocation."""
+NO_ANSWER = "no answer"
+"""What a node says of a GPU whose test did not end."""
 _MOST_RESULTS = 64  # of a class
 _MOST_CLASSES = 256
 _MOST_BYTES = 16 << 20

@@ -41,6 +41,7 @@ class FakeSite:
         self.others = "m[1-9]"  # where another job runs
         self.away: set[str] = set()
         self.state = "RUNNING"
+        self.per_node = "gres:gpu:1"
 
     def jobs(self, *, ids: list[int] | None = None, states: list[str]) -> list[Any]:
         del states
@@ -48,6 +49,7 @@ class FakeSite:
             return [replace(a_job(7), nodes="h[1-4]"), replace(a_job(99), nodes=self.others)]
         self.asked += 1
         job = replace(a_job(ids[0]), state=self.state, priority=1, eligible_time=1, tres={"node": 4, "gres/gpu": 4})
+        job = replace(job, tres_per_node=self.per_node)
         return [replace(job, nodes="h[1-4]" if ids[0] < 100 else "h1")]
 
     def config(self) -> dict[str, str]:
@@ -259,7 +261,7 @@ def test_an_array_s_last_task_has_its_own_nodes(bench: Callable[..., Bench], mon
     made = bench()
     tasks = [replace(a_job(9), nodes="m[1-2]", array_id=7), replace(a_job(7), nodes="h[1-4]", array_id=7)]
     monkeypatch.setattr(made.site, "jobs", lambda **_: tasks)
-    assert made.begin("h1") == {"state": "join"}
+    assert made.begin("h1") == {"state": "join", "gpus": True}
 
 
 def test_one_node_is_not_tested(bench: Callable[..., Bench]) -> None:
@@ -308,8 +310,8 @@ def test_a_job_that_starts_again_on_other_nodes_hears_nothing_of_before(
     made = bench()
     made.play(slow_h3)
     monkeypatch.setattr(made.site, "jobs", lambda **_: [replace(a_job(7), nodes="h[1-2],h5")])
-    assert made.begin("h5") == {"state": "join"}
-    assert made.begin("h1") == {"state": "join"}
+    assert made.begin("h5") == {"state": "join", "gpus": True}
+    assert made.begin("h1") == {"state": "join", "gpus": True}
 
 
 def test_what_nodes_forget_is_on_disk(bench: Callable[..., Bench]) -> None:
@@ -477,8 +479,11 @@ def test_the_gpu_at_fault_is_told(gpu_bench: Callable[..., GpuBench], said: list
     assert [answers[node]["faults"] for node in ("h1", "h2", "h4")] == [{}, {}, {}]
 
 
-@pytest.mark.parametrize(("said", "drained"), [([40.0, 0.0, ""], False), ([None, 0.0, "wrong data"], True)])
-def test_other_jobs_can_fill_pcie_and_not_spoil_data(
+@pytest.mark.parametrize(
+    ("said", "drained"),
+    [([40.0, 0.0, ""], False), ([None, 0.0, "no answer"], False), ([None, 0.0, "wrong data"], True)],
+)
+def test_other_jobs_can_fill_pcie_and_the_host_and_not_spoil_data(
     gpu_bench: Callable[..., GpuBench], said: list[Any], drained: bool
 ) -> None:
     made = gpu_bench()
@@ -498,6 +503,20 @@ def test_a_job_of_one_node_is_tested_where_it_has_gpus(gpu_bench: Callable[..., 
     assert answer["text"].startswith("preflight: 2 rounds, 0.2 s by GPUs, node h1's GPU 3")
     good = made.play(cast(Any, good_gpus), ("h1",), job=101)["h1"]
     assert good["text"].endswith("by GPUs, h1 is good")
+
+
+@pytest.mark.parametrize("asked", ["gres:shard:10240", "gres/mps:50", "gres:gpu:h100:1,gres:shard:1"])
+def test_gpus_that_other_jobs_may_get_a_part_of_are_not_measured(
+    gpu_bench: Callable[..., GpuBench], asked: str
+) -> None:
+    """Also where the node takes them for whole ones, as slurmd does not tell it how many shards a job has."""
+    made = gpu_bench()
+    made.site.per_node = asked
+    assert made.play(cast(Any, good_gpus), ("h1",), job=100)["h1"]["state"] == "none"
+    assert made.begin("h1", 8) == {"state": "join", "gpus": False}
+    made.play(cast(Any, good_gpus), job=9)
+    assert made.coordinator.memory.proved.keys() == set(HOSTS)
+    assert not any(kind in KINDS for _, kind, _ in made.coordinator.memory.past)
 
 
 def test_tests_that_were_not_made_say_nothing(gpu_bench: Callable[..., GpuBench]) -> None:

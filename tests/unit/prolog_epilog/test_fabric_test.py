@@ -24,6 +24,7 @@ from sluice.fabric.preflight import Preflight
 from sluice.fabric.tested import Member, Result
 from sluice.fabric.tested import Test as OneTest
 from sluice.fabric.usual import Rules
+from tests.integration.settled import until
 
 STAND_IN = Path(__file__).parents[2] / "integration/stand_in_perftest.py"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces")
@@ -160,7 +161,9 @@ def switched(count: int, slow: int) -> Iterator[list[int]]:
     """Network namespaces on one switch, 10.9.0.1 and so on; the cable of one of them passes 200 Mbit/s."""
     holders = [subprocess.Popen(["unshare", "--net", "sleep", "600"]) for _ in range(count + 1)]
     try:
-        time.sleep(0.3)
+        own = os.readlink("/proc/self/ns/net")  # a holder that has no network of its own yet is still in this one
+        for holder in holders:
+            until(lambda pid=holder.pid: os.readlink(f"/proc/{pid}/ns/net"), lambda network: network != own)
         switch, *hosts = [holder.pid for holder in holders]
 
         def there(pid: int, *words: str) -> None:

@@ -200,7 +200,10 @@ def test_a_program_does_not_start_when_time_is_over() -> None:
 
 def test_tests_that_share_something_are_not_made_at_once() -> None:
     tests = [of(kind, gpu, (gpu + 1) % 4) for gpu in range(4) for kind in gpu_test.KINDS]
-    busy = lambda test: {test["gpu"], test["other_gpu"]} if test["kind"] == "nvlink" else {test["gpu"]}  # noqa: E731
+
+    def busy(test: dict[str, str]) -> set[str]:
+        return {test["gpu"], test["other_gpu"]} if test["kind"] == "nvlink" else {test["gpu"]}
+
     rounds = gpu_test.at_once(tests, busy)
     assert [(some[0]["kind"], len(some)) for some in rounds] == [
         ("clock", 4), ("memory", 4), ("pcie", 4), ("nvlink", 2), ("nvlink", 2),
@@ -229,10 +232,43 @@ def test_only_whole_gpus_are_measured() -> None:
     assert whole_gpus(whole, [device(vendor="intel")]) == []
     pair = [device(0, linked=("GPU-1",)), device(1, linked=("GPU-0",))]
     assert said_of(whole, pair) == {"gpus": ["0", "1"], "gpu_model": "H100", "linked": True}
+    other = record(8, grants=[Grant(1, "GPU-1", "nvidia", "H100", 80 << 30)])
+    assert whole_gpus(whole, [device(), device(1)], [other]) == [device()]
+    assert whole_gpus(whole, [device(), device(1, model="A100")]) == []
     assert said_of(capped(whole), [device(), device(1)]) == {
         "gpus": ["0", "1"], "gpu_model": "H100-400W", "linked": False,
     }  # fmt: skip
     assert said_of(whole, []) == {}
+    whole.grants[1].power_mw = 300_000
+    assert whole_gpus(whole, [device(), device(1)]) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"),
+    [(2, False), (46, False), (217, False), (221, False), (222, False), (801, False), (101, True), (214, True),
+     (719, True), (999, True)],
+)  # fmt: skip
+def test_only_errors_that_are_the_gpus_are_its_faults(status: int, fault: bool) -> None:
+    """A node without the driver's compiler (221), or with a GPU that a daemon of MPS has for itself (46), is good."""
+    assert bool(gpu_test.DriverError("cuCall", status).fault) is fault
+
+
+def test_the_program_is_in_the_groups_of_its_devices_and_meets_no_tenants_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """AMD's files are of mode 660; the folder where CUDA looks for MPS is in /tmp."""
+    modes = {"/dev/dri/renderD128": (0o20660, 105), "/dev/kfd": (0o20660, 109), "/dev/root": (0o20660, 0)}
+    modes["/dev/file"] = (0o100660, 7)
+
+    def stat(path: str) -> os.stat_result:
+        mode, group = modes[path]
+        return os.stat_result((mode, 0, 0, 0, 0, group, 0, 0, 0, 0))
+
+    monkeypatch.setattr(preflight_gpus.os, "stat", stat)
+    files = ("/dev/dri/renderD128", "/dev/root", "/dev/file")
+    program = preflight_gpus._GpuProgram([device(vendor="amd", files=files)])
+    assert program.groups() == [105, 109]
+    assert program.environment()["CUDA_MPS_PIPE_DIRECTORY"] == "/dev/null"
 
 
 def capped(job: JobRecord) -> JobRecord:
