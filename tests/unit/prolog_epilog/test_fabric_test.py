@@ -158,7 +158,8 @@ def test_output_of_perftest_is_parsed_whatever_it_is() -> None:
 
 @contextmanager
 def switched(count: int, slow: int) -> Iterator[list[int]]:
-    """Network namespaces on one switch, 10.9.0.1 and so on; the cable of one of them passes 200 Mbit/s."""
+    """Network namespaces on one switch, 10.9.0.1 and so on; the cable of one of them passes 40 Mbit/s: the others
+    give several times as much also where this machine has no time for them."""
     holders = [subprocess.Popen(["unshare", "--net", "sleep", "600"]) for _ in range(count + 1)]
     try:
         own = os.readlink("/proc/self/ns/net")  # a holder that has no network of its own yet is still in this one
@@ -177,7 +178,7 @@ def switched(count: int, slow: int) -> Iterator[list[int]]:
             there(pid, "ip", "address", "add", f"10.9.0.{number + 1}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 there(pid, "ip", "link", "set", device, "up")
-        shape = ["root", "tbf", "rate", "200mbit", "burst", "64k", "latency", "50ms"]
+        shape = ["root", "tbf", "rate", "40mbit", "burst", "64k", "latency", "50ms"]
         there(hosts[slow], "tc", "qdisc", "add", "dev", "eth0", *shape)
         yield hosts
     finally:
@@ -197,13 +198,13 @@ def test_a_link_that_the_kernel_makes_slow_is_named() -> None:
         pytest.skip(f"no such network on this kernel: {error}")
     [finding] = verdict.findings
     assert finding.node == "n2"
-    assert finding.text.startswith("node n2's link eth0 slow: 0.02")
+    assert finding.text.startswith("node n2's link eth0 slow: 0.00")
 
 
 def judged(by_name: dict[str, Node]) -> Any:
     """A whole preflight, with the core's own tests."""
     members = [Member(name, ("eth0",), ("",), (), "tcp") for name in by_name]
-    preflight = Preflight(members, Rules(least=0.1))
+    preflight = Preflight(members, Rules(least=0.02))
     for turn in range(40):
         tests = preflight.next_round()
         if not tests:
