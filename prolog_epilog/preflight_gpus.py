@@ -84,7 +84,7 @@ class _GpuProgram(Program):
         found = set()
         for path in {file for one in self._gpus for file in (*one.files, *_FILES[one.vendor])}:
             with suppress(OSError):
-                about = os.stat(path)
+                about = Path(path).stat()
                 if stat.S_ISCHR(about.st_mode) and about.st_gid:
                     found.add(about.st_gid)
         return sorted(found)

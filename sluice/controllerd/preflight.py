@@ -535,7 +535,9 @@ def _was_made(result: Result) -> bool:
 def _is_own(finding: Finding) -> bool:
     """Whether it is of the job's own GPUs, which other jobs on the node do not load; they can load PCIe, and the host,
     on which a test may then not answer in time."""
-    return bool(finding.fault and finding.fault != NO_ANSWER) or all(part.kind in ("clock", "memory", "nvlink") for part in finding.parts)
+    return bool(finding.fault and finding.fault != NO_ANSWER) or all(
+        part.kind in ("clock", "memory", "nvlink") for part in finding.parts
+    )
 
 
 def _fault(words: Sequence[Any]) -> str:

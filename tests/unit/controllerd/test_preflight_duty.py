@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -410,8 +410,10 @@ def test_memory_is_bounded() -> None:
 class GpuBench(Bench):
     """Nodes that have GPUs to measure; jobs from 100 on have h1 alone."""
 
+    gpus: Sequence[str] = ("0", "1", "2", "3")
+
     def about(self, node: str, job: int) -> dict[str, Any]:
-        gpus = ["0", "1", "2", "3"] if node != "h4" else []
+        gpus = self.gpus if node != "h4" else []
         return {"gpus": gpus, "gpu_model": "H100", "linked": True, "alone": job >= 100}
 
     def begin(self, node: str, job: int = 7) -> dict[str, Any]:
@@ -531,9 +533,7 @@ def test_after_maintenance_each_gpu_is_measured_once(gpu_bench: Callable[..., Gp
     made = gpu_bench("preflight: {when: after-maintenance}\n")
     states = []
     for job, gpus in ((100, ["0", "1"]), (101, ["1"]), (102, ["1", "2", "3"]), (103, ["0", "3"])):
-        made.about = lambda node, job, gpus=gpus: {  # type: ignore[method-assign]
-            "gpus": gpus, "gpu_model": "H100", "linked": True, "alone": True,
-        }  # fmt: skip
+        made.gpus = gpus
         made.coordinator.memory.learn(
             {("H100", kind, False): [(100.0, 0.0, f"m{n}") for n in range(9)] for kind in KINDS}
         )

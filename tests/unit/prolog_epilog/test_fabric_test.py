@@ -156,15 +156,18 @@ def test_output_of_perftest_is_parsed_whatever_it_is() -> None:
             assert fabric_test.figure(chance.choice(["ib_write_bw", "ib_write_lat"]), out) >= 0
 
 
+def network_of(pid: str) -> Path:
+    return Path(f"/proc/{pid}/ns/net").readlink()
+
+
 @contextmanager
 def switched(count: int, slow: int) -> Iterator[list[int]]:
     """Network namespaces on one switch, 10.9.0.1 and so on; the cable of one of them passes 40 Mbit/s: the others
     give several times as much also where this machine has no time for them."""
     holders = [subprocess.Popen(["unshare", "--net", "sleep", "600"]) for _ in range(count + 1)]
     try:
-        own = os.readlink("/proc/self/ns/net")  # a holder that has no network of its own yet is still in this one
-        for holder in holders:
-            until(lambda pid=holder.pid: os.readlink(f"/proc/{pid}/ns/net"), lambda network: network != own)
+        own = network_of("self")  # a holder that has no network of its own yet is still in this one
+        until(lambda: own in [network_of(str(holder.pid)) for holder in holders], lambda waits: not waits)
         switch, *hosts = [holder.pid for holder in holders]
 
         def there(pid: int, *words: str) -> None:

@@ -260,11 +260,11 @@ def test_the_program_is_in_the_groups_of_its_devices_and_meets_no_tenants_daemon
     modes = {"/dev/dri/renderD128": (0o20660, 105), "/dev/kfd": (0o20660, 109), "/dev/root": (0o20660, 0)}
     modes["/dev/file"] = (0o100660, 7)
 
-    def stat(path: str) -> os.stat_result:
-        mode, group = modes[path]
+    def stat(path: Path) -> os.stat_result:
+        mode, group = modes[str(path)]
         return os.stat_result((mode, 0, 0, 0, 0, group, 0, 0, 0, 0))
 
-    monkeypatch.setattr(preflight_gpus.os, "stat", stat)
+    monkeypatch.setattr("prolog_epilog.preflight_gpus.Path.stat", stat)
     files = ("/dev/dri/renderD128", "/dev/root", "/dev/file")
     program = preflight_gpus._GpuProgram([device(vendor="amd", files=files)])
     assert program.groups() == [105, 109]
