@@ -12,7 +12,8 @@ MOST_NAMES = 1 << 18
 _MOST_RANGES = 4  # in brackets, of one name: Slurm knows one, and several of a system with more dimensions
 _NAME = re.compile(r"(?:[^,!&^\[\]]|\[[^\[\]]*\])+")
 _RANGES = re.compile(r"\[([^\[\]]*)\]")
-_RANGE = re.compile(r"(\d+)-(\d+)")
+_RANGE = re.compile(r"(-?\d+)-(-?\d+)")
+_NO_DIGITS = re.compile(r"[\s_+]")  # int() takes them
 
 
 def expand(expression: str) -> list[str]:
@@ -46,7 +47,7 @@ def _is_bounded(expression: str) -> bool:
 
 def _length(text: str) -> int:
     """Of a range such as 3-9; 1 for what is none."""
-    match = _RANGE.match(text.strip())
+    match = _RANGE.match(_NO_DIGITS.sub("", text))
     if match is None:
         return 1
     if max(len(match[1]), len(match[2])) > 18:

@@ -18,6 +18,7 @@ enum {
     HOLD_S = 60,                  /* ... for so long after that was last seen ... */
     HOLD_LATE_S = 120,            /* ... and after the expected start: sched/backfill does not get to it */
     SOON_S = 90,                  /* an expected start that is put off by the hook is expected now */
+    ROOM_S = 120,                 /* nodes that came free are kept so long at most, if no pass of sched/backfill ends */
     VAIN_S = 180,                 /* a job that has not started so long after the first start expected ... */
     VAIN_STARTS = 3,              /* ... and has been expected again so often since ... */
     LAPSE_S = 1800,               /* ... has nothing kept for so long */
@@ -443,12 +444,13 @@ static void see_room(const struct sluice_picture *picture, const struct sluice_q
                      const struct sluice_queue_job *entry, struct sluice_hold *hold)
 {
     uint64_t *came = hold->nodes + picture->node_words;
+    const int64_t least_s = picture->now_s - ROOM_S, since_s = hold->pass_s > least_s ? hold->pass_s : least_s;
     memset(came, 0, picture->node_words * sizeof *came);
     hold->room_came = false;
     for (uint32_t node = 0; entry->het_id && node < room_came.count; node++) {
         const uint64_t bit = UINT64_C(1) << node % 64;
         bool usable = false;
-        for (uint32_t c = 0; room_came.s[node] >= hold->pass_s && !usable && c < entry->choices; c++) {
+        for (uint32_t c = 0; room_came.s[node] >= since_s && !usable && c < entry->choices; c++) {
             const uint32_t partition = queue->choices[entry->first_choice + c].partition;
             usable = node / 64 < queue->node_words && queue->partitions[partition].nodes[node / 64] & bit;
         }

@@ -116,6 +116,10 @@ static int select_nodes_but(job_record_t *job, const bitstr_t *kept)
         FREE_NULL_BITMAP(rest->details->exc_node_bitmap);
         rest->details->exc_node_bitmap = own ? bit_copy(own) : NULL;
     }
+    if (!job->details) { /* as sched/backfill asks */
+        FREE_NULL_BITMAP(own);
+        return rc;
+    }
     FREE_NULL_BITMAP(job->details->exc_node_bitmap);
     job->details->exc_node_bitmap = own;
     return rc;

@@ -25,7 +25,8 @@ def test_names(text: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     "text",
     ["n[1-4096]" * 400, "n[1-9999] " * 3, "n[1-9999]" * 3, f"n[1-{MOST_NAMES + 1}]", "n[1-" + "9" * 40 + "]",
-     "n[1-1]" * 2000, f"a[1-{MOST_NAMES}],b"],
+     "n[1-1]" * 2000, f"a[1-{MOST_NAMES}],b", "n[1 - 99999999]", "n[-5-99999999]", "n[ 1\t-+9_999_999]",
+     "n[-99999999--1]"],
 )  # fmt: skip
 def test_more_names_than_a_cluster_can_have_are_refused_at_once(text: str) -> None:
     began = time.process_time()
