@@ -174,7 +174,8 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
  * Where in picture->words the nodes are that a job of `limit_s` may use of those at `words`: without those that
  * sched/backfill keeps for jobs before it in the order, unless it would have ended by then; the hook lets those start
  * whatever is reserved there for jobs after them. Of heterogeneous jobs whose components are not expected on nodes of
- * their own, also those on which room came since, until sched/backfill has looked. picture->words may move. Without memory nothing is kept.
+ * their own, also those on which room came since, until sched/backfill has looked. picture->words may move. Without memory
+ * nothing is kept.
  */
 uint32_t sluice_picture_keep_out(struct sluice_picture *picture, const struct sluice_plan_place *place, int64_t limit_s,
                                  uint32_t words);
