@@ -73,12 +73,16 @@ static uint32_t evenly(const struct decision *decision, struct sluice_part *part
     const struct sluice_gpus_asked asked = sluice_job_gpus_asked(decision->call->job);
     const uint64_t *words = words_of(decision->call->nodes);
     const uint32_t nodes = (uint32_t)bit_set_count(decision->call->nodes);
-    const uint32_t each = !nodes || !asked.gpus ? asked.shares : (asked.gpus + nodes - 1) / nodes;
-    const uint32_t gpus = each < SLUICE_MAX_GPUS ? each : SLUICE_MAX_GPUS;
     uint32_t count = 0;
-    for (uint32_t node = 0; gpus && node < sluice_hook.words * 64; node++)
-        if (words[node / 64] >> node % 64 & 1)
+    for (uint32_t node = 0; node < sluice_mirror_nodes(sluice_hook.mirror); node++) {
+        struct sluice_node_view view;
+        if (!(words[node / 64] >> node % 64 & 1) ||
+            sluice_node_read(sluice_mirror_cluster(sluice_hook.mirror), node, &view, NULL))
+            continue;
+        const uint32_t gpus = sluice_gpus_on_node(&asked, nodes, view.gpu_count);
+        if (gpus)
             parts[count++] = (struct sluice_part){.node = node, .gpus = (1u << gpus) - 1};
+    }
     return count;
 }
 

@@ -660,19 +660,29 @@ static int add_asked(void *item, void *argument)
     struct sluice_gpus_asked *asked = argument;
     if (!state->gres_name || !gres)
         return 0;
-    if (!strcmp(state->gres_name, "gpu"))
+    if (!strcmp(state->gres_name, "gpu")) {
         asked->gpus += gres->total_gres < UINT32_MAX ? (uint32_t)gres->total_gres : 0;
-    else if (!strcmp(state->gres_name, "shard") || !strcmp(state->gres_name, "mps"))
+        asked->per_node += gres->gres_per_node < UINT32_MAX ? (uint32_t)gres->gres_per_node : 0;
+    } else if (!strcmp(state->gres_name, "shard") || !strcmp(state->gres_name, "mps")) {
         asked->shares = true;
+    }
     return 0;
 }
 
 struct sluice_gpus_asked sluice_job_gpus_asked(const job_record_t *job)
 {
-    struct sluice_gpus_asked asked = {0};
+    struct sluice_gpus_asked asked = {.whole_nodes = job->details && SLUICE_WHOLE_NODE(job->details)};
     if (job->gres_list_req)
         list_for_each_ro(job->gres_list_req, add_asked, &asked);
     return asked;
+}
+
+uint32_t sluice_gpus_on_node(const struct sluice_gpus_asked *asked, uint32_t nodes, uint32_t most)
+{
+    uint32_t gpus = nodes ? (asked->gpus + nodes - 1) / nodes : asked->gpus;
+    gpus = asked->per_node > gpus ? asked->per_node : gpus;
+    gpus = gpus || !asked->shares ? gpus : 1;
+    return asked->whole_nodes || gpus > most ? most : gpus;
 }
 
 bool sluice_job_request_gpus(struct sluice_mirror *mirror, job_record_t *job, struct sluice_request *out)

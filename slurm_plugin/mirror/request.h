@@ -97,12 +97,16 @@ struct sluice_node_size {
 bool sluice_job_request_estimate(struct sluice_mirror *mirror, job_record_t *job, struct sluice_node_size largest,
                                  struct sluice_request *out);
 
-/* What of GPUs any job asks in all, also one of which nothing else can be said. */
+/* What of GPUs any job asks, also one of which nothing else can be said. */
 struct sluice_gpus_asked {
-    uint32_t gpus; /* whole ones */
-    bool shares;   /* shards, or MPS */
+    uint32_t gpus;     /* whole ones, in all, at the least */
+    uint32_t per_node; /* of them, on each node; 0: it does not say */
+    bool shares;       /* shards, or MPS */
+    bool whole_nodes;  /* with all their GPUs */
 };
 struct sluice_gpus_asked sluice_job_gpus_asked(const job_record_t *job);
+/* The GPUs that it takes on one of `nodes` nodes, evenly, that has `most`. */
+uint32_t sluice_gpus_on_node(const struct sluice_gpus_asked *asked, uint32_t nodes, uint32_t most);
 
 /* The GPUs that a job takes on the nodes that stock chooses: of all of them together, where it does not say how many on
  * each. False: they cannot be said. Cost and locks: as above. */

@@ -588,17 +588,16 @@ static void see_drawing(struct sluice_picture *picture, struct sluice_picture_jo
     const struct sluice_hold *hold = find_hold(picture, job->job_id);
     const struct sluice_gpus_asked asked = sluice_job_gpus_asked(job);
     uint32_t nodes = 0, count = 0;
-    if (!hold || !hold->waits || hold->lapsed_until_s > picture->now_s || (!asked.gpus && !asked.shares))
+    if (!hold || !hold->waits || hold->lapsed_until_s > picture->now_s || (!asked.gpus && !asked.shares && !asked.whole_nodes))
         return;
     for (uint32_t i = 0; i < picture->node_words; i++)
         nodes += (uint32_t)__builtin_popcountll(hold->nodes[i]);
     if (!nodes || !grow(picture, &picture->drawing, &picture->drawing_room, picture->drawing_count + nodes,
                         sizeof *picture->drawing))
         return;
-    const uint32_t each = asked.gpus ? (asked.gpus + nodes - 1) / nodes : 1;
     struct sluice_part *parts = &picture->drawing[picture->drawing_count];
     for (uint32_t node = 0; node < picture->size_count && node < picture->node_words * 64; node++) {
-        const uint32_t gpus = each < picture->sizes[node].gpus ? each : picture->sizes[node].gpus;
+        const uint32_t gpus = sluice_gpus_on_node(&asked, nodes, picture->sizes[node].gpus);
         if (hold->nodes[node / 64] >> node % 64 & 1 && gpus)
             parts[count++] = (struct sluice_part){.node = node, .gpus = (1u << gpus) - 1};
     }

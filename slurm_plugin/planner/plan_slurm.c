@@ -264,7 +264,8 @@ static void add_job(const struct unit *unit, uint32_t index, uint32_t group)
         job->drawing = picture.drawing + picture.pending[index].drawing;
         job->drawing_count = picture.pending[index].drawing_count;
         job->drawing_from_s = picture.pending[index].drawing_from_s;
-        planner.job_words[planner.job_count - 1] = 0; /* its request is not read */
+        job->request = (struct sluice_request){0}; /* no room is sought for it, nor jobs moved */
+        planner.job_words[planner.job_count - 1] = 0;
         return;
     }
     uint64_t *words = picture.words + picture.pending[index].words;

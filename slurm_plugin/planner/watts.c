@@ -93,6 +93,27 @@ struct sluice_job_watts sluice_watts_of(const struct sluice_rules *rules, const 
     return found;
 }
 
+void sluice_watts_count_kept(int64_t *guaranteed, const uint64_t *counting, uint32_t nodes,
+                             const struct sluice_job_watts *job, const struct sluice_part *parts, uint32_t count)
+{
+    for (uint32_t i = 0; i < count && job->kept; i++)
+        for (uint64_t left = parts[i].node < nodes ? job->budgets & counting[parts[i].node] : 0; left; left &= left - 1)
+            guaranteed[__builtin_ctzll(left)] += (int64_t)job->kept * __builtin_popcount(parts[i].gpus);
+}
+
+struct sluice_power_budget sluice_watts_budget(const struct sluice_budget *budget, const struct sluice_draw *lowered,
+                                               int64_t idle_w, int64_t guaranteed_w)
+{
+    /* Where guaranteed jobs have more GPUs than their part, all that they need is theirs. */
+    const int64_t base = idle_w + (guaranteed_w > budget->kept ? guaranteed_w : budget->kept);
+    return (struct sluice_power_budget){.watts = budget->watts,
+                                        .base_watts = base < SLUICE_POWER_MAX_WATTS ? base : SLUICE_POWER_MAX_WATTS,
+                                        .hours = budget->hours,
+                                        .hour_count = budget->hour_count,
+                                        .lowered_watts = lowered ? lowered->watts : 0,
+                                        .lowered_until_s = lowered ? lowered->until_s : 0};
+}
+
 int64_t sluice_watts_week(int64_t now_s)
 {
     time_t now = (time_t)now_s;

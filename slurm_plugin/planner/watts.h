@@ -36,6 +36,16 @@ struct sluice_job_watts sluice_watts_of(const struct sluice_rules *rules, const 
 /* The default limit of a class's GPU; 0: not known. */
 uint32_t sluice_watts_default(const struct sluice_class *class);
 
+/* Add to each budget what is kept for a running job's GPUs there. `counting`: of each of `nodes` nodes, the budgets that it
+ * belongs to. O(parts * budgets). */
+void sluice_watts_count_kept(int64_t *guaranteed, const uint64_t *counting, uint32_t nodes,
+                             const struct sluice_job_watts *job, const struct sluice_part *parts, uint32_t count);
+
+/* A budget for the core, but for its nodes. `lowered`: by hand, or NULL; `idle_w`: what its GPUs draw idle;
+ * `guaranteed_w`: what is kept for GPUs that guaranteed jobs have there. */
+struct sluice_power_budget sluice_watts_budget(const struct sluice_budget *budget, const struct sluice_draw *lowered,
+                                               int64_t idle_w, int64_t guaranteed_w);
+
 /* When this week began by what local clocks show now, also on the day on which they are changed. */
 int64_t sluice_watts_week(int64_t now_s);
 

@@ -159,10 +159,8 @@ bool sluice_budgets_bind(struct sluice_bound_budgets *bound, const struct sluice
 void sluice_budgets_count(struct sluice_bound_budgets *bound, const struct sluice_job_watts *power,
                           const struct sluice_part *parts, uint32_t count)
 {
-    for (uint32_t i = 0; i < count && power->kept; i++)
-        for (uint64_t left = parts[i].node < bound->nodes ? power->budgets & bound->counting[parts[i].node] : 0; left;
-             left &= left - 1)
-            bound->guaranteed[__builtin_ctzll(left)] += (int64_t)power->kept * __builtin_popcount(parts[i].gpus);
+    if (bound->counting) /* NULL: no memory */
+        sluice_watts_count_kept(bound->guaranteed, bound->counting, bound->nodes, power, parts, count);
 }
 
 struct sluice_power *sluice_budgets_now(struct sluice_bound_budgets *bound, const struct sluice_rules *rules,
@@ -178,18 +176,9 @@ struct sluice_power *sluice_budgets_now(struct sluice_bound_budgets *bound, cons
         bound->power_nodes = failed ? 0 : bound->nodes;
     }
     for (uint32_t i = 0; i < bound->count; i++) {
-        const struct sluice_budget *budget = &rules->budgets[i];
-        const struct sluice_draw *lowered = sluice_draws_budget(draws, budget->name);
-        /* Where guaranteed jobs have more GPUs than their part, all that they need is theirs. */
-        const int64_t kept = bound->guaranteed[i] > budget->kept ? bound->guaranteed[i] : budget->kept;
-        const int64_t base = bound->base[i] + kept;
         budgets[i] =
-            (struct sluice_power_budget){.watts = budget->watts,
-                                         .base_watts = base < SLUICE_POWER_MAX_WATTS ? base : SLUICE_POWER_MAX_WATTS,
-                                         .hours = budget->hours,
-                                         .hour_count = budget->hour_count,
-                                         .lowered_watts = lowered ? lowered->watts : 0,
-                                         .lowered_until_s = lowered ? lowered->until_s : 0};
+            sluice_watts_budget(&rules->budgets[i], sluice_draws_budget(draws, rules->budgets[i].name), bound->base[i],
+                                bound->guaranteed[i]);
         if (names_nodes(rules, i)) {
             budgets[i].nodes = bound->words + (size_t)i * bound->node_words;
             budgets[i].node_words = bound->node_words;

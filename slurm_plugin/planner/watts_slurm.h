@@ -40,13 +40,12 @@ struct sluice_bound_budgets {
     uint64_t *words;    /* [count * node_words] of budgets that name nodes */
     uint64_t *counting; /* [nodes] */
     int64_t base[SLUICE_POWER_MAX_BUDGETS];
-    int64_t
-        guaranteed[SLUICE_POWER_MAX_BUDGETS]; /* what is kept for running jobs; it can be more than a budget keeps */
+    int64_t guaranteed[SLUICE_POWER_MAX_BUDGETS]; /* kept for running jobs: can be more than `kept` of the policy */
 };
 
 /* Follow the policy and the nodes; false: no memory. */
 bool sluice_budgets_bind(struct sluice_bound_budgets *bound, const struct sluice_watts_basis *basis);
-/* A running job has these GPUs, for which it needs what is kept for it; all are counted from the next bind on. */
+/* Count what is kept for a running job's GPUs. Each bind begins at zero. */
 void sluice_budgets_count(struct sluice_bound_budgets *bound, const struct sluice_job_watts *power,
                           const struct sluice_part *parts, uint32_t count);
 /* The core's budgets as they are now; needs no locks. NULL: none. */

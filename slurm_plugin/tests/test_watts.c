@@ -84,6 +84,12 @@ static const char policy[] = "sluice-policy 1.0\n"
                              "[tenant loop]\nparent = loop\n"
                              "[budget hall]\nwatts = 9000\n[budget physics]\ntenant = physics\nwatts = 500\n";
 
+static const char policy_of_a_row[] = "sluice-policy 1.0\n"
+                                      "[class h100]\ngpu-types = h100\npower-default-w = 700\npower-idle-w = 100\n"
+                                      "power-least-w = 200\npower-start-least-w = 300\n"
+                                      "[tenant sure]\nqos = sure\nclass.h100.gpus-guaranteed = 4\n"
+                                      "[budget row]\nnodes = n[1-2]\nwatts = 4000\nkept = 400\n";
+
 static void test_jobs(void)
 {
     static const struct {
@@ -281,8 +287,75 @@ static void test_watts_alone(void)
     sluice_cluster_free(cluster);
 }
 
+/* Nodes 0 and 1 are a row, whose budget keeps what two of its GPUs start with. Guaranteed jobs have `gpus` on each of
+ * them: how many watts one GPU of another job gets there (-1: none now), and whether a guaranteed job starts. */
+static int32_t left_in_a_row(const struct sluice_rules *rules, uint16_t gpus, bool *guaranteed_starts)
+{
+    static const uint64_t counting[NODES] = {1, 1}, row = 3;
+    const struct sluice_job_draw guaranteed = {.classes = 1, .account = "sure", .qos = "sure"},
+                                 other = {.classes = 1, .account = "chem"};
+    const struct sluice_job_watts draws = sluice_watts_of(rules, NULL, &guaranteed);
+    int64_t kept[SLUICE_POWER_MAX_BUDGETS] = {0};
+    struct sluice_cluster *cluster = new_cluster();
+    struct sluice_backfill_running running[2];
+    struct sluice_power *power;
+    struct sluice_planner *planner;
+    struct sluice_plan *plan;
+    for (uint32_t node = 0; node < 2; node++) {
+        struct sluice_part part = {.node = node, .gpus = (1u << gpus) - 1, .cpus_milli = 1000};
+        const struct sluice_placement there = {.parts = &part, .part_capacity = 1, .part_count = 1};
+        running[node] = (struct sluice_backfill_running){
+            .end_s = NOW + 1000, .watts = draws.watts, .power_budgets = draws.budgets};
+        CHECK_INT(sluice_commit(cluster, &there, &running[node].allocation, &text), SLUICE_OK);
+        sluice_watts_count_kept(kept, counting, 2, &draws, &part, 1);
+        const struct sluice_part outside = {.node = 2 + node, .gpus = 1};
+        sluice_watts_count_kept(kept, counting, 2 + node, &draws, &outside, 1); /* not in the row */
+    }
+    struct sluice_power_budget budget = sluice_watts_budget(&rules->budgets[0], NULL, 800, kept[0]);
+    budget.nodes = &row;
+    budget.node_words = 1;
+    CHECK_INT(sluice_power_new(NODES, &power, &text), SLUICE_OK);
+    CHECK_INT(sluice_power_set(power, &budget, 1, 0, &text), SLUICE_OK);
+    CHECK_INT(sluice_planner_new(NULL, &planner, &text), SLUICE_OK);
+    sluice_planner_set_power(planner, power, 1, counting);
+    struct sluice_plan_job jobs[] = {
+        {.job_id = 1, .limit_s = 100, .power = sluice_watts_of(rules, NULL, &other)},
+        {.job_id = 2, .limit_s = 100, .power = draws},
+    };
+    for (int i = 0; i < 2; i++)
+        jobs[i].request =
+            (struct sluice_request){.gpus = 1, .cpus_milli = 1000, .allowed = &row, .allowed_words = 1};
+    sluice_planner_begin(planner);
+    CHECK_INT(sluice_planner_plan(planner, cluster, NOW, running, 2, jobs, 2, 2, NULL, 0, &plan, &text), SLUICE_OK);
+    const struct sluice_plan_answer answer = sluice_plan_ask(plan, 1);
+    *guaranteed_starts = sluice_plan_ask(plan, 2).state == SLUICE_PLAN_NOW;
+    const int32_t watts = answer.state == SLUICE_PLAN_NOW ? answer.watts : -1;
+    CHECK(watts >= 0 || answer.waits_for_power == 1);
+    sluice_plan_release(plan);
+    sluice_planner_free(planner);
+    sluice_power_free(power);
+    sluice_cluster_free(cluster);
+    return watts;
+}
+
+/* Of 4000 W, 800 are drawn idle. A guaranteed GPU has 200 W that are kept and 400 W that are booked, another 200 at the
+ * least and 600 at the most. */
+static void test_a_row_with_more_guaranteed_gpus_than_its_part(void)
+{
+    struct sluice_rules *rules = new_rules(policy_of_a_row);
+    bool starts = false;
+    CHECK_INT(left_in_a_row(rules, 1, &starts), 600); /* its part: 4000 - 800 - 2 * 600 are left */
+    CHECK(starts);
+    CHECK_INT(left_in_a_row(rules, 2, &starts), 600); /* 800 are left */
+    CHECK(starts);
+    CHECK_INT(left_in_a_row(rules, 3, &starts), -1); /* 400 too much; with what its part is alone, 400 were left */
+    CHECK(starts);
+    sluice_rules_free(rules);
+}
+
 int main(void)
 {
+    test_a_row_with_more_guaranteed_gpus_than_its_part();
     test_watts_alone();
     test_draws();
     test_jobs();
