@@ -177,8 +177,9 @@ static void keep_out(const struct decision *decision, const uint64_t *before, ui
 }
 
 /* Stock's answer that the job can start now is put off where that would delay a reserved start, or no watts are free:
- * sched/backfill would try, and be refused. Of a heterogeneous job it would have started some components by then, and would queue them again
- * for 20 minutes; those that it counts as started would be counted twice (acct_policy.c, accrue_cnt). */
+ * sched/backfill would try, and be refused. Of a heterogeneous job it would have started some components by then, and
+ * would queue them again for 20 minutes; those that it counts as started would be counted twice (acct_policy.c,
+ * accrue_cnt). */
 static void put_off(const struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;

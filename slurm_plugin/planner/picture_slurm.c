@@ -588,7 +588,8 @@ static void see_drawing(struct sluice_picture *picture, struct sluice_picture_jo
     const struct sluice_hold *hold = find_hold(picture, job->job_id);
     const struct sluice_gpus_asked asked = sluice_job_gpus_asked(job);
     uint32_t nodes = 0, count = 0;
-    if (!hold || !hold->waits || hold->lapsed_until_s > picture->now_s || (!asked.gpus && !asked.shares && !asked.whole_nodes))
+    if (!hold || !hold->waits || hold->lapsed_until_s > picture->now_s ||
+        (!asked.gpus && !asked.shares && !asked.whole_nodes))
         return;
     for (uint32_t i = 0; i < picture->node_words; i++)
         nodes += (uint32_t)__builtin_popcountll(hold->nodes[i]);

@@ -176,9 +176,8 @@ struct sluice_power *sluice_budgets_now(struct sluice_bound_budgets *bound, cons
         bound->power_nodes = failed ? 0 : bound->nodes;
     }
     for (uint32_t i = 0; i < bound->count; i++) {
-        budgets[i] =
-            sluice_watts_budget(&rules->budgets[i], sluice_draws_budget(draws, rules->budgets[i].name), bound->base[i],
-                                bound->guaranteed[i]);
+        budgets[i] = sluice_watts_budget(&rules->budgets[i], sluice_draws_budget(draws, rules->budgets[i].name),
+                                         bound->base[i], bound->guaranteed[i]);
         if (names_nodes(rules, i)) {
             budgets[i].nodes = bound->words + (size_t)i * bound->node_words;
             budgets[i].node_words = bound->node_words;

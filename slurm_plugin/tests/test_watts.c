@@ -304,8 +304,8 @@ static int32_t left_in_a_row(const struct sluice_rules *rules, uint16_t gpus, bo
     for (uint32_t node = 0; node < 2; node++) {
         struct sluice_part part = {.node = node, .gpus = (1u << gpus) - 1, .cpus_milli = 1000};
         const struct sluice_placement there = {.parts = &part, .part_capacity = 1, .part_count = 1};
-        running[node] = (struct sluice_backfill_running){
-            .end_s = NOW + 1000, .watts = draws.watts, .power_budgets = draws.budgets};
+        running[node] =
+            (struct sluice_backfill_running){.end_s = NOW + 1000, .watts = draws.watts, .power_budgets = draws.budgets};
         CHECK_INT(sluice_commit(cluster, &there, &running[node].allocation, &text), SLUICE_OK);
         sluice_watts_count_kept(kept, counting, 2, &draws, &part, 1);
         const struct sluice_part outside = {.node = 2 + node, .gpus = 1};
@@ -323,8 +323,7 @@ static int32_t left_in_a_row(const struct sluice_rules *rules, uint16_t gpus, bo
         {.job_id = 2, .limit_s = 100, .power = draws},
     };
     for (int i = 0; i < 2; i++)
-        jobs[i].request =
-            (struct sluice_request){.gpus = 1, .cpus_milli = 1000, .allowed = &row, .allowed_words = 1};
+        jobs[i].request = (struct sluice_request){.gpus = 1, .cpus_milli = 1000, .allowed = &row, .allowed_words = 1};
     sluice_planner_begin(planner);
     CHECK_INT(sluice_planner_plan(planner, cluster, NOW, running, 2, jobs, 2, 2, NULL, 0, &plan, &text), SLUICE_OK);
     const struct sluice_plan_answer answer = sluice_plan_ask(plan, 1);

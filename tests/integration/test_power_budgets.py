@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,8 +132,8 @@ class Site(PolicySite):
         )
 
 
-@pytest.fixture(scope="module")
-def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
+def power_site(make_shared_cluster: Callable[..., DevCluster], **root: Path) -> Iterator[Site]:
+    """For a fixture. `root`: a tree with another Slurm."""
     made = make_shared_cluster(
         {
             "nodes": [{"names": "p[1-2]", "platform": "dgx-h100"}],
@@ -146,13 +147,19 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
             "AccountingStorageEnforce=associations,limits,qos,safe\nKillWait=2\n"
             "PreemptType=preempt/qos\nPreemptMode=REQUEUE\nSlurmctldParameters=preempt_send_user_signal\n"
             "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0\n",
-        }
+        },
+        **root,
     )
     with OtlpReceiver() as receiver:
         found = Site(made, receiver)
         found.apply(POLICY)
         found.in_force("place")
         yield found
+
+
+@pytest.fixture(scope="module")
+def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
+    yield from power_site(make_shared_cluster)
 
 
 @pytest.fixture(autouse=True)
@@ -310,6 +317,24 @@ def test_jobs_that_only_slurm_finds_nodes_for_wait_for_watts_too(site: Site) -> 
     site.until(lambda: shown(cluster, last[0])["JobState"] == "RUNNING")
     site.run("scancel", first)  # sched/backfill starts components on different nodes
     site.until(lambda: shown(cluster, last[1])["JobState"] == "RUNNING")
+
+
+def test_components_on_whole_nodes_wait_for_the_watts_of_all_their_gpus(site: Site) -> None:
+    """Of 4.4 kW, 1152 W are drawn idle, 4 * 278 W kept, and 4 * 278 W a guest has at the least: 1024 W are left, which
+    is enough for the two GPUs that it asks for, and not for the nine that it gets."""
+    cluster = site.cluster
+    first = submit(cluster, "-A", "guests", "--gres=gpu:4", "-w", "p1", user="bob")
+    site.until(lambda: shown(cluster, first)["JobState"] == "RUNNING")
+    site.all_draw("p1", MOST_W)
+    site.until(lambda: site.budget()["measured_w"] and site.drawn() > 0.98 * GPUS * MOST_W)
+    site.power("budget", "hall", "--now", "4400W", "--for", "1h")
+    site.planned()
+    words = ("--exclusive", "--gres=gpu:1", ":", "-A", "guests", "--gres=gpu:1")
+    job = submit(cluster, "-A", "guests", *words, user="bob")
+    site.until(lambda: "its watts are not free in the power budget hall" in explained(site, job))
+    assert shown(cluster, job)["JobState"] == "PENDING"
+    site.power("budget", "hall", "--end")
+    site.until(lambda: shown(cluster, job)["JobState"] == "RUNNING")
 
 
 def test_a_lowered_budget_lowers_caps_then_stops_jobs_and_never_a_guaranteed_one(site: Site) -> None:

@@ -358,7 +358,7 @@ def _power_budget(seen: Observation, rule: NodeRule) -> Found:
             if one["short_w"]:
                 text += f"; the lowest caps of its running jobs are {show_watts(one['short_w'])} too much"
             elif one["below_w"]:
-                text += f"; caps are {show_watts(one['below_w'])} below lowest_cap, and no job starts there"
+                text += f"; caps are {show_watts(one['below_w'])} below lowest_cap, only guaranteed jobs start there"
             if one["guaranteed_w"]:
                 text += f"; guaranteed jobs need {show_watts(one['guaranteed_w'])} at lowest_cap"
             found[f"budget {one['name']}"] = Seen(percent, text)

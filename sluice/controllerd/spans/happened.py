@@ -57,7 +57,7 @@ class Happened:
     @cached_property
     def _acknowledged(self) -> dict[int, list[tuple[float, float]]]:
         found: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
-        for name in (f"{ACKNOWLEDGED}.1", ACKNOWLEDGED):
+        for name in (ACKNOWLEDGED, f"{ACKNOWLEDGED}.1"):  # what is renamed meanwhile is read twice, and not lost
             with suppress(FileNotFoundError), (self._folder / JOURNAL / name).open("rb") as file:
                 for line in file.read(_MOST_BYTES).splitlines():
                     with suppress(ValueError, OverflowError):  # one that was cut

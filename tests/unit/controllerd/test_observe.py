@@ -73,7 +73,7 @@ def test_budgets_of_watts(tmp_path: Path) -> None:
     )
     assert {name: one.text for name, one in found.seen.items()} == {
         "budget hall": "draws 1.1 kW of 1.0 kW; the lowest caps of its running jobs are 100 W too much",
-        "budget row2": "draws 900 W of 1.0 kW; caps are 50 W below lowest_cap, and no job starts there; "
+        "budget row2": "draws 900 W of 1.0 kW; caps are 50 W below lowest_cap, only guaranteed jobs start there; "
         "guaranteed jobs need 950 W at lowest_cap",
     }
     assert [found.known(f"budget {name}") for name in ("row", "hall", "new")] == [True, True, False]
