@@ -298,11 +298,12 @@ static inline void sluice_exclusion_end(struct sluice_core_exclusion *exclusion)
 #include "src/common/slurm_topology.h"
 #define sluice_node_address(name, address, pattern) slurm_topo_get_node_addr((name), (address), (pattern))
 #endif
-/* Slurm's topology as `scontrol show topology` prints it, for xfree; NULL: none. Locks: node read. */
+/* Slurm's topology as `scontrol show topology` prints it, for xfree; NULL: none, or a version that prints no sizes of
+ * blocks. Locks: node read. */
 static inline char *sluice_topology_text(void)
 {
     char *text = NULL;
-#if SLUICE_SLURM_AT_LEAST(23, 11)
+#if SLUICE_SLURM_AT_LEAST(24, 11)
     dynamic_plugin_data_t *known = NULL;
 #if SLUICE_SLURM_AT_LEAST(25, 5)
     if (topology_g_get(TOPO_DATA_TOPOLOGY_PTR, NULL, &known))

@@ -63,26 +63,38 @@ static int whole_and_full_first(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* After `full` of them that are taken whole: the last one, which has the least that is enough for the `rest`. */
-static uint32_t last_of(const struct lower *lower, uint32_t count, uint32_t full, uint32_t rest)
+/* Of lower[first .. end), fullest first: the one that has the least that is enough for the `rest`, of these the first;
+ * NONE if there is none. O(1) then. */
+static uint32_t tightest(const struct lower *lower, uint32_t first, uint32_t end, uint32_t rest)
 {
     uint32_t best = NONE;
-    for (uint32_t i = full; i < count; i++) {
-        const bool would_stop = !lower[i].whole && full && rest >= lower[full - 1].nodes;
-        if (lower[i].nodes < rest || would_stop)
-            continue;
-        if (best == NONE || lower[i].nodes < lower[best].nodes ||
-            (lower[i].nodes == lower[best].nodes && lower[i].id < lower[best].id))
+    for (uint32_t i = first; i < end && lower[i].nodes >= rest; i++)
+        if (best == NONE || lower[i].nodes < lower[best].nodes)
             best = i;
-    }
     return best;
+}
+
+/* After `full` of them that are taken whole: the last one. The first `wholes` have nodes in each base block. */
+static uint32_t last_of(const struct lower *lower, uint32_t count, uint32_t wholes, uint32_t full, uint32_t rest)
+{
+    const uint32_t whole = tightest(lower, full, wholes, rest);
+    const bool would_stop = full && rest >= lower[full - 1].nodes; /* at one that is not whole */
+    const uint32_t other = would_stop ? NONE : tightest(lower, full > wholes ? full : wholes, count, rest);
+    if (whole == NONE || other == NONE)
+        return whole == NONE ? other : whole;
+    if (lower[whole].nodes != lower[other].nodes)
+        return lower[whole].nodes < lower[other].nodes ? whole : other;
+    return lower[whole].id < lower[other].id ? whole : other;
 }
 
 uint32_t sluice_fill_lower(struct lower *lower, struct lower *scratch, uint32_t count, uint32_t most, uint32_t nodes)
 {
+    uint32_t wholes = 0;
     sluice_sort(lower, scratch, count, sizeof *lower, whole_and_full_first);
+    while (wholes < count && lower[wholes].whole)
+        wholes++;
     for (uint32_t full = 0; full < most && full < count; full++) {
-        const uint32_t last = last_of(lower, count, full, nodes);
+        const uint32_t last = last_of(lower, count, wholes, full, nodes);
         if (last != NONE) {
             const struct lower found = lower[last];
             lower[last] = lower[full];

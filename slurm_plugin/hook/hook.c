@@ -50,12 +50,13 @@ static uint32_t rank_of(const struct sluice_hook_call *call)
 }
 
 /* Its nodes over as many leaf switches as there are: where it asks for that, or says nothing and the policy has it so.
- * What it must have of the network goes before. */
-static void set_spread(struct sluice_job_request *request, const struct sluice_rules *rules)
+ * What it must have of the network goes before, and --switches also when its time has passed. */
+static void set_spread(struct sluice_job_request *request, const job_record_t *job, const struct sluice_rules *rules)
 {
     const uint32_t class = request->gpu_type ? sluice_rules_class_of_type(rules, request->gpu_type) : SLUICE_NO_CLASS;
     const bool policy = class == SLUICE_NO_CLASS ? rules->spread_nodes : rules->classes[class].spread_nodes;
-    if (request->fabric != SLUICE_FABRIC_SPREAD && !(policy && request->fabric == SLUICE_FABRIC_UNSET))
+    const bool silent = request->fabric == SLUICE_FABRIC_UNSET && !job->req_switch;
+    if (request->fabric != SLUICE_FABRIC_SPREAD && !(policy && silent))
         return;
     struct sluice_request *requests[] = {&request->wanted, &request->wider};
     for (size_t i = 0; i < (request->has_wider ? 2 : 1); i++)
@@ -70,7 +71,7 @@ static int decide(struct decision *decision)
                             &decision->request, &decision->shape);
     const struct sluice_settings *settings = sluice_settings_acquire();
     if (sluice_mirror_has_switches(sluice_hook.mirror))
-        set_spread(&decision->request, settings->rules);
+        set_spread(&decision->request, call->job, settings->rules);
     sluice_settings_release(settings);
     sluice_hook_read_power(decision);
     enum sluice_job_stock reason = stock_alone(decision);

@@ -38,7 +38,7 @@ static bool read_line(char *line, struct sluice_block_names *names, uint32_t *si
         return false;
     if (!is_base)
         return true;
-    char *name = line + strlen(base), *end = strchr(name, ' ');
+    char *name = line + strlen(base), *end = strstr(name, " BlockIndex=");
     if (!end || names->count == names->room)
         return false;
     snprintf(names->names[names->count++], sizeof(names->names[0]), "%.*s", (int)(end - name), name);

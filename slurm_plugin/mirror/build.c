@@ -306,15 +306,17 @@ static void set_weights(struct sluice_mirror *mirror)
                 mirror->light[at * mirror->words + n / 64] |= UINT64_C(1) << (n % 64);
 }
 
-/* Does Slurm have nodes in blocks? */
+/* Does Slurm have nodes in blocks? The first node that has a place in the network says so. */
 static bool has_blocks(uint32_t nodes)
 {
-    bool found = false;
-    for (uint32_t n = 0; n < nodes && !found; n++) {
+    bool found = false, placed = false;
+    for (uint32_t n = 0; n < nodes && !placed; n++) {
         char *address = NULL, *pattern = NULL;
         if (node_record_table_ptr[n] &&
-            sluice_node_address(node_record_table_ptr[n]->name, &address, &pattern) == SLURM_SUCCESS)
-            found = pattern && !strcmp(pattern, "block.node");
+            sluice_node_address(node_record_table_ptr[n]->name, &address, &pattern) == SLURM_SUCCESS && pattern) {
+            placed = strchr(pattern, '.') != NULL;
+            found = !strcmp(pattern, "block.node");
+        }
         xfree(address);
         xfree(pattern);
     }

@@ -177,8 +177,8 @@ class Reference:
                 self.idle[shape].add_node(self.idle[shape].add_shape(shape), 1, 0)
             mask = sum(1 << nic for nic in free)
             return choose_nics(self.idle[shape], shape.nics, Part(0, gpus), mask, count, keep_gpus=True).nics
-        near = set(shape.nics.gpus)
-        return sum(1 << nic for nic in sorted(free, key=lambda nic: (shape.nics.nics[nic] in near, nic))[:count])
+        near, groups = set(shape.nics.gpus), shape.nics.nics
+        return sum(1 << nic for nic in sorted(free, key=lambda nic: (groups[nic] in near, nic))[:count])
 
     def sites(self, request: Request, nodes_max: int) -> list[list[int]]:
         """Sets of nodes, by rank, of which the request must take one set's."""
@@ -205,9 +205,9 @@ class Reference:
                 parts = [self.part(node, request, count, begin, end) for node, count in dealt]
             else:
                 ready = [part for node in site if (part := self.part(node, request, gpus, begin, end))]
-                parts = self.filled(ready, request, nodes_min)
-                parts = self.in_segments(parts, request.segment)[:nodes_min]
-                parts = parts if len(parts) == nodes_min else []
+                ready = self.filled(ready, request, nodes_min)
+                ready = self.in_segments(ready, request.segment)[:nodes_min]
+                parts = [*ready] if len(ready) == nodes_min else []
             if parts:
                 return tuple(sorted((part for part in parts if part), key=lambda part: part.node))
         return None
@@ -321,7 +321,7 @@ class Reference:
                     self.hold(start, job.limit_s)
             if starts and starts[0].start_s and reservations:
                 reservations -= 1
-            found += starts or [None] * len(members)
+            found.extend(starts if starts else [None] * len(members))
             first = last
         return found
 

@@ -53,7 +53,10 @@ def test_easy_and_conservative() -> None:
 def test_compute_is_planned_as_memory_is() -> None:
     """60 percent waits until the 60 percent in use are free; 40 percent, or none, does not."""
     cluster = one_gpu_nodes(1)
-    claim = lambda percent: Request(gpus=1, gpu_memory_mib=10, gpu_compute_percent=percent)  # noqa: E731
+
+    def claim(percent: int) -> Request:
+        return Request(gpus=1, gpu_memory_mib=10, gpu_compute_percent=percent)
+
     running = [RunningJob(commit(cluster, [Part(0, 1, 10, gpu_compute_percent=60)]), NOW + 100)]
     jobs = [PendingJob(claim(percent), 50) for percent in (60, 0, 41, 40)]
     plan = Backfill(1).plan(cluster, NOW, running, jobs)
@@ -187,21 +190,19 @@ def random_case(
         path = ((leaf, 0), (above[leaf][0], 1), (above[leaf][1], 2)) if leaf else ()
         healthy = [draw.random() < 0.95 for _ in shapes[which].gpus]
         nodes.append(reference.Node(shapes[which], cpus, memory, ranks[node], path, healthy=tuple(healthy)))
-        sizes = [gpu.memory_mib for gpu in shapes[which].gpus]
+        sizes, nics = [gpu.memory_mib for gpu in shapes[which].gpus], shapes[which].nics
         for _ in range(draw.randint(0, 4)):
-            gpus = draw.sample(range(len(sizes)), draw.randint(0, min(2, len(sizes))))
-            share = draw.choice([0, 10, 30]) if gpus else 0
+            taken = draw.sample(range(len(sizes)), draw.randint(0, min(2, len(sizes))))
+            share = draw.choice([0, 10, 30]) if taken else 0
             part = Part(
                 node,
-                sum(1 << gpu for gpu in gpus),
+                sum(1 << gpu for gpu in taken),
                 share,
                 draw.randint(0, 3),
                 draw.randint(0, 4),
                 draw.random() < 0.05,
-                draw.choice([0, 0, 20, 60]) if gpus else 0,
-                draw.getrandbits(len(shapes[which].nics.nics)) & draw.getrandbits(4) * draw.randint(0, 1)
-                if shapes[which].nics
-                else 0,
+                draw.choice([0, 0, 20, 60]) if taken else 0,
+                draw.getrandbits(len(nics.nics)) & draw.getrandbits(4) * draw.randint(0, 1) if nics else 0,
             )
             try:
                 allocation = commit(cluster, [part])
@@ -225,7 +226,10 @@ def random_request(draw: random.Random, nodes: int) -> Request:
     gpus = draw.choice([0, 1, 1, 1, 2, 3])
     nodes_min = 4 if draw.random() < 0.04 else draw.choice([0, 1, 1, 1, 2, min(3, nodes)])
     flags = RequestFlag.EXCLUSIVE if draw.random() < 0.07 else RequestFlag.NONE
-    preference = lambda share: Preference.REQUIRED if gpus and draw.random() < share else Preference.ANY  # noqa: E731
+
+    def preference(share: float) -> Preference:
+        return Preference.REQUIRED if gpus and draw.random() < share else Preference.ANY
+
     if gpus and draw.random() < 0.15:
         flags |= RequestFlag.GPUS_TOTAL
         gpus = draw.randint(max(nodes_min, 1), 6)

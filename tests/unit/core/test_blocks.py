@@ -171,7 +171,7 @@ def found_in(cluster: Cluster, policy: Policy, request: Request) -> Placement | 
 
 
 @pytest.mark.parametrize("policy", [Policy.SLUICE, Policy.RANDOM])
-def test_slurm_accepts_all_that_is_chosen_and_nothing_it_accepts_is_missed(policy, full_scale):
+def test_slurm_accepts_all_that_is_chosen_and_nothing_it_accepts_is_missed(policy: Policy, full_scale: bool) -> None:
     chosen = limited = refused = 0
     for seed in range(3000 if full_scale else 150):
         draw = random.Random(f"blocks-{seed}")
@@ -189,7 +189,7 @@ def test_slurm_accepts_all_that_is_chosen_and_nothing_it_accepts_is_missed(polic
     assert min(chosen, limited, refused) > 15, (chosen, limited, refused)
 
 
-def test_slurm_accepts_all_that_is_planned(full_scale):
+def test_slurm_accepts_all_that_is_planned(full_scale: bool) -> None:
     """And the first job starts at the first moment at which Slurm has a set that it accepts."""
     planned = 0
     for seed in range(2000 if full_scale else 120):
@@ -223,7 +223,7 @@ def free_at(site: Site, ends: dict[int, int], moment: int) -> Site:
     return then
 
 
-def test_base_blocks_without_nodes_stop_slurm():
+def test_base_blocks_without_nodes_stop_slurm() -> None:
     """BlockSizes=2,4,16: of 10 nodes, below each 4 but the one with fewest both base blocks give some."""
     sizes = [2, 4, 16]
     assert accepts([2, 2, 2, 2, 2, 0, 0, 0], 10, sizes)
@@ -232,7 +232,7 @@ def test_base_blocks_without_nodes_stop_slurm():
     assert not accepts([4, 0, 2, 1, 2, 1, 0, 0], 10, sizes)  # stops at the first, of which a base block gives none
 
 
-def test_what_is_refused():
+def test_what_is_refused() -> None:
     for sizes, count, message in [
         ([], 4, "no base block"),
         ([0], 4, "no base block"),
@@ -253,7 +253,7 @@ def test_what_is_refused():
             place(cluster, Policy.SLUICE, request)
 
 
-def test_levels_of_block_sizes():
+def test_levels_of_block_sizes() -> None:
     """The last level has all; where BlockSizes has none so large, it is added."""
     found = []
     for sizes, count in [([4, 8, 32], 5), ([4, 8, 32], 8), ([4], 1), ([4], 3), ([4, 8], 2), ([8, 4 * 8, 2 * 8], 9)]:

@@ -69,7 +69,7 @@ class Site:
 
 
 @pytest.mark.parametrize("policy", [Policy.SLUICE, Policy.FIRST_FIT, Policy.FGD, Policy.RANDOM])
-def test_as_near_as_any_choice_of_whole_segments(policy, full_scale):
+def test_as_near_as_any_choice_of_whole_segments(policy: Policy, full_scale: bool) -> None:
     placed = refused = 0
     for seed in range(4000 if full_scale else 250):
         draw = random.Random(f"{policy}-{seed}")
@@ -98,7 +98,7 @@ def test_as_near_as_any_choice_of_whole_segments(policy, full_scale):
 
 
 @pytest.mark.parametrize("segment", [2, 3])
-def test_the_plan_keeps_segments_whole(segment, full_scale):
+def test_the_plan_keeps_segments_whole(segment: int, full_scale: bool) -> None:
     planned = 0
     for seed in range(1000 if full_scale else 100):
         draw = random.Random(seed)
@@ -123,7 +123,7 @@ def test_the_plan_keeps_segments_whole(segment, full_scale):
 
 
 @pytest.mark.parametrize("policy", [Policy.SLUICE, Policy.RANDOM])
-def test_spread_over_leaf_switches_as_evenly_as_any_choice(policy, full_scale):
+def test_spread_over_leaf_switches_as_evenly_as_any_choice(policy: Policy, full_scale: bool) -> None:
     """The fewest from the fullest leaf switch, then from the next: of all choices below the allowed switch."""
     placed = several = 0
     for seed in range(4000 if full_scale else 250):
@@ -170,7 +170,7 @@ def test_spread_over_leaf_switches_as_evenly_as_any_choice(policy, full_scale):
     assert several > 50
 
 
-def test_spread_is_of_known_shares():
+def test_spread_is_of_known_shares() -> None:
     cluster = blocks(4, 4)
     with pytest.raises(CoreError, match="switch_layout with GPUs in total"):
         place(
@@ -197,7 +197,7 @@ def blocks(*sizes: int) -> Cluster:
     return cluster
 
 
-def test_three_segments_of_twelve_are_in_three_blocks():
+def test_three_segments_of_twelve_are_in_three_blocks() -> None:
     """Not 17 + 17 + 2, as topology/block was seen to allocate."""
     cluster = blocks(18, 18, 18)
     assert start(cluster, Policy.SLUICE, Request(gpus=1, allowed=frozenset([0])))
@@ -209,7 +209,7 @@ def test_three_segments_of_twelve_are_in_three_blocks():
     assert place(cluster, Policy.SLUICE, Request(gpus=1, nodes_min=36)) is not None
 
 
-def test_one_switch_and_segments():
+def test_one_switch_and_segments() -> None:
     cluster = blocks(4, 6)
     found = place(cluster, Policy.SLUICE, Request(gpus=1, nodes_min=6, segment=2, one_switch=Preference.REQUIRED))
     assert found is not None
@@ -218,7 +218,7 @@ def test_one_switch_and_segments():
         place(cluster, Policy.SLUICE, Request(gpus=1, nodes_min=8, segment=2, one_switch=Preference.REQUIRED))
 
 
-def test_nodes_in_no_whole_segment_use_no_watts():
+def test_nodes_in_no_whole_segment_use_no_watts() -> None:
     """The first block's only node, which is no segment, would leave too few for the second block."""
     backfill, job = Backfill(4), PendingJob(Request(gpus=1, nodes_min=2, segment=2), 60, watts=300)
     backfill.set_power(Power(4, [Budget(600)]))
