@@ -321,7 +321,8 @@ class Reference:
                     self.hold(start, job.limit_s)
             if starts and starts[0].start_s and reservations:
                 reservations -= 1
-            found.extend(starts if starts else [None] * len(members))
+            nowhere: list[Start | None] = [None] * len(members)
+            found += starts or nowhere
             first = last
         return found
 
