@@ -120,6 +120,7 @@ class Agent:
         self.saver.answer_to(self.server)
         self.duties.add("saved-jobs", PRUNE_S, self.saver.prune)
         self.duties.add("can-save", ANNOUNCE_S, self.saver.announce)
+        self.duties.add("unfinished-saves", ANNOUNCE_S, self.saver.settle)
         self.uplink = Uplink()
         self.watcher.on_sample.append(self.power.on_sample)
         self.power.on_due = self.duties.add("power", CHECK_S, self.power.run, retry=1.0).wake

@@ -153,7 +153,10 @@ def uid_of(pid: int, proc: Path = PROC) -> int | None:
 
 
 def memory_room(pid: int, proc: Path = PROC, root: Path = ROOT) -> int:
-    """Bytes that a process's cgroup, or one above it, still lets it have; very many where none is limited."""
+    """Bytes that a process's cgroup, or one above it, still lets it have; very many where none is limited.
+
+    What the kernel keeps of files there gives way.
+    """
     found = _NO_LIMIT
     try:
         lines = read(f"{proc}/{pid}/cgroup").splitlines()
@@ -173,8 +176,17 @@ def memory_room(pid: int, proc: Path = PROC, root: Path = ROOT) -> int:
             for one in (folder, *(parent for parent in folder.parents if parent.is_relative_to(base))):
                 with suppress(OSError, ValueError):  # "max", or the hierarchy's root
                     limit, used = (int((one / name).read_text()) for name in names)
-                    found = min(found, max(0, limit - used))
+                    found = min(found, max(0, limit - used + _of_files(one)))
     return found
+
+
+def _of_files(folder: Path) -> int:
+    """Bytes of the page cache, without shared memory; 0: not said. In version 1 "total_" is with all below."""
+    with suppress(OSError, ValueError, KeyError):
+        facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        prefix = "total_" if "total_inactive_file" in facts else ""
+        return int(facts[f"{prefix}inactive_file"]) + int(facts[f"{prefix}active_file"])
+    return 0
 
 
 def take_steps(place: Place, root: Path = ROOT) -> None:

@@ -313,6 +313,7 @@ class Jobs:
         largest one is the job's limit, until a whole one comes. `open` and `nics`: what root can open in the task's
         cgroup. `saved`: the job is to be saved as it runs (`--checkpoint=system`); `saves` says whether it can be.
         """
+        why = self.unsaved(job) if saved else ""  # the driver may take its time
         with self._state.lock:
             record = self._state.records.get(job)
             if record is None:
@@ -346,7 +347,7 @@ class Jobs:
             self._watch_over(record, peer)
             region = self._regions.of(job)
             if saved:
-                record.unsaved = _why_unsaved(record, region) or self.unsaved(job)
+                record.unsaved = _why_unsaved(record, region) or why
             self._state.jobs.save(record)
         if saved and record.unsaved:
             self.on_unsaved(job, f"cannot be saved as it runs: {record.unsaved}")

@@ -1,7 +1,8 @@
 """NVIDIA's way to take a process's state off its GPUs and put it back: the driver's cuCheckpointProcess* functions.
 
-Started by gpus.py as a process of its own, which may crash or hang with the driver: `suspend MS PID...`,
-`resume PID... [OLD_UUID=NEW_UUID...]`, `problem`. Prints a JSON object: `pids`, those that use CUDA, or `error`.
+Started by gpus.py as a process of its own, which may crash or hang with the driver: `suspend MS INIT PID...`, of
+processes below INIT; `resume PID... [OLD_UUID=NEW_UUID...]`; `problem`. Prints a JSON object: `pids`, those that use
+CUDA, or `error`, with `never` where the driver refuses what the program does.
 Standard library only. Source of calls and their order: NVIDIA's CUDA driver API, "CUDA Checkpointing", and the tool
 cuda-checkpoint: lock, checkpoint; restore, unlock.
 """
@@ -22,6 +23,7 @@ RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
 _NOT_READY, _NOT_SUPPORTED = 600, 801
 _PTRACE_CONT, _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 7, 17, 0x4206, 0x4207
 _WALL = 0x40000000
+_STOP_S = 10.0  # until a thread that is stopped is traced
 _UNSUPPORTED = (
     "the driver cannot save what it has on its GPU: managed memory, memory shared with other processes, MIG or MPS"
 )
@@ -29,6 +31,10 @@ _UNSUPPORTED = (
 
 class FailedError(Exception):
     """The reason in words."""
+
+
+class UnsupportedError(FailedError):
+    """What the program does with its GPUs cannot be saved, now or later."""
 
 
 class LockArgs(ctypes.Structure):
@@ -77,7 +83,7 @@ class Driver:
     def check(self, code: int, what: str) -> None:
         """Raises FailedError for what the driver answered."""
         if code == _NOT_SUPPORTED:
-            raise FailedError(_UNSUPPORTED)
+            raise UnsupportedError(_UNSUPPORTED)
         if code:
             raise FailedError(f"the NVIDIA driver could not {what}: {self._name(code)}")
 
@@ -87,9 +93,11 @@ class Driver:
         return None if self.api.cuCheckpointProcessGetState(pid, ctypes.byref(state)) else state.value
 
     def thread(self, pid: int) -> int:
-        """The thread of the process that works for the driver."""
+        """The thread of the process that works for the driver. It is to be traced: it has to be the process's."""
         found = ctypes.c_int()
         self.check(self.api.cuCheckpointProcessGetRestoreThreadId(pid, ctypes.byref(found)), "find its thread")
+        if not os.path.exists(f"/proc/{pid}/task/{found.value}"):  # noqa: PTH110 - as below
+            raise FailedError(f"the NVIDIA driver names thread {found.value}, which is not of its process")
         return found.value
 
     def lock(self, pid: int, timeout_ms: int) -> None:
@@ -119,12 +127,34 @@ def _bytes(uuid: str) -> ctypes.Array[ctypes.c_ubyte]:
     return (ctypes.c_ubyte * 16)(*bytes.fromhex(uuid.partition("-")[2].replace("-", "")))
 
 
-# ---- one thread of a stopped process ----
+# ---- processes and threads ----
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What /proc says of a process or thread, from its state on."""
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - small and often
+        return file.read().rpartition(b") ")[2].split()
 
 
 def _is_stopped(thread: int) -> bool:
-    with open(f"/proc/{thread}/stat", "rb") as file:  # noqa: PTH123 - small and often
-        return file.read().rpartition(b") ")[2][:1] in (b"T", b"t")
+    return _stat(thread)[0] in (b"T", b"t")
+
+
+def is_below(pid: int, init: int) -> bool:
+    """Whether it is one of the processes below `init`, of which none leaves them: its number may be another's now."""
+    with suppress(OSError):
+        while pid > 1 and pid != init:
+            pid = int(_stat(pid)[1])
+    return pid == init
+
+
+def _await_trace(thread: int) -> None:
+    """Raises FailedError where the thread runs: its user may have let it."""
+    end = time.monotonic() + _STOP_S
+    while os.waitpid(thread, _WALL | os.WNOHANG)[0] != thread:
+        if time.monotonic() > end:
+            raise FailedError(f"its thread {thread} does not stop")
+        time.sleep(0.01)
 
 
 @contextmanager
@@ -145,21 +175,21 @@ def awake(thread: int) -> Iterator[None]:
             raise FailedError(f"its thread {thread} cannot be traced: {os.strerror(ctypes.get_errno())}")
 
     ptrace(_PTRACE_SEIZE)
-    os.waitpid(thread, _WALL)
+    _await_trace(thread)
     ptrace(_PTRACE_CONT)
     try:
         yield
     finally:
         with suppress(FailedError, ChildProcessError):  # it has ended
             ptrace(_PTRACE_INTERRUPT)
-            os.waitpid(thread, _WALL)
+            _await_trace(thread)
             ptrace(_PTRACE_DETACH)
 
 
 # ---- what is asked for ----
 
 
-def suspend(driver: Driver, pids: list[int], timeout_ms: int) -> list[int]:
+def suspend(driver: Driver, init: int, pids: list[int], timeout_ms: int) -> list[int]:
     """Take all of these off their GPUs, as far as they are on any; all or none. The ones that use CUDA."""
     used = [pid for pid in pids if driver.state(pid) is not None]
     end = time.monotonic() + timeout_ms / 1000
@@ -167,6 +197,8 @@ def suspend(driver: Driver, pids: list[int], timeout_ms: int) -> list[int]:
         for pid in used:  # all are locked before one lets go: they may wait for each other
             if driver.state(pid) == RUNNING:
                 driver.lock(pid, int((end - time.monotonic()) * 1000))
+                if not is_below(pid, init):
+                    raise FailedError("one of its processes ended meanwhile")
         for pid in used:
             if driver.state(pid) == LOCKED:
                 driver.checkpoint(pid)
@@ -183,14 +215,29 @@ def resume(driver: Driver, pids: list[int], pairs: list[tuple[str, str]]) -> lis
     """Those that are off their GPUs or locked, on GPUs and running again. They may be stopped, and stay so."""
     used = [pid for pid in pids if driver.state(pid) is not None]
     for pid in used:
-        with awake(driver.thread(pid)):
-            if driver.state(pid) == CHECKPOINTED:
-                driver.restore(pid, pairs)
-            if driver.state(pid) == LOCKED:
-                driver.unlock(pid)
-        if driver.state(pid) != RUNNING:
-            raise FailedError("the NVIDIA driver did not put its state back on a GPU")
+        try:
+            _resume_one(driver, pid, pairs)
+        except (FailedError, OSError):
+            if not _has_ended(pid):
+                raise
     return used
+
+
+def _resume_one(driver: Driver, pid: int, pairs: list[tuple[str, str]]) -> None:
+    with awake(driver.thread(pid)):
+        if driver.state(pid) == CHECKPOINTED:
+            driver.restore(pid, pairs)
+        if driver.state(pid) == LOCKED:
+            driver.unlock(pid)
+    if driver.state(pid) != RUNNING:
+        raise FailedError("the NVIDIA driver did not put its state back on a GPU")
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return _stat(pid)[0] in (b"Z", b"X")
+    except OSError:
+        return True
 
 
 def main(words: list[str]) -> dict[str, object]:
@@ -200,12 +247,12 @@ def main(words: list[str]) -> dict[str, object]:
         if words[0] == "problem":
             return {"pids": [], "version": driver.version}
         if words[0] == "suspend":
-            return {"pids": suspend(driver, [int(word) for word in words[2:]], int(words[1]))}
+            return {"pids": suspend(driver, int(words[2]), [int(word) for word in words[3:]], int(words[1]))}
         pairs = [(old, new) for word in words[1:] for old, found, new in [word.partition("=")] if found]
         pids = [int(word) for word in words[1:] if word.isdecimal()]
         return {"pids": resume(driver, pids, pairs)}
     except (FailedError, OSError) as error:
-        return {"error": str(error)}
+        return {"error": str(error), "never": isinstance(error, UnsupportedError)}
 
 
 if __name__ == "__main__":

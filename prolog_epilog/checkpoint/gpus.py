@@ -20,6 +20,10 @@ _AMD_PLUGINS = ("/usr/lib/criu/amdgpu_plugin.so", "/usr/lib64/criu/amdgpu_plugin
 _DRIVER_S = 20.0
 
 
+class NeverError(SluiceError):
+    """What a program does with its GPUs cannot be saved, now or later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One that a job has or had."""
@@ -38,7 +42,10 @@ Pairs = list[tuple[str, str]]
 
 
 class GpuState(Protocol):
-    """One vendor's way. Processes are named by their numbers on the node; those that use no GPU are skipped."""
+    """One vendor's way. Processes are named by their numbers on the node; those that use no GPU are skipped.
+
+    `lock`: a descriptor that is open for as long as the driver works, also without the agent that asked.
+    """
 
     def problem(self) -> str:
         """Why this node cannot; empty: it can."""
@@ -46,13 +53,13 @@ class GpuState(Protocol):
     def remaps(self) -> bool:
         """Whether a process can have another GPU of the same model afterwards."""
 
-    def suspend(self, pids: Iterable[int], seconds: float) -> None:
-        """They give up their GPUs, and go on without until they use one. Repeated it does nothing.
+    def suspend(self, init: int, pids: Iterable[int], seconds: float, lock: int) -> None:
+        """They, below `init`, give up their GPUs, and go on without until they use one. Repeated it does nothing.
 
-        Raises SluiceError with the reason: none has, and all run on.
+        Raises SluiceError with the reason, NeverError: none has, and all run on.
         """
 
-    def resume(self, pids: Iterable[int], pairs: Pairs) -> None:
+    def resume(self, pids: Iterable[int], pairs: Pairs, lock: int) -> None:
         """The reverse, of processes that run or are stopped, which they remain. Repeated it does nothing.
 
         `pairs`: all GPUs where one is another. Raises SluiceError: those that could not are of no more use.
@@ -78,26 +85,30 @@ class Cuda:
         """As in GpuState."""
         return not self.problem() and self._version >= cuda.REMAPS_SINCE
 
-    def suspend(self, pids: Iterable[int], seconds: float) -> None:
+    def suspend(self, init: int, pids: Iterable[int], seconds: float, lock: int) -> None:
         """As in GpuState."""
-        self._ask(seconds + _DRIVER_S, "suspend", round(seconds * 1000), *pids)
+        self._ask(seconds + _DRIVER_S, "suspend", round(seconds * 1000), init, *pids, lock=lock)
 
-    def resume(self, pids: Iterable[int], pairs: Pairs) -> None:
+    def resume(self, pids: Iterable[int], pairs: Pairs, lock: int) -> None:
         """As in GpuState."""
-        self._ask(None, "resume", *pids, *(f"{old}={new}" for old, new in pairs))
+        self._ask(None, "resume", *pids, *(f"{old}={new}" for old, new in pairs), lock=lock)
 
-    def _ask(self, seconds: float | None, *words: object) -> dict[str, Any]:
+    def _ask(self, seconds: float | None, *words: object, lock: int = -1) -> dict[str, Any]:
         """Raises SluiceError. Without a time: to be killed halfway would cost the job its state."""
         command = [*PYTHON, "-m", cuda.__name__, *map(str, words)]
         try:
-            done = subprocess.run(command, timeout=seconds, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+            done = subprocess.run(
+                command, timeout=seconds, check=False, stdin=subprocess.DEVNULL, capture_output=True,
+                pass_fds=() if lock < 0 else (lock,),
+            )  # fmt: skip
             answer: dict[str, Any] = json.loads(done.stdout)
         except subprocess.TimeoutExpired:
             raise SluiceError(f"the NVIDIA driver gave no answer within {seconds:g} s") from None
         except (OSError, ValueError) as error:
             raise SluiceError(f"the NVIDIA driver was not asked: {one_line(str(error))}") from None
         if "error" in answer:
-            raise SluiceError(one_line(str(answer["error"])))
+            kind = NeverError if answer.get("never") else SluiceError
+            raise kind(one_line(str(answer["error"])))
         return answer
 
 
@@ -114,11 +125,11 @@ class Amd:
         """As in GpuState."""
         return False
 
-    def suspend(self, pids: Iterable[int], seconds: float) -> None:
+    def suspend(self, init: int, pids: Iterable[int], seconds: float, lock: int) -> None:
         """As in GpuState."""
         raise SluiceError(self.problem())
 
-    def resume(self, pids: Iterable[int], pairs: Pairs) -> None:
+    def resume(self, pids: Iterable[int], pairs: Pairs, lock: int) -> None:
         """As in GpuState."""
         raise SluiceError(self.problem())
 
@@ -157,15 +168,15 @@ class Gpus:
         same = all(old.uuid == new.uuid for old, new in pairs)
         return [] if same else [(old.uuid, new.uuid) for old, new in pairs]
 
-    def suspend(self, gpus: Sequence[Gpu], pids: Sequence[int], seconds: float) -> None:
+    def suspend(self, gpus: Sequence[Gpu], init: int, pids: Sequence[int], seconds: float, lock: int) -> None:
         """As in GpuState, of a job with these. Raises SluiceError."""
         for vendor in _vendors(gpus):
-            self._vendors[vendor].suspend(pids, seconds)
+            self._vendors[vendor].suspend(init, pids, seconds, lock)
 
-    def resume(self, gpus: Sequence[Gpu], pids: Sequence[int], pairs: Pairs) -> None:
+    def resume(self, gpus: Sequence[Gpu], pids: Sequence[int], pairs: Pairs, lock: int) -> None:
         """As in GpuState, of a job with these. Raises SluiceError."""
         for vendor in _vendors(gpus):
-            self._vendors[vendor].resume(pids, pairs)
+            self._vendors[vendor].resume(pids, pairs, lock)
 
 
 def _vendors(gpus: Iterable[Gpu]) -> list[str]:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from policy.checkpoint import NodeSystem
-from prolog_epilog.cgroups import memory_room
+from prolog_epilog.cgroups import memory_room, place_of
 from prolog_epilog.checkpoint import contents, criu, opened
 from prolog_epilog.checkpoint.criu import BrokenOffError, Criu
-from prolog_epilog.checkpoint.gpus import Gpus, Pairs, from_facts, to_facts
+from prolog_epilog.checkpoint.gpus import Gpus, NeverError, Pairs, from_facts, to_facts
 from prolog_epilog.checkpoint.images import Images, Run
 from prolog_epilog.server import Peer, Server
 from sluice.base.errors import SluiceError
@@ -116,34 +116,63 @@ class Saver:
                 self._requeue(job, restarts)
             except BrokenOffError as error:
                 words = f"not saved, begins again from its start: {error}"
-                self._requeue(job, restarts)
+                self._begin_again(run, init)
             except BaseException as error:
                 words = f"not saved: {error}"
-                if not self._let_go_on(run, init):
+                if not self._let_go_on(run, init, lock):
                     words += "; begins again from its start, as its state could not be put back on its GPUs"
-                    self._requeue(job, restarts)
-                    _end(init)
+                    self._begin_again(run, init)
                 self.told(job, words)
                 raise
             finally:
                 shutil.rmtree(self.images.work(job), ignore_errors=True)
+                self._off(job).unlink(missing_ok=True)
             _end(init)
         log("saved", job=job, uid=uid, what=words)
         self.told(job, words)
         return {}
+
+    def _begin_again(self, run: Run, init: int) -> None:
+        """Where this run can neither be saved nor go on: it is ended, even if the order does not get on disk."""
+        try:
+            self._requeue(run.job, run.restarts)
+        finally:
+            _end(init)
+
+    def settle(self) -> None:
+        """A duty: a job that a killed agent left off its GPUs goes on, unless it is saved, and its helper asks again.
+
+        Raises OSError.
+        """
+        for note in (self.images.folder / "work").glob(".*.off"):
+            job = int(note.name.split(".")[1])
+            with suppress(SluiceError, FileNotFoundError, ValueError), self._alone(job, seconds=0) as lock:
+                facts = json.loads(note.read_text())
+                run, init = Run(job, facts["uid"], facts["restarts"]), facts["init"]
+                place = place_of(init)
+                if place is None or place.job != job:
+                    note.unlink()
+                elif not self._is_saved(run, init):
+                    if not self._let_go_on(run, init, lock):
+                        self._begin_again(run, init)
+                    note.unlink()
+
+    def _off(self, job: int) -> Path:
+        """A note that what the job has on GPUs is, maybe, on the host."""
+        return self.images.folder / "work" / f".{job}.off"
 
     def _is_saved(self, run: Run, init: int) -> bool:
         """Whether its last image is what it is now: it has not run since."""
         found = self.images.find(run.job)
         return found is not None and found[0] == run.restarts and _is_stopped(init)
 
-    def _let_go_on(self, run: Run, init: int) -> bool:
+    def _let_go_on(self, run: Run, init: int, lock: int) -> bool:
         """As if it had not been asked to save. False: it cannot, and is to be ended."""
         try:
             found = self.images.find(run.job)
             if found is not None and found[0] == run.restarts:
                 self.images.forget(run.job)
-            self.gpus.resume(self.gpus.given(run.job), opened.processes(init)[1:], [])
+            self.gpus.resume(self.gpus.given(run.job), opened.processes(init)[1:], [], lock)
         except (OSError, SluiceError) as error:
             log("problem", job=run.job, what=f"does not go on: {error}")
             return False
@@ -158,9 +187,12 @@ class Saver:
         _go_on(init)  # an agent that was killed may have left it stopped
         self._check_room(run, init, policy)
         work = self._fresh_work(run.job)
+        if gpus:
+            note = {"uid": run.uid, "restarts": run.restarts, "init": init}
+            write_atomic(self._off(run.job), json.dumps(note), mode=0o600)
         try:
-            self.gpus.suspend(gpus, opened.processes(init)[1:], _GPU_S)
-        except SluiceError as error:
+            self.gpus.suspend(gpus, init, opened.processes(init)[1:], _GPU_S, lock)
+        except NeverError as error:
             self.found_unsaved(run.job, error.what)
             raise
         self._program().save(init, work, policy.time_s, policy.most_bytes, lock)
@@ -258,7 +290,7 @@ class Saver:
         Raises SluiceError, OSError: it does not run, the job begins again from its start.
         """
         del peer
-        with self._alone(job):
+        with self._alone(job) as lock:
             if not init and not self.images.work(job).exists():
                 raise SluiceError("it was refused")  # and its job told why
             try:
@@ -268,7 +300,7 @@ class Saver:
                 if looked_at is None or not looked_at["all"]:
                     raise SluiceError("CRIU did not have it looked at")
                 pairs = [(str(old), str(new)) for old, new in looked_at["pairs"]]
-                self.gpus.resume(self.gpus.given(job), opened.processes(init)[1:], pairs)
+                self.gpus.resume(self.gpus.given(job), opened.processes(init)[1:], pairs, lock)
             except (OSError, SluiceError) as error:
                 if init:
                     _end(init)
@@ -331,12 +363,12 @@ class Saver:
     # ---- others ----
 
     @contextmanager
-    def _alone(self, job: int) -> Iterator[int]:
-        """One at a time for a job; CRIU, which outlives an agent that is killed, gets the lock, too. Raises
-        SluiceError."""
+    def _alone(self, job: int, seconds: float = _LOCK_S) -> Iterator[int]:
+        """One at a time for a job; CRIU and who asks the driver, which outlive an agent that is killed, get the lock,
+        too. Raises SluiceError."""
         lock = os.open(self.images.folder / "work" / f".{job}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            end = time.monotonic() + _LOCK_S
+            end = time.monotonic() + seconds
             while not _is_locked(lock):
                 if time.monotonic() > end:
                     raise SluiceError(f"job {job} is just saved by another")
@@ -349,9 +381,12 @@ class Saver:
         """A duty: remove what was kept long enough. Raises OSError."""
         now = time.time()
         self.images.prune(now - self._policy().keep_s)
-        for left in (self.images.folder / "work").glob(".*"):
+        for left in (self.images.folder / "work").iterdir():
             if left.stat().st_mtime < now - _DAY_S:
-                left.unlink()
+                if left.is_dir():  # of a job that did not ask again: what it had in memory
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink()
 
 
 def _is_locked(lock: int) -> bool:

@@ -89,7 +89,7 @@ def encode(value: object) -> str:
 def ask(**request: object) -> dict[str, Any]:  # type: ignore[name-defined]  # noqa: F821 - typing takes long to load
     """The node agent's answer; a request that a restart of it cuts off is made again. Raises RefusedError."""
     end = time.monotonic() + PATIENCE
-    seconds = EPILOG_SECONDS if request["do"] in ("epilog", "save", "resume", "restored") else SECONDS
+    seconds = EPILOG_SECONDS if request["do"] in ("epilog", "save", "resume", "restored", "resumed") else SECONDS
     while True:
         began = time.monotonic()
         try:

@@ -142,7 +142,7 @@ def test_it_is_off_the_gpu_and_on_it_again(node: Node, start: Callable[..., Prog
     try:
         assert node.run(USED) == [HAS, 0, 0, 0]
         for _ in range(2):  # again it does nothing
-            assert ask(node, "suspend", 10_000, pid, other.pid) == {"pids": [pid]}
+            assert ask(node, "suspend", 10_000, os.getpid(), pid, other.pid) == {"pids": [pid]}
             assert node.run(USED) == [0, 0, 0, 0]
         program.waits()
         for _ in range(2):
@@ -157,14 +157,14 @@ def test_it_is_off_the_gpu_and_on_it_again(node: Node, start: Callable[..., Prog
 def test_on_another_gpu_of_its_model_alone(node: Node, start: Callable[..., Program]) -> None:
     program = start()
     pid = program.process.pid
-    ask(node, "suspend", 10_000, pid)
+    ask(node, "suspend", 10_000, os.getpid(), pid)
     assert "CUDA_ERROR_INVALID_VALUE" in ask(node, "resume", pid, pair(node, 0, 3))["error"]  # an A100
     assert "CUDA_ERROR_INVALID_DEVICE" in ask(node, "resume", pid, pair(node, 2, 1))["error"]  # its own is not named
     assert node.run(USED) == [0, 0, 0, 0]
     assert ask(node, "resume", pid, pair(node, 0, 1)) == {"pids": [pid]}
     assert node.run(USED) == [0, HAS, 0, 0]
     program.works()
-    ask(node, "suspend", 10_000, pid)
+    ask(node, "suspend", 10_000, os.getpid(), pid)
     assert ask(node, "resume", pid, pair(node, 1, 2)) == {"pids": [pid]}  # it is known by the one that it has now
     assert node.run(USED) == [0, 0, HAS, 0]
 
@@ -173,7 +173,7 @@ def test_a_stopped_process_stays_stopped(node: Node, start: Callable[..., Progra
     """As CRIU leaves it: it gets its GPU back before it runs."""
     program = start()
     pid = program.process.pid
-    ask(node, "suspend", 10_000, pid)
+    ask(node, "suspend", 10_000, os.getpid(), pid)
     os.kill(pid, signal.SIGSTOP)
     assert ask(node, "resume", pid) == {"pids": [pid]}
     assert node.run(USED) == [HAS, 0, 0, 0]
@@ -189,7 +189,7 @@ def test_what_cannot_be_saved_goes_on(node: Node, start: Callable[..., Program],
     good, program = start(), start(more)
     pids = good.process.pid, program.process.pid
     before = node.run(USED)
-    assert "cannot save what it has on its GPU" in ask(node, "suspend", 10_000, *pids)["error"]
+    assert "cannot save what it has on its GPU" in ask(node, "suspend", 10_000, os.getpid(), *pids)["error"]
     assert node.run(USED) == before
     good.works()
     program.works()
@@ -198,7 +198,7 @@ def test_what_cannot_be_saved_goes_on(node: Node, start: Callable[..., Program],
 def test_a_gpu_that_is_taken_meanwhile(node: Node, start: Callable[..., Program]) -> None:
     program = start()
     pid = program.process.pid
-    ask(node, "suspend", 10_000, pid)
+    ask(node, "suspend", 10_000, os.getpid(), pid)
     full = start("ok(cu.cuMemAlloc_v2(c.byref(address), c.c_size_t(78 << 30)))")
     assert "CUDA_ERROR_OUT_OF_MEMORY" in ask(node, "resume", pid)["error"]
     full.end()
@@ -206,16 +206,60 @@ def test_a_gpu_that_is_taken_meanwhile(node: Node, start: Callable[..., Program]
     program.works()
 
 
+def test_a_process_of_another_job_is_left_alone(node: Node, start: Callable[..., Program]) -> None:
+    """Its number may have been one of the job's."""
+    program, init = start(), subprocess.Popen(["sleep", "60"])
+    try:
+        said = ask(node, "suspend", 10_000, init.pid, program.process.pid)
+        assert "ended meanwhile" in said["error"] and not said["never"]
+        program.works()
+    finally:
+        init.kill()
+        init.wait()
+
+
+class Ending:
+    """A driver for which one process ends just as it is to be put back, and the thread that works is another's."""
+
+    def __init__(self, gone: int) -> None:
+        self.gone = gone
+        self.api = self
+        self.done: list[int] = []
+
+    def state(self, pid: int) -> int:
+        return cuda.RUNNING if pid in self.done else cuda.LOCKED
+
+    def thread(self, pid: int) -> int:
+        if pid == self.gone:
+            raise cuda.FailedError("no such process")
+        return pid
+
+    def unlock(self, pid: int) -> None:
+        self.done.append(pid)
+
+
+def test_one_that_ends_does_not_keep_the_others() -> None:
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    driver: Any = Ending(ended.pid)
+    cuda.resume(driver, [ended.pid, os.getpid()], [])
+    assert driver.done == [os.getpid()]
+    ended.wait()
+    driver = Ending(os.getpid())
+    with pytest.raises(cuda.FailedError, match="no such"):
+        cuda.resume(driver, [os.getpid()], [])
+
+
 def test_whoever_asks_may_die(node: Node, start: Callable[..., Program]) -> None:
     program = start()
     pid = program.process.pid
-    for _ in range(10):
-        command = [sys.executable, "-P", "-m", cuda.__name__, "suspend", "10000", str(pid)]
+    for tick in range(5):
+        command = [sys.executable, "-P", "-m", cuda.__name__, "suspend", "10000", str(os.getpid()), str(pid)]
         asking = subprocess.Popen(command, env=node.environment(), stdout=subprocess.DEVNULL)
-        time.sleep(0.01 * _)
+        time.sleep(0.02 * tick)
         asking.kill()
         asking.wait()
-        assert ask(node, "suspend", 10_000, pid) == {"pids": [pid]}
+        assert ask(node, "suspend", 10_000, os.getpid(), pid) == {"pids": [pid]}
         assert node.run(USED) == [0, 0, 0, 0]
         assert ask(node, "resume", pid) == {"pids": [pid]}
         assert node.run(USED) == [HAS, 0, 0, 0]
@@ -232,7 +276,7 @@ def test_drivers_that_cannot_say_so(
         return
     program = Program(node)
     try:
-        ask(node, "suspend", 10_000, program.process.pid)
+        ask(node, "suspend", 10_000, os.getpid(), program.process.pid)
         assert "cannot save" in ask(node, "resume", program.process.pid, pair(node, 0, 1))["error"]  # since 580
         assert ask(node, "resume", program.process.pid) == {"pids": [program.process.pid]}
         program.works()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,8 +14,8 @@ from typing import Any
 import pytest
 
 from policy.checkpoint import NodeSystem
-from prolog_epilog.cgroups import memory_room
-from prolog_epilog.checkpoint.gpus import Amd, Gpu, Gpus, Pairs, from_facts, to_facts
+from prolog_epilog.cgroups import Place, memory_room
+from prolog_epilog.checkpoint.gpus import Amd, Gpu, Gpus, NeverError, Pairs, from_facts, to_facts
 from prolog_epilog.checkpoint.images import Run
 from prolog_epilog.checkpoint.saver import Saver
 from prolog_epilog.server import Peer
@@ -30,6 +32,7 @@ class Driver:
         self.new, self.why = new, why
         self.asked: list[Any] = []
         self.refuses: set[str] = set()
+        self.kind: type[SluiceError] = SluiceError
 
     def problem(self) -> str:
         return self.why
@@ -37,16 +40,16 @@ class Driver:
     def remaps(self) -> bool:
         return self.new
 
-    def suspend(self, pids: Iterable[int], seconds: float) -> None:
+    def suspend(self, init: int, pids: Iterable[int], seconds: float, lock: int) -> None:
         self._do("suspend", list(pids))
 
-    def resume(self, pids: Iterable[int], pairs: Pairs) -> None:
+    def resume(self, pids: Iterable[int], pairs: Pairs, lock: int) -> None:
         self._do("resume", pairs)
 
     def _do(self, act: str, what: Any) -> None:
         self.asked.append((act, what))
         if act in self.refuses:
-            raise SluiceError(f"cannot {act}")
+            raise self.kind(f"cannot {act}")
 
 
 def gpus_with(driver: Driver, given: list[Gpu], held: int = 0) -> Gpus:
@@ -172,17 +175,77 @@ def test_a_state_that_is_lost_costs_the_run_and_not_the_job(
     assert ordered == [(7, 0)] and process.wait(10) == -9 and "begins again from its start" in told[0]
 
 
-def test_what_the_driver_cannot_save_is_remembered(
+def test_a_run_that_cannot_go_on_is_ended_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    """Its calls to the GPU would wait for ever."""
+
+    def full(job: int, restarts: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    driver = Driver()
+    driver.refuses = {"resume"}
+    saver, _ = saver_of(tmp_path, monkeypatch, gpus_with(driver, [A]), "exit 1")
+    monkeypatch.setattr(saver, "_requeue", full)
+    with pytest.raises(OSError, match="No space"):
+        save(saver, process)
+    assert process.wait(10) == -9
+
+
+def left_by_a_killed_agent(saver: Saver, process: subprocess.Popen[bytes]) -> Path:
+    note = saver.images.folder / "work/.7.off"
+    note.write_text(json.dumps({"uid": 65534, "restarts": 0, "init": process.pid}))
+    return note
+
+
+def test_what_a_killed_agent_left_off_its_gpus_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
 ) -> None:
     driver = Driver()
+    saver, ordered = saver_of(tmp_path, monkeypatch, gpus_with(driver, [A]), WORKS)
+    place = Place(8, "batch")
+    monkeypatch.setattr("prolog_epilog.checkpoint.saver.place_of", lambda pid: place)
+    note = left_by_a_killed_agent(saver, process)
+    saver.settle()
+    assert driver.asked == [] and not note.exists()  # the number is another job's now
+    place = Place(7, "batch")
+    note = left_by_a_killed_agent(saver, process)
+    monkeypatch.setattr(saver, "_is_saved", lambda run, init: True)
+    saver.settle()
+    assert driver.asked == [] and note.exists()  # its helper asks again
+    monkeypatch.setattr(saver, "_is_saved", lambda run, init: False)
+    with saver._alone(7):
+        saver.settle()
+    assert driver.asked == []
+    saver.settle()
+    assert driver.asked == [("resume", [])] and not note.exists() and process.poll() is None and ordered == []
+
+
+def test_files_that_a_killed_agent_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, _ = saver_of(tmp_path, monkeypatch, gpus_with(Driver(), [A]), WORKS)
+    old, new = saver.images.work(7), saver.images.work(8)
+    for work in (old, new):
+        work.mkdir()
+        (work / "pages-1.img").write_text("secret")
+    os.utime(old, (1, 1))
+    saver.prune()
+    assert not old.exists() and new.exists()
+
+
+@pytest.mark.parametrize("kind", [SluiceError, NeverError])
+def test_what_the_driver_cannot_save_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes], kind: type[SluiceError]
+) -> None:
+    """Not a driver that was late or killed once."""
+    driver = Driver()
+    driver.kind = kind
     found: dict[int, str] = {}
     driver.refuses = {"suspend"}
     saver, _ = saver_of(tmp_path, monkeypatch, gpus_with(driver, [A]), WORKS)
     saver.found_unsaved = found.__setitem__
     with pytest.raises(SluiceError, match="cannot suspend"):
         save(saver, process)
-    assert found == {7: "cannot suspend"} and process.poll() is None
+    assert found == ({7: "cannot suspend"} if kind is NeverError else {}) and process.poll() is None
 
 
 def test_what_does_not_fit_into_the_jobs_memory_stays_on_its_gpus(
@@ -221,3 +284,7 @@ def test_the_room_that_a_cgroup_leaves(tmp_path: Path, version: int) -> None:
     assert room() == 400
     (task / names[1]).write_text("700")
     assert room() == 0
+    total = "total_" if version == 1 else ""
+    more = "" if version == 2 else "inactive_file 1\n"
+    (task / "memory.stat").write_text(f"anon 9\n{more}{total}inactive_file 200\n{total}active_file 60\n")
+    assert room() == 60  # files in the page cache give way
