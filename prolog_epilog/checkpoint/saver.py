@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from policy.checkpoint import NodeSystem
-from prolog_epilog.cgroups import memory_room, place_of
+from prolog_epilog.cgroups import memory_room
 from prolog_epilog.checkpoint import contents, criu, opened
 from prolog_epilog.checkpoint.criu import BrokenOffError, Criu
 from prolog_epilog.checkpoint.gpus import Gpus, NeverError, Pairs, from_facts, to_facts
@@ -149,8 +149,7 @@ class Saver:
             with suppress(SluiceError, FileNotFoundError, ValueError), self._alone(job, seconds=0) as lock:
                 facts = json.loads(note.read_text())
                 run, init = Run(job, facts["uid"], facts["restarts"]), facts["init"]
-                place = place_of(init)
-                if place is None or place.job != job:
+                if _started(init) != facts["started"]:  # it has ended
                     note.unlink()
                 elif not self._is_saved(run, init):
                     if not self._let_go_on(run, init, lock):
@@ -188,7 +187,7 @@ class Saver:
         self._check_room(run, init, policy)
         work = self._fresh_work(run.job)
         if gpus:
-            note = {"uid": run.uid, "restarts": run.restarts, "init": init}
+            note = {"uid": run.uid, "restarts": run.restarts, "init": init, "started": _started(init)}
             write_atomic(self._off(run.job), json.dumps(note), mode=0o600)
         try:
             self.gpus.suspend(gpus, init, opened.processes(init)[1:], _GPU_S, lock)
@@ -412,13 +411,21 @@ def _end(init: int) -> None:
 def _is_stopped(init: int) -> bool:
     """All of it is, as CRIU leaves it."""
     with suppress(OSError, SluiceError):
-        states = [_state(pid) for pid in opened.processes(init)]
+        states = [_stat(pid)[0] for pid in opened.processes(init)]
         return all(state in "TtZ" for state in states)
     return False
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+def _stat(pid: int) -> list[str]:
+    """From the state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+
+
+def _started(pid: int) -> int:
+    """In ticks since the node booted; 0: there is no such process."""
+    with suppress(OSError):
+        return int(_stat(pid)[19])
+    return 0
 
 
 def _resident(pid: int) -> int:

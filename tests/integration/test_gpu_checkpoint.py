@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections import Counter as Counted
 from collections.abc import Callable
 
@@ -111,6 +112,44 @@ def test_a_job_that_cannot_be_saved_has_its_gpu_again(cluster: DevCluster, more:
     assert job.is_exact(), job.all_said()
 
 
+FULL = pytest.mark.skipif(os.environ.get("SLUICE_TEST_SCALE") != "full", reason="long: SLUICE_TEST_SCALE=full")
+# Waits until a job is off its GPU, and CRIU is at work, which gets a signal.
+SIGNAL_CRIU = """
+import glob, os, sys, time
+def named(word):
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            if word in open(path).read().split(chr(0)):
+                yield int(path.split("/")[2])
+        except (OSError, UnicodeDecodeError):
+            pass
+print(flush=True)
+while not (found := list(named("--leave-stopped"))):
+    time.sleep(0.002)
+for pid in found:
+    os.kill(pid, int(sys.argv[1]))
+"""
+
+
+@FULL
+def test_a_job_has_its_gpu_again_when_the_agent_comes_back_late(cluster: DevCluster) -> None:
+    job = Counter(cluster, "late", *ONE, script=GPU_COUNTER, last=60)
+    job.counts(5)
+    stop = cluster.command(["/usr/bin/python3", "-c", SIGNAL_CRIU, str(int(signal.SIGSTOP))], node=NODE)
+    with subprocess.Popen(stop, stdout=subprocess.PIPE) as stopping:
+        assert stopping.stdout is not None and stopping.stdout.readline()
+        job.save()
+        assert stopping.wait(60) == 0
+    cluster.stop_daemon(f"agent@{NODE}", number=signal.SIGKILL)
+    cluster.run(["/usr/bin/python3", "-c", SIGNAL_CRIU, str(int(signal.SIGCONT))], node=NODE)
+    until(lambda: cluster.run(["pgrep", "-f", "sluice-checkpoint save"], check=False).returncode)
+    seen = job.words()
+    assert shown(cluster, job.id)["JobState"] == "RUNNING" and processes(cluster) == [0, 0]
+    cluster.start_daemon(f"agent@{NODE}")
+    until(lambda: len(job.words()) > len(seen), shows=job.all_said)
+    assert job.ended()["ExitCode"] == "7:0" and job.is_exact(), job.all_said()
+
+
 KINDS = ("agent", "dump", "restore", "driver", "helper")
 KILLS = 1000
 STORM_S = 12.0
@@ -130,7 +169,7 @@ def give_back(cluster: DevCluster) -> None:
         cluster.run(["scontrol", "update", f"NodeName={NODE}", "State=RESUME"])
 
 
-@pytest.mark.skipif(os.environ.get("SLUICE_TEST_SCALE") != "full", reason="long: SLUICE_TEST_SCALE=full")
+@FULL
 def test_whatever_is_killed_while_jobs_are_saved_and_resumed(cluster: DevCluster) -> None:
     """The node agent, CRIU, the process that asks the driver, the launcher's helper, and slurmctld."""
     killed: Counted[str] = Counted()

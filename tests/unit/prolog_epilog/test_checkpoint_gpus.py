@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from policy.checkpoint import NodeSystem
-from prolog_epilog.cgroups import Place, memory_room
+from prolog_epilog.cgroups import memory_room
 from prolog_epilog.checkpoint.gpus import Amd, Gpu, Gpus, NeverError, Pairs, from_facts, to_facts
 from prolog_epilog.checkpoint.images import Run
 from prolog_epilog.checkpoint.saver import Saver
@@ -192,9 +192,10 @@ def test_a_run_that_cannot_go_on_is_ended_where_the_disk_is_full(
     assert process.wait(10) == -9
 
 
-def left_by_a_killed_agent(saver: Saver, process: subprocess.Popen[bytes]) -> Path:
+def left_by_a_killed_agent(saver: Saver, process: subprocess.Popen[bytes], wrong: int = 0) -> Path:
     note = saver.images.folder / "work/.7.off"
-    note.write_text(json.dumps({"uid": 65534, "restarts": 0, "init": process.pid}))
+    started = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()[19])
+    note.write_text(json.dumps({"uid": 65534, "restarts": 0, "init": process.pid, "started": started + wrong}))
     return note
 
 
@@ -203,12 +204,9 @@ def test_what_a_killed_agent_left_off_its_gpus_goes_on(
 ) -> None:
     driver = Driver()
     saver, ordered = saver_of(tmp_path, monkeypatch, gpus_with(driver, [A]), WORKS)
-    place = Place(8, "batch")
-    monkeypatch.setattr("prolog_epilog.checkpoint.saver.place_of", lambda pid: place)
-    note = left_by_a_killed_agent(saver, process)
+    note = left_by_a_killed_agent(saver, process, wrong=1)
     saver.settle()
-    assert driver.asked == [] and not note.exists()  # the number is another job's now
-    place = Place(7, "batch")
+    assert driver.asked == [] and not note.exists()  # the number is another process's now
     note = left_by_a_killed_agent(saver, process)
     monkeypatch.setattr(saver, "_is_saved", lambda run, init: True)
     saver.settle()
