@@ -132,6 +132,9 @@ void cuda_await_checkpoints(void)
     pthread_t thread;
     pthread_attr_t small;
     sigset_t all, before;
+    if (sim_enter(SINCE, NULL) != SIM_OK) {
+        return; /* an older driver has no such thread */
+    }
     int file = memfd_create(CHANNEL_NAME, MFD_CLOEXEC);
     void *channel = MAP_FAILED;
     if (file >= 0 && ftruncate(file, sizeof(struct channel)) == 0) {
