@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from sluice.base.errors import SluiceError, UsageError
 from sluice.base.files import write_atomic
@@ -56,6 +57,10 @@ class Token:
     old_until: float = 0.0  # when that one ends
 
 
+NO_STORE: Final[Mapping[str, Token]] = MappingProxyType({})
+"""Where there is no file, which is not a file without tokens."""
+
+
 class TokenStore:
     """The file. Readers keep what they read until it is replaced."""
 
@@ -64,12 +69,12 @@ class TokenStore:
         self._stamp: tuple[int, int, int] | None = None
         self._tokens: dict[str, Token] = {}
 
-    def tokens(self) -> dict[str, Token]:
-        """All of them, by their ids; none where there is no file. Raises SluiceError where it cannot be used."""
+    def tokens(self) -> Mapping[str, Token]:
+        """All of them, by their ids; NO_STORE where there is no file. Raises SluiceError where it cannot be used."""
         try:
             facts = self.path.stat()
         except FileNotFoundError:
-            return {}
+            return NO_STORE
         except OSError as error:
             raise SluiceError(f"{self.path}: {error.strerror}", remedy="see: sluice token --help") from error
         stamp = facts.st_ino, facts.st_mtime_ns, facts.st_size

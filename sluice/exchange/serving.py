@@ -373,6 +373,7 @@ class LeaseReport:
     """Digests of keys that hold no more, and when they would have been over."""
     revoked_seen: int = 0
     """How many the authority has told it."""
+    host: str = ""
     version: int = VERSION
 
 
@@ -414,6 +415,8 @@ class LeaseAnswer:
     """Keys that were revoked anywhere, from `revoked_seen` of the report on."""
     revoked_seen: int = 0
     """Up to here, with these."""
+    hosts: int = 1
+    """That have gateways now."""
     version: int = VERSION
 
 

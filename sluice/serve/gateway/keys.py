@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -55,7 +55,7 @@ class Keys:
         self._store = store
         self._provider = provider
         self._slurm = slurm
-        self._tokens: dict[str, Token] | None = None
+        self._tokens: Mapping[str, Token] | None = None
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
         self._failed = Budgets(*FAILED_KEYS)
         self._asking = {"oidc": asyncio.Lock(), "slurm": asyncio.Lock()}

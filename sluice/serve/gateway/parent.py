@@ -251,7 +251,7 @@ class Leasing:
         """Ten times a second: what was revoked here is said at once."""
         if time.monotonic() - self._keys_at >= _LEASE_STEP_S:
             self._keys_at = time.monotonic()
-            if self.revoked.look():
+            if self.revoked.look(time.time()):
                 self._keys_due = True
                 self._tell_keys()
 
@@ -311,7 +311,7 @@ class Parent:
         self._limits: dict[tuple[str, str], Limit] = {}
         self._records = RequestLog(Path(options.settings.records))
         self._store = TokenStore(Path(options.settings.tokens))
-        revoked = Revoked(self._store, Path(options.settings.records) / REVOKED, time.time())
+        revoked = Revoked(self._store, self._records.folder / REVOKED, socket.gethostname(), time.time())
         self.leasing = Leasing(
             Leases(self.gate, lambda: secrets.token_hex(8), self._limit), self._ask_for_parts, revoked, self._tell_keys
         )

@@ -2,7 +2,8 @@
 
 Each host has a token store of its own, or a copy. What is revoked in one goes with the next report to the authority of
 limits, and from there to all gateways: digests of secrets, a set that only grows until they would be over anyway. It is
-kept in a file, so that a copy of the store from before does not bring a key back.
+kept in a file, so that a copy of the store from before does not bring a key back; with what the store had, so that
+what is revoked while no gateway runs here is seen when one does.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Final
 
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
-from sluice.base.tokens import Token, TokenStore
+from sluice.base.tokens import NO_STORE, Token, TokenStore
 from sluice.exchange.serving import MOST_REVOKED, LeaseAnswer, LeaseReport
 
 SILENT_S: Final = 60.0
-"""For so long a gateway that has others next to it believes keys while no authority answers."""
+"""For so long a gateway believes keys that has others on other hosts, while no authority answers."""
+_AGAIN_S: Final = 10.0  # between two tries to write the file
 
 log = logging.getLogger("sluice.gateway")
 
@@ -28,12 +32,15 @@ log = logging.getLogger("sluice.gateway")
 class Revoked:
     """Digests that hold no more, and when each would have been over."""
 
-    def __init__(self, store: TokenStore, path: Path, now: float) -> None:
+    def __init__(self, store: TokenStore, path: Path, host: str, now: float) -> None:
+        """`host`: which has this store; gateways with the same one have nothing to tell each other."""
         self.store = store
         self.path = path
-        self.digests = _read(path, now)
+        self._host = host
+        self.digests, self._valid = _read(path, now)
         self._before: Mapping[str, Token] | None = None
-        self._valid: dict[str, float] = {}
+        self._write_at = inf  # the file is not what it should be, and is to be written then
+        self._failing = False
         self._told = self._seen = 0  # of this gateway's list, to the authority; of the authority's
         self._epoch = ""
         self._heard: float | None = None
@@ -41,41 +48,52 @@ class Revoked:
 
     # ---- the store of this host ----
 
-    def look(self) -> bool:
-        """Whether something was revoked in the store since the last time. A store that is not there says nothing."""
+    def look(self, now: float) -> bool:
+        """Whether something was revoked in the store since the last time. A store that is not there says nothing.
+        `now`: seconds since 1970."""
+        if now >= self._write_at:
+            self._write(now)
         try:
             tokens = self.store.tokens()
-            if tokens is self._before or not self.store.path.exists():
-                return False
         except SluiceError:
+            return False
+        if tokens is self._before or tokens is NO_STORE:
             return False
         self._before = tokens
         before, self._valid = self._valid, _valid(tokens)
-        return self._add({one: until for one, until in before.items() if one not in self._valid})
+        gone = {one: until for one, until in before.items() if one not in self._valid and until > now}
+        found = self._add(gone)
+        if found or self._valid != before:
+            self._write(now)
+        return found
 
     def _add(self, digests: Mapping[str, float]) -> bool:
         new = {one: until for one, until in digests.items() if one not in self.digests}
         self.digests.update(new)
-        if new:
-            text = json.dumps({"version": 1, "revoked": self.digests}) + "\n"
-            try:
-                write_atomic(self.path, text, mode=0o640, follow_links=False)
-            except OSError as error:
-                log.error("%s: %s; keys stay revoked as long as this gateway runs", self.path, error.strerror)
         return bool(new)
+
+    def _write(self, now: float) -> None:
+        text = json.dumps({"version": 1, "revoked": self.digests, "valid": self._valid}) + "\n"
+        try:
+            write_atomic(self.path, text, mode=0o640, follow_links=False)
+            self._write_at, self._failing = inf, False
+        except OSError as error:
+            if not self._failing:
+                log.error("%s: %s; revoked keys are forgotten if this gateway ends", self.path, error.strerror)
+            self._write_at, self._failing = now + _AGAIN_S, True
 
     # ---- the other gateways ----
 
     def of_report(self, report: LeaseReport) -> LeaseReport:
         """With what the authority does not know, and how much of its list is known here."""
-        mine = list(self.digests.items())[self._told : self._told + MOST_REVOKED]
-        return replace(report, revoked=tuple(mine), revoked_seen=self._seen)
+        mine = islice(self.digests.items(), self._told, self._told + MOST_REVOKED)
+        return replace(report, revoked=tuple(mine), revoked_seen=self._seen, host=self._host)
 
     def take(self, report: LeaseReport, answer: LeaseAnswer | None, now: float) -> bool:
         """The answer to that report; whether something is revoked by it. `now`: of a clock that goes on evenly."""
         if answer is None:
             return False
-        self._heard, self._others = now, answer.gateways > 1
+        self._heard, self._others = now, answer.hosts > 1
         if answer.epoch != self._epoch:  # another authority knows nothing yet, and what it said is from the begin
             fresh = self._epoch == ""
             self._epoch, self._told, self._seen = answer.epoch, 0, 0
@@ -83,7 +101,10 @@ class Revoked:
                 return False
         self._told += len(report.revoked)
         self._seen = answer.revoked_seen
-        return self._add(dict(answer.revoked))
+        found = self._add(dict(answer.revoked))
+        if found:
+            self._write_at = 0.0  # by the next look
+        return found
 
     def silent(self, now: float) -> bool:
         """Whether there may be revocations that this gateway has not heard of for too long."""
@@ -97,12 +118,17 @@ def _valid(tokens: Mapping[str, Token]) -> dict[str, float]:
     return found
 
 
-def _read(path: Path, now: float) -> dict[str, float]:
+def _read(path: Path, now: float) -> tuple[dict[str, float], dict[str, float]]:
+    """What was revoked, and what the store had."""
     try:
-        found = json.loads(path.read_bytes())["revoked"]
-        return {str(one): float(until) for one, until in found.items() if float(until) > now}
+        document = json.loads(path.read_bytes())
+        revoked, valid = (
+            {str(one): float(until) for one, until in document[name].items() if float(until) > now}
+            for name in ("revoked", "valid")
+        )
+        return revoked, valid
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.error("%s: %s; keys that were revoked on other hosts are learned again", path, error)
-        return {}
+        return {}, {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        log.error("%s: %r; keys that were revoked on other hosts are learned again", path, error)
+        return {}, {}

@@ -21,6 +21,8 @@ report of each gateway, nothing is let in until those that run are fewer than th
 from __future__ import annotations
 
 import json
+import math
+import re
 import secrets
 import threading
 from collections.abc import Mapping
@@ -51,6 +53,7 @@ HOLD_US: Final = int(LEASE_S * 1.01e6) + 100_000
 MOST_HOLDERS: Final = 64
 MOST_REVOKED_KEYS: Final = 100_000
 """As many as a token store has."""
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 _MOST_SUBJECTS: Final = 200_000
 _TIDY_US: Final = 10_000_000
 _ASKS_US: Final = 500_000  # for so long who asked for a place in vain is taken to wait for it: it asks each 20 ms
@@ -118,6 +121,7 @@ class _Shared:
 
 @dataclass(slots=True)
 class _Holder:
+    host: str
     number: int
     until: int
     subjects: set[Subject] = field(default_factory=set)
@@ -168,7 +172,7 @@ class Book:
         if holder is None:
             if len(self._holders) >= MOST_HOLDERS:
                 return None
-            holder = self._holders[report.holder] = _Holder(0, 0)
+            holder = self._holders[report.holder] = _Holder(report.host, 0, 0)
         if report.number <= holder.number:
             return None
         holder.number, holder.until = report.number, now + HOLD_US
@@ -181,12 +185,13 @@ class Book:
         return LeaseAnswer(
             self.epoch, report.number, granted, len(names), names.index(report.holder), self.without,
             tuple(one for one in given if one is not None), held, billed, revoked, seen,
+            len({one.host for one in self._holders.values()}),
         )  # fmt: skip
 
     def _take_revoked(self, report: LeaseReport) -> tuple[tuple[tuple[str, float], ...], int]:
         """What a gateway says of keys, and what it has not heard of them. They are few: nobody revokes all day."""
         for digest, until in report.revoked[:MOST_REVOKED]:
-            if len(self._revoked) < MOST_REVOKED_KEYS:
+            if len(self._revoked) < MOST_REVOKED_KEYS and _DIGEST.match(digest) and math.isfinite(until):
                 self._revoked.setdefault(digest, until)
         seen = min(max(report.revoked_seen, 0), len(self._revoked))
         told = tuple(islice(self._revoked.items(), seen, seen + MOST_REVOKED))

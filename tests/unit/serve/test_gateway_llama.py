@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,12 @@ def whole(answer: Answer, prompt: int, number: int, text: str, chat: bool) -> No
     )
 
 
+def has_said(one: Bed, victim: LlamaReplica, tasks: list[asyncio.Task[Answer]], parts: int) -> bool:
+    """Whether one of a replica's streams has so many parts, or all are over."""
+    calls = [each for each in one.worker.calls.values() if each.replica and each.replica.launch == victim.launch]
+    return any(call._count >= parts for call in calls) or all(task.done() for task in tasks)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_streams_are_exact_while_their_replicas_are_killed(tmp_path: Path, models: Path, path: str) -> None:
     rounds, streams = (63, 8) if FULL else (4, 6)
@@ -168,7 +175,7 @@ def test_streams_are_exact_while_their_replicas_are_killed(tmp_path: Path, model
                 more = {"stream_options": {"include_usage": True}}
                 tasks = [asyncio.create_task(one.ask(asked(path, at, number, **more), path)) for at in starts]
                 victim = replicas[round_ % 2]
-                await asyncio.sleep(draw.uniform(0.0, 0.25))
+                await until(partial(has_said, one, victim, tasks, draw.randrange(60)), 60)
                 victim.kill_engine()
                 victim.engine(models / "counting.gguf")
                 answers = await asyncio.gather(*tasks)
@@ -235,7 +242,7 @@ def test_the_openai_client_sees_one_stream(tmp_path: Path, models: Path) -> None
             for replica in replicas:
                 replica.lets_through = 16_384  # of some 40,000 bytes, however fast the engine is
             task = asyncio.create_task(asyncio.to_thread(by_openai))
-            await until(lambda: any(call._count > 20 for call in one.worker.calls.values()))
+            await until(lambda: any(call._count > 20 for call in one.worker.calls.values()), 60)
             for replica in replicas:
                 replica.lets_through = None
             (serving,) = [replica for replica in replicas if replica.writers]

@@ -55,15 +55,18 @@ def test_two_gateways_refuse_a_key_within_a_second(tmp_path: Path) -> None:
 class Host:
     """A gateway's parent, as far as keys go."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "") -> None:
         folder.mkdir(exist_ok=True)
-        self.folder, self.number = folder, 0
+        self.folder, self.number, self.host = folder, 0, host
         self.store = TokenStore(folder / "tokens.json")
         self.start()
 
     def start(self) -> None:
-        self.revoked = Revoked(self.store, self.folder / "revoked.json", time.time())
-        self.revoked.look()
+        self.revoked = Revoked(self.store, self.folder / "revoked.json", self.host or str(self.folder), time.time())
+        self.look()
+
+    def look(self, later: float = 0.0) -> bool:
+        return self.revoked.look(time.time() + later)
 
     def exchange(self, book: Book | None, now: float = 1.0, *, lost: bool = False) -> None:
         self.number += 1
@@ -78,9 +81,9 @@ class Host:
 def test_what_is_revoked_reaches_all_whatever_is_lost(tmp_path: Path) -> None:
     one, other, book = Host(tmp_path / "one"), Host(tmp_path / "other"), Book("a", 0, {})
     digests = [one.key() for _ in range(250)]
-    one.revoked.look()
+    one.look()
     one.store.revoke([each.id for each in one.store.tokens().values() if each.digest in digests[:230]])
-    assert one.revoked.look() and not one.revoked.look()
+    assert one.look() and not one.look()
     one.exchange(book, lost=True)
     for _ in range(4):  # a hundred at once
         one.exchange(book)
@@ -88,6 +91,7 @@ def test_what_is_revoked_reaches_all_whatever_is_lost(tmp_path: Path) -> None:
         other.exchange(book)
     assert set(other.revoked.digests) == set(digests[:230])
     # Another authority knows nothing: it learns it of either of them. A third gateway learns it then.
+    other.look()
     other.start()  # from its file
     third, new = Host(tmp_path / "third"), Book("b", 0, {})
     for _ in range(5):
@@ -96,26 +100,92 @@ def test_what_is_revoked_reaches_all_whatever_is_lost(tmp_path: Path) -> None:
     assert set(third.revoked.digests) == set(digests[:230])
 
 
-def test_a_secret_that_was_rotated_is_revoked_and_a_store_that_is_away_says_nothing(tmp_path: Path) -> None:
+def test_a_secret_that_was_rotated_is_revoked_and_a_store_that_is_away_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = Host(tmp_path / "one")
     first, second = one.key(), one.key()
-    one.revoked.look()
+    one.look()
     (name,) = (each.id for each in one.store.tokens().values() if each.digest == first)
     one.store.rotate(name, now=time.time(), old_for=100)
-    assert not one.revoked.look()
+    assert not one.look()
     one.store.rotate(name, now=time.time(), old_for=0)
-    assert one.revoked.look() and first in one.revoked.digests and second not in one.revoked.digests
+    assert one.look() and first in one.revoked.digests and second not in one.revoked.digests
     known = dict(one.revoked.digests)
     content = one.store.path.read_bytes()
     for broken in (None, b"{"):
         one.store.path.unlink() if broken is None else one.store.path.write_bytes(broken)
-        assert not one.revoked.look()
+        assert not one.look()
     one.store.path.write_bytes(content)
-    one.revoked.look()
+    one.look()
     assert one.revoked.digests == known
+    tokens = one.store.tokens
+
+    def between() -> Any:
+        """The file is removed and put back meanwhile: `rm` and `cp`."""
+        one.store.path.unlink()
+        found = tokens()
+        one.store.path.write_bytes(content)
+        return found
+
+    monkeypatch.setattr(one.store, "tokens", between)
+    assert not one.look()
     (tmp_path / "one/revoked.json").write_text("[]")
     one.start()
     assert one.revoked.digests == {}
+
+
+def test_what_is_revoked_while_no_gateway_runs_is_seen_by_the_next_one(tmp_path: Path) -> None:
+    one = Host(tmp_path / "one")
+    first, second = one.key(), one.key()
+    one.look()
+    one.store.revoke([each.id for each in one.store.tokens().values() if each.digest == first])
+    one.start()
+    assert set(one.revoked.digests) == {first}
+    # One that would be over by now is no news.
+    assert second not in one.revoked.digests
+    one.store.revoke(list(one.store.tokens()))
+    assert not one.look(7200) and set(one.revoked.digests) == {first}
+
+
+def test_a_full_disk_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, other, book = Host(tmp_path / "one"), Host(tmp_path / "other"), Book("a", 0, {})
+    (digest,) = [one.key()]
+    one.look()
+    file = other.revoked.path
+    other.revoked.path = tmp_path / "later/revoked.json"
+    one.store.revoke(list(one.store.tokens()))
+    one.look()
+    one.exchange(book)
+    other.exchange(book)
+    for later in (0.0, 11.0, 22.0):
+        assert not other.look(later) and digest in other.revoked.digests
+    assert sum("revoked.json" in record.getMessage() for record in caplog.records) == 1
+    other.revoked.path = file
+    other.look(23.0)
+    assert not file.exists(), "not at each look"
+    other.look(33.0)
+    other.start()
+    assert digest in other.revoked.digests
+
+
+def test_an_authority_takes_digests_and_nothing_else() -> None:
+    book, good = Book("a", 0, {}), "0" * 64
+    told = [("x" * 100_000, 1e10), (good.upper() + "A", 1e10), ("1" * 64, float("nan")), (good, 1e10)]
+    answer = book.answer(LeaseReport("h", 1, 0, revoked=tuple(told)), 1000)
+    assert answer is not None and answer.revoked == ((good, 1e10),)
+
+
+def test_a_gateway_alone_believes_keys_whatever_its_controllers_do(tmp_path: Path) -> None:
+    """Under each name that it had: it takes another one each time that its lease is over, or the authority is new."""
+    one, book = Host(tmp_path / "one"), Book("a", 0, {})
+    before = Host(tmp_path / "before", host=str(tmp_path / "one"))  # was killed, and is not known to be away yet
+    before.exchange(book)
+    one.exchange(book, 1.0)
+    assert not one.revoked.silent(1.1 + SILENT_S)
+    Host(tmp_path / "other").exchange(book)
+    one.exchange(book, 2.0)
+    assert one.revoked.silent(2.1 + SILENT_S)
 
 
 def test_a_gateway_that_hears_nobody_believes_keys_for_a_while_only(tmp_path: Path) -> None:
