@@ -118,6 +118,7 @@ class Call(Handler):
         "_paced",
         "_passing",
         "_patience",
+        "_plain",
         "_plan",
         "_pool",
         "_read",
@@ -196,6 +197,7 @@ class Call(Handler):
         self._turn = 0.0  # when the replica that it has now got it
         self._paced = 0.0  # when the latest parts of a stream came whose time was taken; 0: not known
         self._patience = bounds.PATIENCE_S
+        self._plain: bool | None = None  # times of it are compared; found out once
         self._done = False
         self._tries = 0
         self._waits_since = 0.0
@@ -671,7 +673,7 @@ class Call(Handler):
     def _text(self, event: bytes, story: Story) -> bytes:
         if self._first is None:
             self._first = self._paced = time.monotonic()
-            self.worker.took(self, Time.FIRST, self._first - self._turn)
+            self._took(Time.FIRST, self._first - self._turn)
         self._count += 1
         if not self._count % _PROGRESS:
             self.worker.gate.progress(self.ticket, self._count)
@@ -687,7 +689,7 @@ class Call(Handler):
         now, before = time.monotonic(), self._paced
         self._paced, self._patience = now, bounds.PATIENCE_S
         if before:
-            self.worker.took(self, Time.TOKEN, (now - before) / _PROGRESS)
+            self._took(Time.TOKEN, (now - before) / _PROGRESS)
 
     def _special(self, event: bytes, story: Story) -> bytes:
         """An event that may have the usage, or an error."""
@@ -778,7 +780,14 @@ class Call(Handler):
 
     def _took_whole(self) -> None:
         if self._usage is not None and not cast(Asked, self.asked).stream:
-            self.worker.took(self, Time.WHOLE, time.monotonic() - self._turn, self._usage.completion)
+            self._took(Time.WHOLE, time.monotonic() - self._turn, self._usage.completion)
+
+    def _took(self, kind: Time, seconds: float, tokens: int = 0, *, so_far: bool = False) -> None:
+        """What it asks for may be why it takes long: a user could have any replica left out by asking for forms."""
+        if self._plain is None:
+            self._plain = continuation.is_plain(cast(Asked, self.asked))
+        if self._plain:
+            self.worker.took(self, kind, seconds, tokens, so_far=so_far)
 
     # ---- ends ----
 
@@ -873,11 +882,11 @@ class Call(Handler):
             return
         if self._count:
             self._patience = 2 * silent
-            self.worker.took(self, Time.TOKEN, silent, so_far=True)
+            self._took(Time.TOKEN, silent, so_far=True)
             return
         seconds = now - self._turn
         self._patience = 2 * seconds
-        self.worker.took(self, Time.FIRST if cast(Asked, self.asked).stream else Time.WHOLE, seconds, so_far=True)
+        self._took(Time.FIRST if cast(Asked, self.asked).stream else Time.WHOLE, seconds, so_far=True)
 
     def _unanswered(self, seconds: float) -> None:
         """The replica says that it is well. The request may be what takes so long: no other one is asked."""

@@ -57,6 +57,13 @@ def why_not(asked: Asked) -> str:
     return "" if _SPECIAL.isdisjoint(document) else _why_not_said(document, asked.ability)
 
 
+def is_plain(asked: Asked) -> bool:
+    """Whether its length alone says how long it takes: no grammar, no tools whose calls come as a whole, no images."""
+    if asked.choices != 1 or asked.document.get("text") or b'"data:' in asked.raw:  # `text`: /v1/responses' form
+        return False
+    return _SPECIAL.isdisjoint(asked.document) or not _why_not_said(asked.document, asked.ability)
+
+
 def _why_not_said(document: dict[str, Any], ability: str) -> str:
     if document.get("logprobs") or document.get("top_logprobs"):
         return "it has logprobs"

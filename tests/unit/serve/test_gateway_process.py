@@ -81,6 +81,8 @@ class Replicad:
     demand: list[dict[str, Any]] = field(default_factory=list)
     callers: dict[str, Any] = field(default_factory=dict)
     book: Book = field(default_factory=lambda: Book("e", 0, {}))
+    revoked: list[tuple[int, set[str], set[str]]] = field(default_factory=list)
+    """Of each report that was answered: when, what it said of keys, and what it was told."""
 
     def answer(self, line: bytes, who: Any) -> bytes:
         asked = json.loads(line)
@@ -90,7 +92,11 @@ class Replicad:
             limit = self.snapshot.get("limits", "tenant/physics")
             with _BOOK:
                 self.book.set_limits({} if limit is None else {("tenant", "physics"): row(LimitRow, limit).limit})
-                answer = self.book.answer(row(LeaseReport, asked["report"]), time.monotonic_ns() // 1000)
+                report = row(LeaseReport, asked["report"])
+                answer = self.book.answer(report, time.monotonic_ns() // 1000)
+                if answer is not None:
+                    words = ({one for one, _ in report.revoked}, {one for one, _ in answer.revoked})
+                    self.revoked.append((time.monotonic_ns(), *words))
             return render_answer({"lease": asdict(answer)} if answer else {"error": "late"})
         if asked["do"] == "changes":
             return self.snapshot.after(asked["epoch"], asked["last"])
@@ -120,6 +126,7 @@ class Gateway:
     folder: Path
     port: int
     key: str
+    keeper: Replicad
 
     @property
     def log(self) -> str:
@@ -170,7 +177,7 @@ async def gateway(
         keeper.snapshot.put("services", {"m": as_row(service_row())})
         keeper.snapshot.put("accounts", {"alice": as_row(AccountRow("alice", ("physics",)))})
         process = subprocess.Popen([sys.executable, "-c", _START, str(folder), "0", str(workers), pem], stderr=log)
-        one = Gateway(process, folder, 0, key)
+        one = Gateway(process, folder, 0, key, keeper)
         try:
             await until(lambda: "listening on port" in one.log or process.poll() is not None, 60)
             one.port = int(one.log.partition("listening on port ")[2].split()[0])

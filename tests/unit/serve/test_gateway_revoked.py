@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -34,19 +33,19 @@ def test_two_gateways_refuse_a_key_within_a_second(tmp_path: Path) -> None:
                 for each in gateways:
                     while (await each.ask(ASK)).status != 200:
                         await asyncio.sleep(0.2)
-                store.revoke([key.split("_")[1]])
-                began = time.monotonic()
-                took: dict[int, float] = {}
-                while len(took) < 2 and time.monotonic() - began < 30:
-                    for each in gateways:
-                        asked_at = time.monotonic()
-                        if each.port not in took and (await each.ask(ASK)).status == 401:
-                            took[each.port] = asked_at - began
-                    await asyncio.sleep(0.02)
-                print(f"refused after {sorted(took.values())} s")
-                assert len(took) == 2
-                if os.getloadavg()[0] < 2 * (os.cpu_count() or 1):
-                    assert max(took.values()) < 1.0
+                (removed,) = store.revoke([key.split("_")[1]])
+                before = len(one.keeper.revoked)
+                async with asyncio.timeout(30):
+                    for each in (one, other):
+                        while (await each.ask(ASK)).status != 401:
+                            await asyncio.sleep(0.02)
+                # Within a second, as hosts report twice a second: one report may have been on its way, the next one
+                # has it; and so has the next answer to the other host.
+                said = [(at, removed.digest in words) for at, words, _ in one.keeper.revoked]
+                place = [found for _, found in said].index(True)
+                assert place <= before + 1, (place, before)
+                told = [removed.digest in words for at, _, words in other.keeper.revoked if at > said[place][0]]
+                assert told[0], told
                 assert key.split("_")[1] in TokenStore(other.folder / "tokens.json").tokens()
 
     run(work())

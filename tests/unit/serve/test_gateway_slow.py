@@ -7,14 +7,15 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sluice.core.gate import Standing
+from sluice.core.gate import Standing, Time
 from sluice.exchange.serve_status import replica_status
 from sluice.exchange.serving import Abilities, Demand, Heartbeat, Load, State
 from tests.serve_models import counted, make_model
-from tests.unit.serve.gateway_bed import Bed, run, until
+from tests.unit.serve.gateway_bed import Bed, Replica, bed, certificate, plain, run, service_row, until
 from tests.unit.serve.test_gateway_llama import LlamaReplica, asked, llama
 
 
@@ -101,3 +102,28 @@ def test_those_who_look_see_it() -> None:
     demands = [Demand("m", f"h:{number}", 0, 0.0, 0, 0, 0.0, slow) for number, slow in enumerate([{}, {"b1": 4}])]
     assert replica_status(beat, 5.0, demands).slow == 4
     assert replica_status(beat, 5.0, demands[:1]).slow is None
+
+
+def test_what_a_request_asks_for_makes_no_replica_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are taken of those alone whose length says how long they take: else a user could have replicas left out."""
+    took: list[Time] = []
+    forms: list[dict[str, Any]] = [
+        {"tools": [{"type": "function", "function": {"name": "f"}}]}, {"response_format": {"type": "json_object"}},
+        {"n": 2}, {"grammar": "root ::= [a-z]+"},
+    ]  # fmt: skip
+
+    async def work() -> None:
+        context, fingerprint = certificate(tmp_path)
+        async with bed(tmp_path, services={"m": service_row()}) as one:
+            one.replicas.append(await Replica(plain, context, fingerprint, "00000000000000a1").start())
+            one.publish()
+            monkeypatch.setattr(one.worker, "took", lambda call, time, *words, **more: took.append(time))
+            for stream in (True, False):
+                asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": stream}
+                for form in forms:
+                    assert (await one.ask({**asked, **form})).status == 200
+                assert took == ([] if stream else [Time.FIRST])
+                assert (await one.ask(asked)).status == 200
+
+    run(work())
+    assert took == [Time.FIRST, Time.WHOLE]
