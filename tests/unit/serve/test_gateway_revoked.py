@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,16 @@ import pytest
 from sluice.base.tokens import TokenStore
 from sluice.exchange.serving import LeaseReport
 from sluice.serve.gateway.keys import Keys
+from sluice.serve.gateway.parent import REVOKED
 from sluice.serve.gateway.refusals import RefusalError
 from sluice.serve.gateway.revoked import SILENT_S, Revoked
 from sluice.serve.replicad.leases import Book
-from tests.unit.serve.gateway_bed import plain, run
+from tests.unit.serve.gateway_bed import plain, run, until
 from tests.unit.serve.test_gateway_process import ASK, a_replica, two_gateways
+
+
+def is_in(path: Path, text: str) -> bool:
+    return path.exists() and text in path.read_text()
 
 
 def test_two_gateways_refuse_a_key_within_a_second(tmp_path: Path) -> None:
@@ -27,26 +33,28 @@ def test_two_gateways_refuse_a_key_within_a_second(tmp_path: Path) -> None:
         async with two_gateways(tmp_path, replica) as gateways:
             for one, other in (gateways, gateways[::-1]):
                 store = TokenStore(one.folder / "tokens.json")
-                _, key = store.create("alice", ["serve"], now=time.time(), seconds=3600)
+                made, key = store.create("alice", ["serve"], now=time.time(), seconds=3600)
                 (other.folder / "tokens.json").write_bytes((one.folder / "tokens.json").read_bytes())
                 one.key = other.key = key
                 for each in gateways:
                     while (await each.ask(ASK)).status != 200:
                         await asyncio.sleep(0.2)
-                (removed,) = store.revoke([key.split("_")[1]])
+                seen = one.folder / "records" / REVOKED
+                await until(partial(is_in, seen, made.digest), 60)
+                store.revoke([made.id])
                 before = len(one.keeper.revoked)
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     for each in (one, other):
                         while (await each.ask(ASK)).status != 401:
                             await asyncio.sleep(0.02)
                 # Within a second, as hosts report twice a second: one report may have been on its way, the next one
                 # has it; and so has the next answer to the other host.
-                said = [(at, removed.digest in words) for at, words, _ in one.keeper.revoked]
+                said = [(at, made.digest in words) for at, words, _ in one.keeper.revoked]
                 place = [found for _, found in said].index(True)
                 assert place <= before + 1, (place, before)
-                told = [removed.digest in words for at, _, words in other.keeper.revoked if at > said[place][0]]
+                told = [made.digest in words for at, _, words in other.keeper.revoked if at > said[place][0]]
                 assert told[0], told
-                assert key.split("_")[1] in TokenStore(other.folder / "tokens.json").tokens()
+                assert made.id in TokenStore(other.folder / "tokens.json").tokens()
 
     run(work())
 
