@@ -42,7 +42,7 @@ class ServeCluster:
 
 
 @contextmanager
-def serve_cluster(service: dict[str, Any], *, controllers: int = 1, **model: int) -> Iterator[ServeCluster]:
+def serve_cluster(service: dict[str, Any], *, controllers: int = 1, **model: Any) -> Iterator[ServeCluster]:
     """`service`: more of its policy; `model`: what makes it slower. Raises SluiceError."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-", dir="/var/tmp") as name:
         folder = Path(name)
