@@ -299,7 +299,7 @@ def _closing(s: dict[str, Any]) -> list[str]:
         lines.append(f"Tracing cost at most {s['cost_percent']:g} % of a process's time")
     if s["lost_events"]:
         lines.append(f"Not in it: {s['lost_events']} events ({', '.join(s['lost_because'])})")
-    if s["not_timed_events"]:
+    if s.get("not_timed_events"):  # a helper of an older version does not say
         lines.append(
             f"Not timed: {s['not_timed_events']} kernels and copies of command lists that were recorded while nothing "
             "was collected; their time counts as idle"
