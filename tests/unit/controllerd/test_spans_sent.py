@@ -349,7 +349,7 @@ def test_a_full_disk_delays_spans(one_look: OneLook, monkeypatch: pytest.MonkeyP
         full.setattr(Writer, "append", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
         with pytest.raises(OSError, match="full"):
             one_look.look()
-    assert len({span.id for span in one_look.look()}) == 15
+    assert len({span.id for span in one_look.look()}) == 18
 
 
 def test_a_late_record_outlasts_accounting_that_is_away_and_a_restart(one_look: OneLook) -> None:
@@ -398,7 +398,7 @@ def test_what_is_in_the_spool_is_not_asked_for_again(one_look: OneLook, monkeypa
     rows = duty._rows
     monkeypatch.setattr(duty, "_rows", lambda site, numbers: asked.extend(numbers) or rows(site, numbers))
     one_look.slurm.run_jobs(1, ago=60)
-    assert len(one_look.look()) == len(once) + 5
+    assert len(one_look.look()) == len(once) + 6
     assert asked == [4]
 
 
@@ -409,7 +409,7 @@ def test_the_state_is_not_written_for_each_batch(one_look: OneLook, monkeypatch:
     written: list[Path] = []
     monkeypatch.setattr(duty.State, "write", lambda _, path: written.append(path))
     one_look.slurm.run_jobs(5, ago=60)
-    assert len(one_look.look()) == 25
+    assert len(one_look.look()) == 30
     assert len(written) == 1
 
 

@@ -307,7 +307,7 @@ def test_a_refused_call_changes_nothing():
         (Request(gpus=2, flags=RequestFlag.GPU_MEMORY_SUM), "whole GPUs"),
         (Request(gpus=2, nodes_min=3, nodes_max=4, flags=RequestFlag.GPUS_TOTAL), "at least one"),
         (Request(gpus=65, nodes_min=1, nodes_max=4, flags=RequestFlag.GPUS_TOTAL), "at most 16"),
-        (Request(gpus=1, switch_level=4), "switch_level 4"),
+        (Request(gpus=1, switch_level=16), "switch_level 16"),
         (Request(gpus=1, nodes_min=3, segment=2), "nodes_min 3 is no multiple of segment 2"),
         (Request(gpus=1, segment=2), "nodes_min 1 is no multiple"),
         (Request(gpus=1, segment=-1), "segment -1"),

@@ -360,7 +360,7 @@ def test_shadow_report_counts(sample: Path, tmp_path: Path) -> None:
         if kind == 3:
             head, tail = split_at_outcome(payload)
             fits = next_decision(payload).placement is not None
-            flags = bytes([2 | (4 if fits else 0)])
+            flags = bytes([tail[0] & ~7 | 2 | (4 if fits else 0)])
             payload = head + bytes([Outcome.SHADOWED]) + flags + tail[1:]
         entries.append((kind, payload))
     file.write_bytes(forge(entries))
