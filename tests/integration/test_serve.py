@@ -209,7 +209,9 @@ def test_batches_are_jobs_of_their_callers(site: ServeSite, client: openai.OpenA
         done = site.until(lambda name=name: get(name), lambda found: found.status == "completed")
         assert said(done.output_file_id) == {str(one): f"word {one}" for one in range(count)}
         assert done.request_counts.failed == 0 and done.error_file_id is None
-    records = site.cluster.run(["sh", "-c", "cat /var/lib/sluice-gateway/requests/*.jsonl"], node="ctl1", cwd="/").stdout
+    records = site.cluster.run(
+        ["sh", "-c", "cat /var/lib/sluice-gateway/requests/*.jsonl"], node="ctl1", cwd="/"
+    ).stdout
     ids = [row["id"] for row in map(json.loads, records.splitlines()) if row["endpoint"] == "/v1/batches"]
     assert len(ids) == len(set(ids)) == 12 + 60 + left.request_counts.completed
 
