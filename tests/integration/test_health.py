@@ -295,32 +295,6 @@ def test_a_slow_link_is_found_before_the_job_starts_and_the_job_starts_elsewhere
     site.wait(lambda: site.out() == {})
 
 
-def test_a_job_that_a_killed_daemon_followed_waits_for_slurm_and_keeps_its_place_for_minutes_at_most(
-    site: Site,
-) -> None:
-    install_perftest(site, h3=11.0)
-    site.policy(more="preflight: {when: always, least: 30, bound: 30s, gpus: false}\n")
-    job = site.submit("-N3", "-x", "m1,x1", "--gres=gpu:1")
-    site.wait(lambda: site.job(job)["Restarts"] == "1")
-    site.cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
-    leads = said_to_lead(site)
-    site.cluster.start_daemon("controllerd@ctl1")
-    site.wait(lambda: said_to_lead(site) > leads and site.state(job) == "PENDING")
-    [found] = preflights(site, job)
-    assert (found["verdict"], found["released_at"]) == ("fault", None)
-    begins = datetime.fromisoformat(site.job(job)["EligibleTime"]).timestamp()
-    (listed, until_s), *others = re.findall(r"(?m)^(\d+) (\d+)$", (site.cluster.layout.state / FIRST_FILE).read_text())
-    assert (listed, others) == (job, []) and begins < int(until_s) <= found["at"] + 310
-    assert begins > time.time() + 10  # Slurm's pause: nothing else would make the test see whether it was let start
-    site.run("scontrol", "update", f"JobId={job}", "ExcNodeList=x1", "StartTime=now")
-    site.wait(lambda: len(preflights(site, job)) == 2 and site.state(job) == "RUNNING")
-    assert preflights(site, job)[1]["nodes"] == "h[1-2],m1"
-    install_perftest(site)
-    site.policy()  # what preflights found is no finding any more
-    site.run("scontrol", "update", "nodename=h3", "state=resume")
-    site.wait(lambda: site.out() == {})
-
-
 def test_a_gpu_that_copies_slowly_is_found_before_the_job_starts_and_the_job_starts_elsewhere(site: Site) -> None:
     """Rates that this machine reaches however busy it is."""
     for node in ("h1", "h2", "h3"):
@@ -345,6 +319,32 @@ def test_a_gpu_that_copies_slowly_is_found_before_the_job_starts_and_the_job_sta
     site.wait(lambda: site.out() == {})
     site.clear()
     site.policy()
+
+
+def test_a_job_that_a_killed_daemon_followed_waits_for_slurm_and_keeps_its_place_for_minutes_at_most(
+    site: Site,
+) -> None:
+    install_perftest(site, h3=11.0)
+    site.policy(more="preflight: {when: always, least: 30, bound: 30s, gpus: false}\n")
+    job = site.submit("-N3", "-x", "m1,x1", "--gres=gpu:1")
+    site.wait(lambda: site.job(job)["Restarts"] == "1")
+    site.cluster.stop_daemon("controllerd@ctl1", number=signal.SIGKILL)
+    leads = said_to_lead(site)
+    site.cluster.start_daemon("controllerd@ctl1")
+    site.wait(lambda: said_to_lead(site) > leads and site.state(job) == "PENDING")
+    [found] = preflights(site, job)
+    assert (found["verdict"], found["released_at"]) == ("fault", None)
+    begins = datetime.fromisoformat(site.job(job)["EligibleTime"]).timestamp()
+    (listed, until_s), *others = re.findall(r"(?m)^(\d+) (\d+)$", (site.cluster.layout.state / FIRST_FILE).read_text())
+    assert (listed, others) == (job, []) and begins < int(until_s) <= found["at"] + 310
+    assert begins > time.time() + 10  # Slurm's pause: nothing else would make the test see whether it was let start
+    site.run("scontrol", "update", f"JobId={job}", "ExcNodeList=x1", "StartTime=now")
+    site.wait(lambda: len(preflights(site, job)) == 2 and site.state(job) == "RUNNING")
+    assert preflights(site, job)[1]["nodes"] == "h[1-2],m1"
+    install_perftest(site)
+    site.policy()  # what preflights found is no finding any more
+    site.run("scontrol", "update", "nodename=h3", "state=resume")
+    site.wait(lambda: site.out() == {})
 
 
 def said_to_lead(site: Site) -> int:

@@ -425,7 +425,9 @@ def second_leads(site: Site) -> None:
         site.cluster.run(["scontrol", "takeover"], node="ctl2", check=False)
     if "controllerd@ctl2" not in lives:
         site.cluster.start_daemon("controllerd@ctl2")
-    site.until(lambda: site.power("show", check=False).returncode == 0 and site.budget()["lowered_w"] is None)
+    site.apply(POLICY)
+    site.until(lambda: site.power("show", check=False).returncode == 0 and site.shown("show")["budgets"])
+    site.until(lambda: site.budget()["lowered_w"] is None)
 
 
 def limit(site: Site) -> str:
@@ -446,6 +448,35 @@ def start_with_less(site: Site) -> str:
     job = submit(cluster, "-A", "guests", "--gpus=10", "-N2", "-w", "p1", user="bob")
     site.until(lambda: shown(cluster, job)["JobState"] == "RUNNING" and limit(site) == "445")
     return job
+
+
+@pytest.mark.usefixtures("second_leads")
+def test_a_cap_with_which_a_job_started_is_raised_when_there_is_room(site: Site) -> None:
+    cluster = site.cluster
+    job = start_with_less(site)
+    cluster.start_daemon("controllerd@ctl2")
+    site.apply(POLICY)
+    site.until(lambda: site.power("show", "--gpus", check=False).returncode == 0)
+    site.until(lambda: {gpu["cap_w"] for gpu in site.gpus() if int(job) in gpu["jobs"]} == {MOST_W})
+    record = json.loads(site.run("cat", f"/run/sluice/agent/jobs/{job}.json", node="p1").stdout)
+    assert {event["detail"]["watts"] for event in record["events"] if event["action"] == "power"} == {445}
+    assert {grant["planned_mw"] for grant in record["grants"]} == {None}
+
+
+@pytest.mark.usefixtures("second_leads")
+def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
+    cluster = site.cluster
+    job = start_with_less(site)
+    site.apply(POLICY[: POLICY.index("  budgets:")])
+    site.in_force("place", "ctl2")
+    site.run("scontrol", "requeue", job)
+    # The end of the first run must not come to a node that has the second. Where it does, the agent has the job started
+    # again, which Slurm does after two minutes.
+    site.until(lambda: site.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").stdout.split() == ["PENDING"])
+    site.until(lambda: not site.run("pgrep", "-x", "slurmstepd", check=False).stdout)
+    start_again(cluster, job)
+    until(lambda: shown(cluster, job), lambda job: job["JobState"] == "RUNNING" and job["Restarts"] != "0", timeout=300)
+    assert limit(site) == str(MOST_W)
 
 
 @pytest.mark.usefixtures("second_leads")
@@ -484,32 +515,3 @@ def test_who_takes_over_knows_budgets_caps_estimates_and_who_holds_what(site: Si
     assert site.shown("why", own)["gives_way"] == "never stopped"
     assert {shown(cluster, job)["Restarts"] for job in (own, *guests)} == {"0"}
     assert {shown(cluster, job)["JobState"] for job in (own, *guests)} == {"RUNNING"}
-
-
-@pytest.mark.usefixtures("second_leads")
-def test_a_cap_with_which_a_job_started_is_raised_when_there_is_room(site: Site) -> None:
-    cluster = site.cluster
-    job = start_with_less(site)
-    cluster.start_daemon("controllerd@ctl2")
-    site.apply(POLICY)
-    site.until(lambda: site.power("show", "--gpus", check=False).returncode == 0)
-    site.until(lambda: {gpu["cap_w"] for gpu in site.gpus() if int(job) in gpu["jobs"]} == {MOST_W})
-    record = json.loads(site.run("cat", f"/run/sluice/agent/jobs/{job}.json", node="p1").stdout)
-    assert {event["detail"]["watts"] for event in record["events"] if event["action"] == "power"} == {445}
-    assert {grant["planned_mw"] for grant in record["grants"]} == {None}
-
-
-@pytest.mark.usefixtures("second_leads")
-def test_without_budgets_a_requeued_job_has_no_planned_cap(site: Site) -> None:
-    cluster = site.cluster
-    job = start_with_less(site)
-    site.apply(POLICY[: POLICY.index("  budgets:")])
-    site.in_force("place", "ctl2")
-    site.run("scontrol", "requeue", job)
-    # The end of the first run must not come to a node that has the second. Where it does, the agent has the job started
-    # again, which Slurm does after two minutes.
-    site.until(lambda: site.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").stdout.split() == ["PENDING"])
-    site.until(lambda: not site.run("pgrep", "-x", "slurmstepd", check=False).stdout)
-    start_again(cluster, job)
-    until(lambda: shown(cluster, job), lambda job: job["JobState"] == "RUNNING" and job["Restarts"] != "0", timeout=300)
-    assert limit(site) == str(MOST_W)
