@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "mps.h"
 
@@ -29,10 +31,22 @@ static void begin(void)
     inject();
 }
 
+/* NVIDIA's driver opens the file of its thread's name, and does not start where /proc is of another PID namespace
+ * (580.159 on an H200). */
+static bool finds_itself(void)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/task/%ld/comm", syscall(SYS_gettid));
+    return access(path, F_OK) == 0;
+}
+
 CU(cuInit, unsigned int flags)
 {
     static const char *const lists[] = {"CUDA_VISIBLE_DEVICES"};
     static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (!finds_itself()) {
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
     CUresult result = flags != 0 ? CUDA_ERROR_INVALID_VALUE : result_of(rt_open(SIM_VENDOR_NVIDIA, GRANULE, lists, 1));
     if (result == CUDA_SUCCESS) {
         pthread_once(&once, begin);

@@ -48,7 +48,7 @@ typedef struct {
 
 _Static_assert(sizeof(CUcheckpointLockArgs) == 64 && sizeof(CUcheckpointRestoreArgs) == 64, "as in cuda.h");
 
-enum call { LOCK, CHECKPOINT, RESTORE, UNLOCK };
+enum call { LOCK, CHECKPOINT, RESTORE, UNLOCK, STATE };
 
 struct channel {
     uint32_t pid, thread;   /* in the process's own PID namespace */
@@ -74,8 +74,23 @@ static CUresult checkpoint_self(struct channel *channel)
     return status == RT_OK ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
+static void *nothing(void *unused)
+{
+    return unused;
+}
+
+/* As NVIDIA's driver does: it begins its threads again, and waits for them. */
+static void begin_threads(void)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, nothing, NULL) == 0) {
+        pthread_join(thread, NULL);
+    }
+}
+
 static CUresult restore_self(struct channel *channel)
 {
+    begin_threads();
     enum rt_status status = rt_resume(channel->maps, channel->count);
     if (status == RT_OK) {
         channel->state = LOCKED;
@@ -87,6 +102,9 @@ static CUresult answer(struct channel *channel)
 {
     static const CUprocessState from[] = {
         [LOCK] = RUNNING, [CHECKPOINT] = LOCKED, [RESTORE] = CHECKPOINTED, [UNLOCK] = LOCKED};
+    if (channel->call == STATE) {
+        return CUDA_SUCCESS;
+    }
     if (channel->call > UNLOCK || channel->state != from[channel->call]) {
         return CUDA_ERROR_ILLEGAL_STATE;
     }
@@ -105,6 +123,8 @@ static CUresult answer(struct channel *channel)
         rt_unlock_calls();
         channel->state = RUNNING;
         return CUDA_SUCCESS;
+    case STATE:
+        break;
     }
     return CUDA_ERROR_UNKNOWN;
 }
@@ -275,11 +295,13 @@ static CUresult ask(int pid, enum call call, unsigned timeout_ms, const CUcheckp
     return result;
 }
 
+/* The process's own thread answers, as with NVIDIA's driver: whoever asks for a process that is stopped waits. */
 CU(cuCheckpointProcessGetState, int pid, CUprocessState *state)
 {
     struct channel *channel;
     int file;
-    CUresult result = state != NULL ? open_channel(pid, &channel, &file) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = state != NULL ? ask(pid, STATE, 0, NULL, 0) : CUDA_ERROR_INVALID_VALUE;
+    result = result == CUDA_SUCCESS ? open_channel(pid, &channel, &file) : result;
     if (result == CUDA_SUCCESS) {
         *state = (CUprocessState)channel->state;
         close_channel(channel, file);

@@ -292,8 +292,32 @@ CUPTI(cuptiActivityRegisterCallbacks, cupti_buffer_requested *requested, cupti_b
     return CUPTI_OK;
 }
 
+static atomic_bool ended;
+
+static void end(void)
+{
+    ended = true;
+}
+
+static void register_end(void)
+{
+    atexit(end);
+}
+
+/* As NVIDIA's: it has its own end among the process's exit handlers, and a call after that is the program's end, too
+ * (CUPTI of CUDA 13.0 with driver 580.159). */
+static void check_not_ended(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_end);
+    if (ended) {
+        abort();
+    }
+}
+
 CUPTI(cuptiActivityEnable, uint32_t kind)
 {
+    check_not_ended();
     if (kind == 0 || kind >= KINDS) {
         return INVALID_PARAMETER;
     }
@@ -315,6 +339,7 @@ CUPTI(cuptiActivityDisable, uint32_t kind)
 /* Without force, only what is complete on the device. */
 CUPTI(cuptiActivityFlushAll, uint32_t flags)
 {
+    check_not_ended();
     pthread_mutex_lock(&all.lock);
     if (all.completed == NULL) {
         pthread_mutex_unlock(&all.lock);
