@@ -10,6 +10,7 @@
 
 #include "buffers.h"
 #include "clock.h"
+#include "inject.h"
 #include "launches.h"
 
 static struct cupti cupti; /* loaded once, for good */
@@ -276,7 +277,11 @@ static void close_tracer(void)
 
 static enum sluice_profile_reason collect(uint32_t wanted, bool on, char *words, size_t size)
 {
+    static bool end_registered;
     uint32_t result = enable(wanted, on);
+    if (!end_registered) { /* once CUPTI has registered its own end: the last one that was registered is called first */
+        end_registered = atexit(inject_end) == 0;
+    }
     return result != CUPTI_OK ? refused("cuptiActivityEnable", result, words, size) : 0;
 }
 
