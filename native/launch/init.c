@@ -3,8 +3,7 @@
  * The first process of a job's PID namespace: it passes signals on to the script, and ends as the script does. It is part
  * of what is saved, and therefore has no open files.
  *
- * It is root's: the job sees the node's /proc, and CRIU finds the namespace's processes only with one that the first
- * of them mounts for a moment.
+ * It is root's: CRIU finds the namespace's processes only with a /proc that the first of them mounts for a moment.
  */
 #include "launch.h"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sluice.base.errors import SluiceError
@@ -18,11 +20,17 @@ _COLLECT_S = 10  # to stop all processes, which may start others meanwhile
 # Its own cgroup, in which the restored processes are then, is the job's.
 _COMMON = ("--file-locks", "--manage-cgroups=ignore", "-v1")
 _LOG = "log"
+_NODES_PROC = "sluice-criu"
+"""The source by which the node's /proc is known where it covers a job's."""
+_MOUNT_S = 10.0
+_UNSHARE = "/usr/bin/unshare"
+_MOUNT_PROC = ("mount", "-t", "proc", "-o", "nosuid,nodev,noexec")
 _REASONS = (
     (re.compile(r"Connected TCP socket"), "it has a TCP connection"),
     (re.compile(r"[Ee]xternal .*socket|unix.*external|half of stream"), "it has a socket to a process outside"),
     (re.compile(r"io_uring"), "it uses io_uring"),
     (re.compile(r"/dev/(?:nvidia|kfd|dri)"), "it has a GPU open"),
+    (re.compile(r"Can't lookup mount"), "it has a file open that it was given, such as an output that it may not open"),
     (re.compile(r"/dev/infiniband"), "it has an RDMA adapter open"),
     (re.compile(r"ghost file|Ghost file"), "it has a deleted file open"),
 )
@@ -70,12 +78,13 @@ class Criu:
         words = [str(self.path), "dump", "--tree", str(init), "-D", str(folder), "-o", _LOG, "--leave-stopped",
                  "--timeout", str(_COLLECT_S), *_COMMON]  # fmt: skip
         # A limit on files: beyond it writing fails, and CRIU lets go what it has stopped.
-        limited = ["prlimit", f"--fsize={most}", "--", *words]
+        limited = ["prlimit", f"--fsize={most}", "--", *_inside(init), *words]
         try:
-            done = subprocess.run(
-                limited, timeout=seconds, check=False, stdin=subprocess.DEVNULL, capture_output=True,
-                restore_signals=False, pass_fds=(lock,),  # SIGXFSZ stays ignored
-            )  # fmt: skip
+            with _nodes_proc(init):
+                done = subprocess.run(
+                    limited, timeout=seconds, check=False, stdin=subprocess.DEVNULL, capture_output=True,
+                    restore_signals=False, pass_fds=(lock,),  # SIGXFSZ stays ignored
+                )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise BrokenOffError(f"CRIU did not save it within {seconds:g} s") from None
         except OSError as error:
@@ -88,10 +97,57 @@ class Criu:
             (folder / left).unlink(missing_ok=True)
 
     def resume_words(self, folder: Path) -> list[str]:
-        """The command that starts what is in `folder`, stopped, as children of whoever runs it; the number of the first
-        process is then in the file ``pid`` there."""
-        return [str(self.path), "restore", "-D", str(folder), "-o", _LOG, "--leave-stopped", "--restore-detached",
-                "--pidfile", str(folder / "pid"), *_COMMON]  # fmt: skip
+        """The command that starts what is in `folder`, stopped, as children of whoever runs it, in a mount namespace of
+        their own; the number of the first process is then in the file ``pid`` there."""
+        inside = [_UNSHARE, "--mount", "--propagation", "slave", "--"]
+        return [*inside, str(self.path), "restore", "-D", str(folder), "-o", _LOG, "--leave-stopped",
+                "--restore-detached", "--pidfile", str(folder / "pid"), *_COMMON]  # fmt: skip
+
+
+def _inside(init: int) -> list[str]:
+    """What runs a program in the mount namespace of a job, and in the PID namespace of the node."""
+    return ["nsenter", f"--target={init}", "--mount", "--root", "--"]
+
+
+def _has_own_mounts(init: int) -> bool:
+    return not os.path.samestat(*(Path(f"/proc/{pid}/ns/mnt").stat() for pid in (init, "self")))
+
+
+@contextmanager
+def _nodes_proc(init: int) -> Iterator[None]:
+    """CRIU takes only mounts of its own namespace for the node's, so it runs in the job's; and it looks into /proc for
+    processes as the node numbers them. Raises SluiceError, OSError."""
+    if not _has_own_mounts(init):
+        yield
+        return
+    run_command([*_inside(init), *_MOUNT_PROC, _NODES_PROC, "/proc"], timeout=_MOUNT_S)
+    try:
+        yield
+    finally:
+        uncover_proc(init)
+
+
+def uncover_proc(init: int) -> None:
+    """A job sees its own /proc again, where an agent that was killed has left the node's.
+
+    Raises SluiceError, OSError.
+    """
+    while any(f" - proc {_NODES_PROC} " in line for line in _mounts(init)):
+        run_command([*_inside(init), "umount", "--lazy", "/proc"], timeout=_MOUNT_S)
+
+
+def _mounts(init: int) -> list[str]:
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        return Path(f"/proc/{init}/mountinfo").read_text().splitlines()
+    return []
+
+
+def mount_own_proc(init: int) -> None:
+    """What was resumed sees its own processes in /proc, as before. Raises SluiceError, OSError."""
+    if not _has_own_mounts(init):
+        raise SluiceError("it has no mount namespace of its own")
+    words = ["nsenter", f"--target={init}", "--mount", "--root", "--pid", "--", *_MOUNT_PROC, "proc", "/proc"]
+    run_command(words, timeout=_MOUNT_S)
 
 
 def log_in(folder: Path) -> Path:

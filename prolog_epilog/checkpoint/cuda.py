@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,9 @@ SINCE, REMAPS_SINCE = 12080, 13000
 RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
 _NOT_READY, _NOT_SUPPORTED = 600, 801
 _PTRACE_CONT, _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 7, 17, 0x4206, 0x4207
+_TRACE_CLONES = 8  # PTRACE_O_TRACECLONE
 _WALL = 0x40000000
+_LOOK_S = 0.002
 _STOP_S = 10.0  # until a thread that is stopped is traced
 _UNSUPPORTED = (
     "the driver cannot save what it has on its GPU: managed memory, memory shared with other processes, MIG or MPS"
@@ -88,14 +91,18 @@ class Driver:
             raise FailedError(f"the NVIDIA driver could not {what}: {self._name(code)}")
 
     def state(self, pid: int) -> int | None:
-        """None: the process does not use CUDA, or has ended."""
+        """None: the process does not use CUDA, or has ended. Its thread answers: it must not be stopped."""
         state = ctypes.c_int()
         return None if self.api.cuCheckpointProcessGetState(pid, ctypes.byref(state)) else state.value
 
-    def thread(self, pid: int) -> int:
-        """The thread of the process that works for the driver. It is to be traced: it has to be the process's."""
+    def thread(self, pid: int) -> int | None:
+        """The thread of the process that works for the driver; None: the process does not use CUDA, or has ended.
+
+        It is to be traced: it has to be the process's.
+        """
         found = ctypes.c_int()
-        self.check(self.api.cuCheckpointProcessGetRestoreThreadId(pid, ctypes.byref(found)), "find its thread")
+        if self.api.cuCheckpointProcessGetRestoreThreadId(pid, ctypes.byref(found)):
+            return None
         if not os.path.exists(f"/proc/{pid}/task/{found.value}"):  # noqa: PTH110 - as below
             raise FailedError(f"the NVIDIA driver names thread {found.value}, which is not of its process")
         return found.value
@@ -148,42 +155,97 @@ def is_below(pid: int, init: int) -> bool:
     return pid == init
 
 
-def _await_trace(thread: int) -> None:
-    """Raises FailedError where the thread runs: its user may have let it."""
-    end = time.monotonic() + _STOP_S
-    while os.waitpid(thread, _WALL | os.WNOHANG)[0] != thread:
-        if time.monotonic() > end:
-            raise FailedError(f"its thread {thread} does not stop")
-        time.sleep(0.01)
+class _Awake(threading.Thread):
+    """Lets a thread of a stopped process run, and the threads that it begins; they stop when this ends.
+
+    Where a process is stopped, a thread that is begun is stopped, too, and NVIDIA's driver begins threads as it puts
+    state back, and waits for them. A traced thread that is continued leaves its process's stop alone, and enters it
+    again when it is let go, or when this program is killed. Only the thread that traces can do so.
+    """
+
+    def __init__(self, thread: int) -> None:
+        super().__init__(daemon=True)
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+        self._libc.ptrace.restype = ctypes.c_long
+        self._thread, self._traced = thread, {thread}
+        self._runs, self._over = threading.Event(), threading.Event()
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._ptrace(_PTRACE_SEIZE, self._thread, _TRACE_CLONES)
+            self._await(self._thread)
+            while not self._over.wait(_LOOK_S):
+                self._let_go_on()
+            self._let_go()
+        except (FailedError, ChildProcessError) as error:  # the latter: it has ended
+            self._error = error
+        finally:
+            self._runs.set()
+
+    def _ptrace(self, request: int, thread: int, data: int = 0) -> None:
+        if self._libc.ptrace(request, thread, None, data) < 0:
+            raise FailedError(f"its thread {thread} cannot be traced: {os.strerror(ctypes.get_errno())}")
+
+    def _await(self, thread: int) -> None:
+        """Raises FailedError where the thread runs: its user may have let it."""
+        end = time.monotonic() + _STOP_S
+        while thread in self._traced and not self._runs.is_set():
+            if time.monotonic() > end:
+                raise FailedError(f"its thread {thread} does not stop")
+            self._let_go_on()
+            time.sleep(_LOOK_S)
+
+    def _stopped(self) -> Iterator[tuple[int, int]]:
+        """Threads that have stopped since it was last asked, and the signals that stopped them; 0: it was no signal."""
+        with suppress(ChildProcessError):
+            while (found := os.waitpid(-1, _WALL | os.WNOHANG))[0]:
+                thread, status = found
+                if os.WIFSTOPPED(status):
+                    self._traced.add(thread)
+                    yield thread, 0 if status >> 16 else os.WSTOPSIG(status)
+                else:
+                    self._traced.discard(thread)
+
+    def _let_go_on(self) -> None:
+        for thread, number in self._stopped():
+            with suppress(FailedError):  # it was killed
+                self._ptrace(_PTRACE_CONT, thread, number)
+            if thread == self._thread:
+                self._runs.set()
+
+    def _let_go(self) -> None:
+        for thread in self._traced:
+            with suppress(FailedError):
+                self._ptrace(_PTRACE_INTERRUPT, thread)
+        end = time.monotonic() + _STOP_S
+        while self._traced and time.monotonic() < end:
+            for thread, number in self._stopped():
+                with suppress(FailedError):
+                    self._ptrace(_PTRACE_DETACH, thread, number)
+                self._traced.discard(thread)
+            time.sleep(_LOOK_S)
+
+    def __enter__(self) -> None:
+        self.start()
+        self._runs.wait()
+        if self._error is not None:
+            raise self._error
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
 
 
 @contextmanager
 def awake(thread: int) -> Iterator[None]:
-    """Let this thread run while the rest of its process stays stopped; it is stopped again however this ends.
-
-    A thread that is traced and continued leaves its group's stop alone, and enters it again when it is let go.
-    """
+    """Let this thread run while the rest of its process stays stopped; it is stopped again however this ends."""
     if not _is_stopped(thread):
         yield
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-    libc.ptrace.restype = ctypes.c_long
-
-    def ptrace(request: int) -> None:
-        if libc.ptrace(request, thread, None, None) < 0:
-            raise FailedError(f"its thread {thread} cannot be traced: {os.strerror(ctypes.get_errno())}")
-
-    ptrace(_PTRACE_SEIZE)
-    _await_trace(thread)
-    ptrace(_PTRACE_CONT)
-    try:
+    with _Awake(thread):
         yield
-    finally:
-        with suppress(FailedError, ChildProcessError):  # it has ended
-            ptrace(_PTRACE_INTERRUPT)
-            _await_trace(thread)
-            ptrace(_PTRACE_DETACH)
 
 
 # ---- what is asked for ----
@@ -213,24 +275,26 @@ def suspend(driver: Driver, init: int, pids: list[int], timeout_ms: int) -> list
 
 def resume(driver: Driver, pids: list[int], pairs: list[tuple[str, str]]) -> list[int]:
     """Those that are off their GPUs or locked, on GPUs and running again. They may be stopped, and stay so."""
-    used = [pid for pid in pids if driver.state(pid) is not None]
-    for pid in used:
+    used = []
+    for pid in pids:
         try:
-            _resume_one(driver, pid, pairs)
+            if (thread := driver.thread(pid)) is not None:
+                used.append(pid)
+                _resume_one(driver, pid, thread, pairs)
         except (FailedError, OSError):
             if not _has_ended(pid):
                 raise
     return used
 
 
-def _resume_one(driver: Driver, pid: int, pairs: list[tuple[str, str]]) -> None:
-    with awake(driver.thread(pid)):
+def _resume_one(driver: Driver, pid: int, thread: int, pairs: list[tuple[str, str]]) -> None:
+    with awake(thread):
         if driver.state(pid) == CHECKPOINTED:
             driver.restore(pid, pairs)
         if driver.state(pid) == LOCKED:
             driver.unlock(pid)
-    if driver.state(pid) != RUNNING:
-        raise FailedError("the NVIDIA driver did not put its state back on a GPU")
+        if driver.state(pid) != RUNNING:
+            raise FailedError("the NVIDIA driver did not put its state back on a GPU")
 
 
 def _has_ended(pid: int) -> bool:

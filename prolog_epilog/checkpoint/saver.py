@@ -36,6 +36,7 @@ from sluice.slurm.job import read_job
 
 _LOCK_S = 600.0
 _COMMAND_S = 20.0
+_STOP_S = 10.0  # for a process that waits for a disk
 _GPU_S = 60.0  # for work on GPUs that has begun to end
 _DAY_S = 86400.0
 PRUNE_S = 3600.0
@@ -171,6 +172,7 @@ class Saver:
             found = self.images.find(run.job)
             if found is not None and found[0] == run.restarts:
                 self.images.forget(run.job)
+            criu.uncover_proc(init)
             self.gpus.resume(self.gpus.given(run.job), opened.processes(init)[1:], [], lock)
         except (OSError, SluiceError) as error:
             log("problem", job=run.job, what=f"does not go on: {error}")
@@ -194,6 +196,7 @@ class Saver:
         except NeverError as error:
             self.found_unsaved(run.job, error.what)
             raise
+        _stop(init)
         self._program().save(init, work, policy.time_s, policy.most_bytes, lock)
         contents.check(work)
         facts = {
@@ -298,6 +301,7 @@ class Saver:
                 looked_at = self._looked_at(job, restarts, init)
                 if looked_at is None or not looked_at["all"]:
                     raise SluiceError("CRIU did not have it looked at")
+                criu.mount_own_proc(init)
                 pairs = [(str(old), str(new)) for old, new in looked_at["pairs"]]
                 self.gpus.resume(self.gpus.given(job), opened.processes(init)[1:], pairs, lock)
             except (OSError, SluiceError) as error:
@@ -396,8 +400,34 @@ def _is_locked(lock: int) -> bool:
     return True
 
 
+def _stop(init: int) -> None:
+    """All of it, with what it starts meanwhile: the node's /proc, which CRIU needs, is nothing for its processes.
+
+    Raises SluiceError.
+    """
+    end = time.monotonic() + _STOP_S
+    while running := [pid for pid in opened.processes(init) if _runs(pid)]:
+        if time.monotonic() > end:
+            raise SluiceError(f"its process {running[0]} does not stop")
+        for pid in running:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return _stat(pid)[0] not in "TtZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def _go_on(init: int) -> None:
     """It passes the signal on to all of its PID namespace."""
+    try:
+        criu.uncover_proc(init)
+    except (OSError, SluiceError) as error:
+        log("problem", what=f"process {init} sees the node's /proc: {error}")
     with suppress(ProcessLookupError):
         os.kill(init, signal.SIGCONT)
 

@@ -6,14 +6,19 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
+#include <linux/kcmp.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 enum {
@@ -95,6 +100,14 @@ static void set_first_pid(uint32_t job)
     fclose(last);
 }
 
+/* The job sees its own processes in /proc, as they are numbered for it. NVIDIA's driver looks for its threads there, and
+ * does not start where it finds none. */
+static bool mount_own_proc(void)
+{
+    return unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) == 0 &&
+           mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) == 0;
+}
+
 int launch_split(spank_t spank, const char *program, const char *helper)
 {
     uint32_t facts[2] = {0}; /* job, user */
@@ -116,6 +129,10 @@ int launch_split(spank_t spank, const char *program, const char *helper)
     if (init > 0)
         become_waiter(program, init, ends[0], facts, helper);
     setsid();
+    if (!mount_own_proc()) {
+        slurm_error("sluice: no /proc of the job's own: %s; the script is not started", strerror(errno));
+        _exit(1); /* and with it the namespace; the one that waits ends, too */
+    }
     set_first_pid(facts[0]);
     pid_t script = fork();
     if (script != 0)
@@ -136,6 +153,47 @@ static uint32_t restarts_of(spank_t spank)
     return (uint32_t)strtoul(value, NULL, 10);
 }
 
+static bool is_file_or_null(const struct stat *about)
+{
+    return S_ISREG(about->st_mode) || (S_ISCHR(about->st_mode) && about->st_rdev == makedev(1, 3));
+}
+
+/* The same file by the same name; -1: there is none that could be opened. */
+static int open_again(int file)
+{
+    char name[PATH_MAX], link[32];
+    struct stat had, has;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(link, name, sizeof name - 1);
+    if (length <= 0 || fstat(file, &had) != 0 || !is_file_or_null(&had))
+        return -1;
+    name[length] = 0;
+    int found = open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC), again = -1;
+    if (found >= 0 && fstat(found, &has) == 0 && has.st_dev == had.st_dev && has.st_ino == had.st_ino) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", found);
+        again = open(link, (fcntl(file, F_GETFL) & (O_ACCMODE | O_APPEND)) | O_CLOEXEC);
+    }
+    if (found >= 0)
+        close(found);
+    if (again >= 0)
+        lseek(again, lseek(file, 0, SEEK_CUR), SEEK_SET);
+    return again;
+}
+
+/* What slurmstepd has opened belongs to its own mount namespace, and CRIU saves only what was opened in the job's. A
+ * file that cannot be opened again stays as it is; then the job cannot be saved. */
+static void open_streams_again(void)
+{
+    bool shared = syscall(SYS_kcmp, getpid(), getpid(), KCMP_FILE, STDOUT_FILENO, STDERR_FILENO) == 0;
+    for (int file = 0; file <= STDERR_FILENO; file++) {
+        int again = file == STDERR_FILENO && shared ? dup(STDOUT_FILENO) : open_again(file);
+        if (again >= 0) {
+            dup2(again, file);
+            close(again);
+        }
+    }
+}
+
 int launch_begin(spank_t spank)
 {
     char byte = 0;
@@ -145,6 +203,7 @@ int launch_begin(spank_t spank)
     bool let_go = write(gate, &restarts, sizeof restarts) == sizeof restarts && read(gate, &byte, 1) == 1;
     close(gate);
     gate = -1;
+    open_streams_again();
     /* What slurmstepd has open is nothing of the script's, and would be missing where it is resumed. */
     syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 1U << 2 /* CLOSE_RANGE_CLOEXEC */);
     return let_go ? ESPANK_SUCCESS : -1;

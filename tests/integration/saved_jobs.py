@@ -40,6 +40,7 @@ kept = open("kept", "a")
 while True:
     count = int.from_bytes(take(count_at, 8), "little")
     assert take(pattern_at, len(pattern)) == pattern
+    assert open("/proc/self/stat").read().split()[0] == str(os.getpid())
     if count == {last}:
         break
     print(count, flush=True)
@@ -54,7 +55,7 @@ COUNTER = """#!/bin/bash
 exec 5>>kept
 exec 6>lock; flock -n 6 || echo lock is taken
 trap 'echo got USR1' USR1
-for ((i = 0; i < {last}; i++)); do echo $i; echo $i >&5; sleep 0.1; done
+for ((i = 0; i < {last}; i++)); do [ -e /proc/$$/task/$$ ] || echo "no /proc"; echo $i; echo $i >&5; sleep 0.1; done
 wc -l <kept
 exit 7
 """

@@ -314,6 +314,7 @@ def saver_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, **policy
     saver.images.work(7).mkdir()
     for name in ("log", "files.img"):
         (saver.images.work(7) / name).touch()
+    monkeypatch.setattr("prolog_epilog.checkpoint.criu.mount_own_proc", lambda init: None)  # it is in the node's
     monkeypatch.setattr(saver, "_cannot_return", lambda run: "")
     return saver, ordered
 
@@ -340,7 +341,7 @@ def test_a_saved_job_is_requeued_and_ended(
     assert ordered == [(7, 0)] and process.wait(10) == -9
     assert saver.images.find(7) is not None
     answer = saver.resume(peer=ROOT, job=7, uid=ALICE, restarts=1)
-    assert (saver.images.work(7) / "pages-1.img").read_text() == "state\n" and answer["words"][1] == "restore"
+    assert (saver.images.work(7) / "pages-1.img").read_text() == "state\n" and "restore" in answer["words"]
     assert saver.resume(peer=ROOT, job=7, uid=ALICE, restarts=0) == {"words": []}  # of this run itself
     with pytest.raises(SluiceError):
         saver.resume(peer=ROOT, job=7, uid=BOB, restarts=1)
