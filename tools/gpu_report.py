@@ -31,6 +31,9 @@ TESTS = (
     "tests/unit/limit/test_limit_hardware.py",
     "tests/unit/profile/test_profile_hardware.py",
     "tests/unit/prolog_epilog/test_metrics_hardware.py",
+    "tests/unit/prolog_epilog/test_preflight_hardware.py",
+    "tests/unit/prolog_epilog/test_nccl_hardware.py",
+    "tests/unit/prolog_epilog/test_checkpoint_hardware.py",
     "tests/unit/prolog_epilog/test_rungs_hardware.py",
 )
 HELD, NOT_HELD, SKIPPED = "held", "not held", "skipped"
@@ -83,6 +86,7 @@ def checks(report: Path) -> list[dict[str, Any]]:
                 "outcome": NOT_HELD if bad is not None else SKIPPED if skip is not None else HELD,
                 "reason": "" if reason is None else re.sub(r"\s+", " ", reason.get("message", ""))[:500],
                 "seconds": round(float(case.get("time", "0")), 1),
+                "figures": {one.get("name", ""): one.get("value", "") for one in case.iter("property")},
             }
         )
     return found
@@ -120,7 +124,8 @@ def table(report: dict[str, Any]) -> str:
     wide = max((len(one["module"]) + len(one["check"]) + 2 for one in found), default=0)
     for one in found:
         place = f"{one['module']}: {one['check']}".ljust(wide)
-        lines.append(f"{place}  {one['outcome']:8}  {one['reason'][:200]}".rstrip())
+        figures = " ".join(f"{name}={value}" for name, value in one["figures"].items())
+        lines.append(f"{place}  {one['outcome']:8}  {figures}  {one['reason'][:200]}".rstrip())
     if report["time_ran_out"]:
         lines.append(f"Time ran out after {SECONDS} s: what is missing above did not run.")
     sums = ", ".join(f"{sum(one['outcome'] == word for one in found)} {word}" for word in (HELD, NOT_HELD, SKIPPED))

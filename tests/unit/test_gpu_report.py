@@ -13,7 +13,8 @@ import pytest
 
 TOOL = Path(__file__).resolve().parents[2] / "tools/gpu_report.py"
 XML = """<testsuites><testsuite>
-<testcase classname="tests.unit.limit.test_limit_hardware" name="test_a" time="1.26"/>
+<testcase classname="tests.unit.limit.test_limit_hardware" name="test_a" time="1.26"><properties>
+<property name="suspend_s" value="1.5"/></properties></testcase>
 <testcase classname="tests.unit.limit.test_limit_hardware" name="test_b[x]" time="0"><skipped message="no
  driver"/></testcase>
 <testcase classname="tests.unit.test_c" name="test_c" time="0"><failure message="assert 3 == 4">...</failure></testcase>
@@ -39,6 +40,7 @@ def test_what_pytest_wrote_becomes_checks(tmp_path: Path) -> None:
         ("c", "c", "not held", "assert 3 == 4", 0),
         ("c", "d", "not held", "failed on setup", 0),
     ]
+    assert [one["figures"] for one in found] == [{"suspend_s": "1.5"}, {}, {}, {}]
     (tmp_path / "report.xml").write_text("<testsuites><cut")
     assert tool["checks"](tmp_path / "report.xml") == tool["checks"](tmp_path / "none.xml") == []
 
@@ -55,7 +57,10 @@ def test_what_pytest_wrote_becomes_checks(tmp_path: Path) -> None:
 )
 def test_status_and_table(outcomes: list[str], late: bool, status: int) -> None:
     tool = runpy.run_path(str(TOOL))
-    found = [{"module": "m", "check": "c", "outcome": one, "reason": "r", "seconds": 0} for one in outcomes]
+    found = [
+        {"module": "m", "check": "c", "outcome": one, "reason": "r", "seconds": 0, "figures": {"s": "1"}}
+        for one in outcomes
+    ]
     report = {"machine": MACHINE, "checks": found, "simulated": False, "commit": "abc", "time_ran_out": late}
     assert tool["status"](report) == status
     text = tool["table"](report)
