@@ -72,6 +72,7 @@ probed for all."""
 
 _CGROUP_VIEW = Path(__file__).parent / "cgroup_view/libcgroup_view.so"
 _OWN_ADDRESS = Path(__file__).parent / "own_address/libown_address.so"
+_NODELAY = Path(__file__).parent / "nodelay/libnodelay.so"
 
 
 class Boot:
@@ -193,6 +194,7 @@ class Boot:
         if self.description.accounting:
             self.make_folder(layout.database, "slurm", 0o700)
             (layout.database / "data").mkdir()
+            shutil.copy(_NODELAY, layout.folder)
         for user in self.description.users:
             self.make_folder(layout.homes / user.name, user.name, 0o755)
         (layout.slurm / "cgroup.conf").write_text(cgroup_conf(self.description))
@@ -430,7 +432,7 @@ class Boot:
         self.wait_for("mariadbd", self.layout.database / "mariadb.sock")
         write_atomic(self.layout.slurm / "slurmdbd.conf", slurmdbd_conf(self.description, self.ports), mode=0o600)
         os.chown(self.layout.slurm / "slurmdbd.conf", *self.owner("slurm"))
-        env = {"MYSQL_UNIX_PORT": f"{place}/mariadb.sock"}
+        env = {"MYSQL_UNIX_PORT": f"{place}/mariadb.sock", "LD_PRELOAD": str(INSIDE / _NODELAY.name)}
         self.start("slurmdbd", DATABASE, [self.program("slurmdbd"), "-D"], user="slurm", env=env)
         addresses = [ADDRESSES[host] for host in controllers(self.description)]
         relay = "relay.py"
