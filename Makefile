@@ -56,7 +56,7 @@ $(WEB_TESTS)/.installed: tests/web/package.json tests/web/package-lock.json | te
 demo: cluster-packages build ## a Slurm cluster on this machine that shows Sluice; KEEP=1 keeps its page up
 	$(PYTHON) -m dev_cluster.demo $(if $(KEEP),--keep)
 
-# Three modules of tests of daemons at a time, which wait most of the time, and one of the others next to them.
+# Three modules of tests of daemons at a time, which wait most of the time, and one of the others next to them, then a fourth.
 test: test-packages build $(WEB_TESTS)/.installed ## all tests
 	SLUICE_BROWSER=require tools/run-tests $(PYTHON)
 

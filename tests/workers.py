@@ -1,13 +1,15 @@
 """Workers of pytest-xdist as `tools/run-tests` wants them: ``-p tests.workers -n N --dist loadfile``.
 
 Tests of daemons wait most of the time: three modules of them leave more than half of two processors idle. So the last
-worker, at a lower priority, takes modules from the end, where those without daemons are, and no others. The rest take
-them from the front, as tests/conftest.py orders them.
+worker takes modules from the end, where those without daemons are, at a lower priority. When it has run all of them it
+goes on with the shortest modules of daemons, at the same priority as the rest, which take them from the front, as
+tests/conftest.py orders them.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import pytest
 from xdist.remote import Producer
@@ -16,7 +18,8 @@ from xdist.workermanage import WorkerController
 
 DAEMONS = "tests/integration/"
 LOWER = 5
-"""Added to the last worker's niceness: daemons have a processor when they want one."""
+"""Added to the last worker's niceness while it has no daemons: those have a processor when they want one."""
+_BEGAN = os.nice(0)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +27,13 @@ def pytest_configure(config: pytest.Config) -> None:
     about = getattr(config, "workerinput", None)
     if about is not None and _is_last(about):
         os.nice(LOWER)
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """The last worker has come to daemons, which inherit its priority."""
+    if nodeid.startswith(DAEMONS) and os.nice(0) != _BEGAN:
+        with suppress(PermissionError):  # not root: then they are skipped
+            os.setpriority(os.PRIO_PROCESS, 0, _BEGAN)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
@@ -36,13 +46,6 @@ class _BothEnds(LoadFileScheduling):
         if _is_last(node.workerinput):
             self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
         super()._assign_work_unit(node)
-
-    def _reschedule(self, node: WorkerController) -> None:
-        none_left = self.workqueue and next(reversed(self.workqueue)).startswith(DAEMONS)
-        if none_left and _is_last(node.workerinput) and not node.shutting_down:
-            node.shutdown()  # once it has run what it has
-        else:
-            super()._reschedule(node)
 
 
 def _is_last(about: dict[str, object]) -> bool:
