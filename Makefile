@@ -6,6 +6,8 @@ PREFIX ?= /opt/sluice
 PYTHON3 ?= $(firstword $(wildcard /usr/bin/python3) python3)
 VERSION_HEADER := native/include/sluice/version.h
 export CMAKE_GENERATOR := Ninja
+# Of what is compiled, tests in C and benchmarks are two fifths, which `make demo` alone does not need.
+C_TESTS := $(if $(filter-out demo,$(MAKECMDGOALS)),ON,OFF)
 
 .PHONY: help build install-packages cluster-packages test-packages suite-packages docs-packages demo test test-trixie test-sid test-machines \
 	test-gpu lint check native-test fuzz bench soak references screenshots docs format install dist deb clean
@@ -30,7 +32,7 @@ $(VENV)/.linters: pyproject.toml $(VERSION_HEADER)
 	touch $@
 
 build: $(VENV)/.installed ## .venv, and all C code except the plugins (`sluice plugin build`)
-	cmake -S . -B build/editable -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE=$(CURDIR)/$(PYTHON) >/dev/null
+	cmake -S . -B build/editable -DCMAKE_BUILD_TYPE=Release -DSLUICE_TESTS=$(C_TESTS) -DPython3_EXECUTABLE=$(CURDIR)/$(PYTHON) >/dev/null
 	cmake --build build/editable
 
 install-packages: ## Debian packages that `make install` needs; no daemon is among them

@@ -6,6 +6,7 @@ demonstration without Sluice's plugins, where Slurm's sources cannot be had, onc
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -33,6 +34,7 @@ from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.plugin.sources import SourcesUnavailableError
 
+_ROOM = 1 << 30  # bytes; containers often have 64 MiB in /dev/shm
 POLICY = CompiledPolicy(
     settings=Global(
         weight=Weights(fair_share=1000),
@@ -50,7 +52,7 @@ def main() -> int:
     keep = sys.argv[1:] == ["--keep"]
     try:
         require_root("make demo")
-        with tempfile.TemporaryDirectory(prefix="sluice-demo-", dir="/run") as folder:
+        with tempfile.TemporaryDirectory(prefix="sluice-demo-", dir=_place()) as folder:
             stage = Stage(DevCluster(Path(folder) / "cluster"))
             _show(stage, keep=keep)
             models(stage, Path(folder))
@@ -62,6 +64,13 @@ def main() -> int:
         print("\nsluice: interrupted; the cluster is down", file=sys.stderr)
         return 130
     return 0
+
+
+def _place() -> Path:
+    """Where clusters keep their state: in memory, which /run is not in containers. There it took half a minute to
+    remove ten thousand small files."""
+    memory = Path("/dev/shm")  # noqa: S108 - in it, a folder of a random name
+    return memory if memory.is_mount() and shutil.disk_usage(memory).free > _ROOM else Path("/run")
 
 
 def _show(stage: Stage, *, keep: bool) -> None:
