@@ -36,6 +36,13 @@ class System(BaseModel):
     """The longest that a job is stopped by CRIU. Example: `5m`."""
     keep: Annotated[Seconds, Field(ge=60)] = 7 * 86400
     """How long the state of a job that does not start again is kept. Example: `7d`."""
+    shared: Annotated[str, Field(pattern=r"^/[^\x00-\x1f]{1,255}$")] | None = None
+    """A folder of root's alone on storage that all nodes mount there, to which nodes move what they have saved, so that
+    jobs go on on other nodes. Default: they go on on their node alone. Example: `/home/.sluice-states`."""
+    rate: Annotated[Mib, Field(ge=1)] = 200
+    """The most that a node writes there in a second, and reads back. Example: `1G`."""
+    shared_quota: Mib = 1 << 20
+    """The most that is kept there for one user. Example: `1T`."""
 
 
 class NodeSystem(BaseModel):
@@ -48,6 +55,9 @@ class NodeSystem(BaseModel):
     quota_bytes: int = 256 << 30
     time_s: int = 300
     keep_s: int = 7 * 86400
+    shared: str | None = None
+    rate_bytes: int = 200 << 20
+    shared_quota_bytes: int = 1 << 40
 
 
 class Checkpoint(BaseModel):
@@ -172,4 +182,7 @@ def _compile_system(section: System) -> NodeSystem:
         quota_bytes=section.quota << 20,
         time_s=section.time,
         keep_s=section.keep,
+        shared=section.shared,
+        rate_bytes=section.rate << 20,
+        shared_quota_bytes=section.shared_quota << 20,
     )

@@ -15,6 +15,7 @@ from typing import Any
 from policy.node import FILE_NAME, NodePolicyFile
 from policy.node_limits import NodeLimits
 from prolog_epilog.accounting import SAVE_SECONDS, Accounting
+from prolog_epilog.checkpoint.drains import AGAIN_S, LOOK_S
 from prolog_epilog.checkpoint.gpus import Gpus
 from prolog_epilog.checkpoint.saver import ANNOUNCE_S, PRUNE_S, Saver
 from prolog_epilog.end_notices import PERIOD_S as END_NOTICES_S
@@ -113,7 +114,10 @@ class Agent:
             settings.run / "checkpoint",
             self.holds.put_saved,
             Gpus(self.jobs.gpus_of, self.jobs.held_by),
+            node=self.state.node,
+            stopping=self.state.stopping,
         )
+        self.saver.node_gpus = self.jobs.gpus_here
         self.saver.told = self.jobs.on_unsaved = self.holds.note
         self.jobs.unsaved = self.saver.why_not
         self.saver.found_unsaved = self.jobs.note_unsaved
@@ -121,6 +125,9 @@ class Agent:
         self.duties.add("saved-jobs", PRUNE_S, self.saver.prune)
         self.duties.add("can-save", ANNOUNCE_S, self.saver.announce)
         self.duties.add("unfinished-saves", ANNOUNCE_S, self.saver.settle)
+        self.saver.on_moved = self.duties.add(
+            "moved-saves", LOOK_S, self.saver.drains.run, retry=AGAIN_S, delay=1.0
+        ).wake
         self.uplink = Uplink()
         self.watcher.on_sample.append(self.power.on_sample)
         self.power.on_due = self.duties.add("power", CHECK_S, self.power.run, retry=1.0).wake

@@ -56,6 +56,10 @@ def read_share(text: str) -> int:
     return int(text)
 
 
+def _to_gpus(devices: Iterable[NodeDevice]) -> list[Gpu]:
+    return [Gpu(d.uuid, d.vendor, d.model, d.memory_mib, d.driver_version, d.partition) for d in devices]
+
+
 def _refuse_again(record: JobRecord) -> None:
     """Raise RefusalError for a job that was refused: nothing of it starts."""
     if record.refused:
@@ -357,8 +361,11 @@ class Jobs:
         """The devices that a job has, for those who save it; no lock: a record's grants are complete before it is
         found."""
         record = self._state.records.get(job)
-        found = [self._state.devices[grant.index] for grant in record.grants] if record is not None else []
-        return [Gpu(d.uuid, d.vendor, d.model, d.memory_mib, d.driver_version, d.partition) for d in found]
+        return _to_gpus(self._state.devices[grant.index] for grant in record.grants) if record is not None else []
+
+    def gpus_here(self) -> list[Gpu]:
+        """All of this node's, for the same."""
+        return _to_gpus(self._state.devices)
 
     def note_unsaved(self, job: int, why: str) -> None:
         """Its state cannot be saved after all."""

@@ -99,6 +99,8 @@ typedef hostlist_t sluice_hostlist;
 /* Slurm's allocator, which it frees a request's strings with; exported by libslurmfull of every version. */
 extern char *slurm_xstrdup(const char *text);
 extern void slurm_xfree(void **item);
+extern void *slurm_xrecalloc(void **item, size_t count, size_t size, bool clear, bool may_fail, const char *file,
+                             int line, const char *function);
 
 /* The configuration that slurmctld runs with; in libslurmfull of every version, its structure in the public header. */
 extern slurm_conf_t slurm_conf;

@@ -184,15 +184,32 @@ def _vendors(gpus: Iterable[Gpu]) -> list[str]:
     return sorted({gpu.vendor for gpu in gpus})
 
 
-def _check_alike(old: Gpu, new: Gpu) -> None:
-    """Raises SluiceError for what would not run on the new one."""
+def why_unlike(had: Sequence[Gpu], node: Iterable[Gpu]) -> str:
+    """Why a node with these GPUs has none for a job that had those; empty: it has."""
+    free = list(node)
+    for gpu in had:
+        like = next((one for one in free if _unlike(gpu, one) is None), None)
+        if like is None:
+            return f"it has no other GPU {gpu.model} with {gpu.memory_mib} MiB and driver {gpu.driver}"
+        free.remove(like)
+    return ""
+
+
+def _unlike(old: Gpu, new: Gpu) -> tuple[str, object, object] | None:
     for name, one, other in (
         ("model", old.model, new.model),
         ("memory in MiB", old.memory_mib, new.memory_mib),
         ("driver", old.driver, new.driver),
     ):
         if one != other:
-            raise SluiceError(f"its GPU's {name} was {one}, and is {other} here")
+            return name, one, other
+    return None
+
+
+def _check_alike(old: Gpu, new: Gpu) -> None:
+    """Raises SluiceError for what would not run on the new one."""
+    if (found := _unlike(old, new)) is not None:
+        raise SluiceError("its GPU's {} was {}, and is {} here".format(*found))
 
 
 def to_facts(gpus: Iterable[Gpu]) -> list[dict[str, Any]]:

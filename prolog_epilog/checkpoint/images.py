@@ -1,13 +1,14 @@
-"""What was saved of jobs: a folder for each, encrypted with a key of the job's user, complete or not there.
+"""What was saved of jobs: a folder for each, encrypted with the job's key, complete or not there.
 
-Below `folder`, root's alone: ``keys/UID``, ``images/JOB-RESTARTS`` and ``work/JOB``, where CRIU's files are until they
-are encrypted. A file is a sequence of pieces of AES-256-GCM, each bound to its job, user, run, name and place in the
-file, so that none can be changed, left out, or put in another's place. What is not finished has another name, and is
-removed.
+Below `folder`, root's alone: ``keys/job-JOB`` and ``keys/UID``, ``images/JOB-RESTARTS`` and ``work/JOB``, where CRIU's
+files are until they are encrypted. A file is a sequence of pieces of AES-256-GCM, each bound to its job, user, run, name
+and place in the file, so that none can be changed, left out, or put in another's place. What is not finished has
+another name, and is removed.
 """
 
 from __future__ import annotations
 
+import glob
 import io
 import json
 import os
@@ -15,13 +16,14 @@ import re
 import shutil
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
 
 _IMAGE = re.compile(r"(?P<job>\d{1,10})-(?P<restarts>\d{1,10})\Z")
 _FACTS = "facts"  # the file that is written last; no name of CRIU's
@@ -45,20 +47,85 @@ class Run:
         return f"{self.job}-{self.restarts}"
 
 
-class Images:
-    """Used by one thread for each job."""
+class Keys:
+    """A job's own key, which slurmctld made and its prolog brings to the nodes where it starts, and to no others. A job
+    without one has a key of its user's, which never leaves the node, as do then its images."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._keys, self._images = folder / "keys", folder / "images"
+
+    def put(self, job: int, key: bytes) -> None:
+        """Raises SluiceError, OSError."""
+        if len(key) != _KEY:
+            raise SluiceError(f"the key of job {job} has {len(key)} bytes, not {_KEY}")
+        write_atomic(self._of_job(job), key, mode=0o600, follow_links=False)
+
+    def has(self, job: int) -> bool:
+        """Whether it has its own."""
+        return self._of_job(job).exists()
+
+    def prune(self, before: float, needed: Callable[[int], bool]) -> None:
+        """Remove older ones of jobs that do not need them. Raises OSError."""
+        for path in self.folder.glob("job-*"):
+            if path.stat().st_mtime < before and not needed(int(path.name.removeprefix("job-"))):
+                path.unlink(missing_ok=True)
+
+    def cipher(self, run: Run) -> Any:
+        """Raises SluiceError, OSError."""
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError:
+            raise SluiceError(
+                "states of jobs cannot be encrypted", remedy="install cryptography: pip install 'sluice[checkpoint]'"
+            ) from None
+        path = self._of_job(run.job)
+        if not path.exists():
+            path = self._of_user(run.uid)
+        key = path.read_bytes()
+        if len(key) != _KEY:
+            raise SluiceError(f"{path}: not a key", remedy="remove it: what was saved with it is lost")
+        return AESGCM(key)
+
+    def _of_job(self, job: int) -> Path:
+        return self.folder / f"job-{job}"
+
+    def _of_user(self, uid: int) -> Path:
+        """It is made once."""
+        path = self.folder / str(uid)
+        if not path.exists():
+            fresh = path.with_name(f".{uid}-{time.time_ns()}")
+            with fresh.open("xb") as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(os.urandom(_KEY))
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):
+                path.hardlink_to(fresh)
+            fresh.unlink()
+        return path
+
+
+class Images:
+    """Used by one thread for each job. `keys`: where they are elsewhere; `node`: which of several writes here."""
+
+    def __init__(self, folder: Path, keys: Keys | None = None, node: str = "") -> None:
+        self.folder = folder
+        self.keys = keys or Keys(folder / "keys")
+        self._images = folder / "images"
+        self._half = f"{_HALF}{node}=" if node else _HALF  # no character of a node's name
 
     def prepare(self) -> None:
         """Make the folders, and remove what an agent that was killed left unfinished. Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        for folder in (self._keys, self._images, self.folder / "work"):
+        for folder in (self.keys.folder, self._images, self.folder / "work"):
             folder.mkdir(mode=0o700, exist_ok=True)
-        for half in self._images.glob(f"{_HALF}*"):
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what this node left unfinished. Raises OSError."""
+        self._images.mkdir(mode=0o700, exist_ok=True)
+        for half in self._images.glob(f"{glob.escape(self._half)}*"):
             shutil.rmtree(half, ignore_errors=True)
 
     def work(self, job: int) -> Path:
@@ -80,27 +147,83 @@ class Images:
                     total += sum(file.stat().st_size for file in image.iterdir())
         return total
 
+    def size_of(self, run: Run) -> int:
+        """Bytes of one image. Raises OSError."""
+        return sum(file.stat().st_size for file in (self._images / run.name).iterdir())
+
+    def drop(self, run: Run) -> None:
+        """Remove what was begun of this run."""
+        shutil.rmtree(self._images / f"{self._half}{run.name}", ignore_errors=True)
+
     def write(self, run: Run, source: Path, facts: dict[str, Any]) -> None:
         """Take over CRIU's files from `source`, which is empty afterwards. Raises SluiceError, OSError."""
-        half = self._images / f"{_HALF}{run.name}"
-        shutil.rmtree(half, ignore_errors=True)
-        half.mkdir(mode=0o700)
+        half = self._begin(run)
         try:
-            # Whose it is, for `size`; the folder above is root's alone.
-            os.chown(half, run.uid, -1)
-            cipher = self._cipher(run.uid)
+            cipher = self.keys.cipher(run)
             names = sorted(path.name for path in source.iterdir())
             for name in names:
                 with (source / name).open("rb") as plain, (half / name).open("xb") as file:
                     _encrypt(cipher, run, name, plain, file)
                 (source / name).unlink()
             self._write_facts(cipher, run, half / _FACTS, {**facts, "files": names})
-            _sync(half)
-            half.rename(self._images / run.name)
-            _sync(self._images)
+            self.complete(run)
         except BaseException:
             shutil.rmtree(half, ignore_errors=True)
             raise
+
+    def _begin(self, run: Run) -> Path:
+        half = self._images / f"{self._half}{run.name}"
+        shutil.rmtree(half, ignore_errors=True)
+        half.mkdir(mode=0o700)
+        os.chown(half, run.uid, -1)  # whose it is, for `size`; the folder above is root's alone
+        return half
+
+    def complete(self, run: Run) -> None:
+        """What was begun is an image from now on. Raises OSError."""
+        half = self._images / f"{self._half}{run.name}"
+        _sync(half)
+        half.rename(self._images / run.name)
+        _sync(self._images)
+
+    def has(self, run: Run) -> bool:
+        """Whether there is an image of it."""
+        return (self._images / run.name).exists()
+
+    def runs(self) -> list[Run]:
+        """Of which there is an image."""
+        found = []
+        for image in self._images.iterdir():
+            if match := _IMAGE.match(image.name):
+                with suppress(FileNotFoundError):  # it is just removed
+                    found.append(Run(int(match["job"]), image.stat().st_uid, int(match["restarts"])))
+        return found
+
+    def copy(self, run: Run, to: Images, paced: Callable[[int], None]) -> None:
+        """Begin the same image there: all of it is on disk, and was read again and decrypted. `to.complete` ends it.
+
+        `paced` is told how many bytes come next, and waits. Raises SluiceError, OSError, and leaves nothing there.
+        """
+        half = to._begin(run)
+        try:
+            for path in sorted((self._images / run.name).iterdir()):
+                with path.open("rb") as source, (half / path.name).open("xb") as file:
+                    while piece := source.read(_PIECE):
+                        paced(len(piece))
+                        file.write(piece)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            to._check(run, half, paced)
+        except BaseException:
+            shutil.rmtree(half, ignore_errors=True)
+            raise
+
+    def _check(self, run: Run, image: Path, paced: Callable[[int], None]) -> None:
+        cipher = self.keys.cipher(run)
+        for name in self._facts(run, image)["files"]:
+            with (image / name).open("rb") as file:
+                for piece in _decrypt(cipher, run, name, file):
+                    paced(len(piece))
 
     def read(self, run: Run, target: Path) -> dict[str, Any]:
         """Decrypt the image of this run into the new folder `target`; the facts that were given to `write`.
@@ -108,7 +231,7 @@ class Images:
         Raises SluiceError for one that is damaged, incomplete or of another job or user; OSError.
         """
         image = self._images / run.name
-        cipher = self._cipher(run.uid)
+        cipher = self.keys.cipher(run)
         facts = self.facts(run)
         target.mkdir(mode=0o700)
         for name in facts["files"]:
@@ -119,15 +242,19 @@ class Images:
 
     def facts(self, run: Run) -> dict[str, Any]:
         """Those that were given to `write`. Raises as `read`."""
-        with (self._images / run.name / _FACTS).open("rb") as file:
-            found: dict[str, Any] = json.loads(b"".join(_decrypt(self._cipher(run.uid), run, _FACTS, file)))
+        return self._facts(run, self._images / run.name)
+
+    def _facts(self, run: Run, image: Path) -> dict[str, Any]:
+        with (image / _FACTS).open("rb") as file:
+            found: dict[str, Any] = json.loads(b"".join(_decrypt(self.keys.cipher(run), run, _FACTS, file)))
         return found
 
-    def forget(self, job: int) -> None:
-        """Remove all images of a job, each in one step. Raises OSError."""
-        for image in self._images.glob(f"{job}-*"):
-            gone = image.with_name(f"{_HALF}{image.name}-{time.time_ns()}")
-            image.rename(gone)
+    def forget(self, job: int, restarts: int | None = None) -> None:
+        """Remove all images of a job, or that of one run, each in one step. Raises OSError."""
+        for image in self._images.glob(f"{job}-{'*' if restarts is None else restarts}"):
+            gone = image.with_name(f"{self._half}{image.name}-{time.time_ns()}")
+            with suppress(FileNotFoundError):  # another node was faster
+                image.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
     def prune(self, before: float) -> None:
@@ -140,30 +267,6 @@ class Images:
     def _write_facts(self, cipher: Any, run: Run, path: Path, facts: dict[str, Any]) -> None:
         with path.open("xb") as file:
             _encrypt(cipher, run, _FACTS, io.BytesIO(json.dumps(facts).encode()), file)
-
-    def _cipher(self, uid: int) -> Any:
-        """With the user's key, which is made once. Raises SluiceError, OSError."""
-        try:
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ImportError:
-            raise SluiceError(
-                "states of jobs cannot be encrypted", remedy="install cryptography: pip install 'sluice[checkpoint]'"
-            ) from None
-        path = self._keys / str(uid)
-        if not path.exists():
-            fresh = path.with_name(f".{uid}-{time.time_ns()}")
-            with fresh.open("xb") as file:
-                os.fchmod(file.fileno(), 0o600)
-                file.write(os.urandom(_KEY))
-                file.flush()
-                os.fsync(file.fileno())
-            with suppress(FileExistsError):
-                path.hardlink_to(fresh)
-            fresh.unlink()
-        key = path.read_bytes()
-        if len(key) != _KEY:
-            raise SluiceError(f"{path}: not a key", remedy="remove it: what was saved with it is lost")
-        return AESGCM(key)
 
 
 def _place(run: Run, name: str, number: int, last: bool) -> bytes:

@@ -20,6 +20,9 @@ from sluice.base.errors import SluiceError
 Opened = tuple[int, int, int, int]
 """Device, inode, time of the last change, which no user can set, as an inode's number is given to other files; and
 whether it is read and written, as bits of a mode."""
+Named = tuple[str, int, int, int, int, int, int]
+"""The same on another node, where the file is another one: its whole path, owner, group, mode, size, time of change of
+its content, as a package sets it; and how it is open."""
 _MOST_PROCESSES = 65536
 _SINGLE = ("exe", "cwd", "root")
 _MANY = ("fd", "map_files")
@@ -54,9 +57,23 @@ def look(init: int, uid: int) -> set[Opened]:
     return found
 
 
-def stranger(init: int, uid: int, known: Collection[Opened], log: Path, began_ns: int) -> str | None:
+def look_by_name(init: int, uid: int) -> set[Named]:
+    """The same files, as another node finds them. Raises OSError."""
+    return {_named(path, state) for path, state in _others(init, uid, _kernels())}
+
+
+def stranger(
+    init: int,
+    uid: int,
+    known: Collection[Opened] | Collection[Named],
+    log: Path,
+    began_ns: int,
+    *,
+    by_name: bool = False,
+) -> str | None:
     """One that the job did not have before; None: there is none. Raises SluiceError, OSError.
 
+    `by_name`: it was saved on another node, and `known` is what `look_by_name` gave there.
     `log` is CRIU's, which closes it before the job runs, and so the /proc of the job's PID namespace. Memory that
     processes share is made by CRIU, as root: it is not older than `began_ns`, when the job was to be resumed.
     """
@@ -66,7 +83,7 @@ def stranger(init: int, uid: int, known: Collection[Opened], log: Path, began_ns
             continue
         if state.st_dev == memory and state.st_ctime_ns >= began_ns:
             continue
-        if state.st_dev in kernels or _opened(path, state) not in known:
+        if state.st_dev in kernels or (_named if by_name else _opened)(path, state) not in known:
             with suppress(OSError):
                 return str(path.readlink())
             return str(path)
@@ -111,6 +128,15 @@ def _opened(path: Path, state: os.stat_result) -> Opened:
     if stat.S_ISDIR(state.st_mode):
         return state.st_dev, state.st_ino, 0, 0
     return state.st_dev, state.st_ino, state.st_ctime_ns, path.lstat().st_mode & (stat.S_IRUSR | stat.S_IWUSR)
+
+
+def _named(path: Path, state: os.stat_result) -> Named:
+    """Folders as in `_opened`."""
+    name = str(path.readlink())
+    if stat.S_ISDIR(state.st_mode):
+        return name, state.st_uid, state.st_gid, state.st_mode, 0, 0, 0
+    how = path.lstat().st_mode & (stat.S_IRUSR | stat.S_IWUSR)
+    return name, state.st_uid, state.st_gid, state.st_mode, state.st_size, state.st_mtime_ns, how
 
 
 def _others(init: int, uid: int, kernels: Collection[int]) -> Iterator[tuple[Path, os.stat_result]]:

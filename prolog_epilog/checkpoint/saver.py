@@ -4,7 +4,8 @@ A job is stopped while it is saved. It is ended when its image is complete and t
 goes on when anything fails before. An image is forgotten before what was resumed from it runs: none is resumed twice.
 CRIU is root's and works with what users can change meanwhile, so a job is saved only with what contents.py lists, and
 is looked at by opened.py before it runs again. What it has on GPUs is on the host while CRIU works (gpus.py): taken off
-before, and put back, on other GPUs where it has others, when the job was looked at and before any of it runs.
+before, and put back, on other GPUs where it has others, when the job was looked at and before any of it runs. Where the
+site has storage that nodes share, images move there (drains.py), and a job goes on on any node that is like its own.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from policy.checkpoint import NodeSystem
-from prolog_epilog.cgroups import memory_room
-from prolog_epilog.checkpoint import contents, criu, opened
+from prolog_epilog.cgroups import jobs_here, memory_room
+from prolog_epilog.checkpoint import contents, cpus, criu, drains, opened
 from prolog_epilog.checkpoint.criu import BrokenOffError, Criu
-from prolog_epilog.checkpoint.gpus import Gpus, NeverError, Pairs, from_facts, to_facts
+from prolog_epilog.checkpoint.drains import Drains, Place
+from prolog_epilog.checkpoint.gpus import Gpu, Gpus, NeverError, Pairs, from_facts, to_facts
 from prolog_epilog.checkpoint.images import Images, Run
+from prolog_epilog.checkpoint.shared import Last, Shared
 from prolog_epilog.server import Peer, Server
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
@@ -45,7 +48,7 @@ ANNOUNCE_S = 5.0
 
 class Saver:
     """`requeue` puts the order that a run of a job is to start again on disk: job, restarts. `ready` is there while
-    jobs can be saved (slurm_plugin/entry/spank_sluice_limit.c)."""
+    jobs can be saved (slurm_plugin/entry/spank_sluice_limit.c). `node`: this one's name."""
 
     def __init__(
         self,
@@ -54,8 +57,12 @@ class Saver:
         ready: Path,
         requeue: Callable[[int, int], None],
         gpus: Gpus | None = None,
+        *,
+        node: str = "",
+        stopping: threading.Event | None = None,
     ) -> None:
         self.images = Images(folder)
+        self.node = node
         self.gpus = gpus or Gpus()
         self._policy_now = policy
         self._ready = ready
@@ -67,9 +74,19 @@ class Saver:
         """What happened to a job, for its record."""
         self.found_unsaved: Callable[[int, str], None] = lambda job, why: None
         """What a job's program does with its GPUs cannot be saved, as its driver has said."""
+        self.node_gpus: Callable[[], list[Gpu]] = list
+        """All of this node's."""
+        self.on_moved: Callable[[], None] = lambda: None
+        """There is an image to move."""
+        place = Place(
+            self.images, node, self._shared, self._policy, self._alone, lambda job, words: self.told(job, words),
+            stopping or threading.Event(),
+        )  # fmt: skip
+        self.drains = Drains(place, self._commands)
 
     def answer_to(self, server: Server) -> None:
         """Take requests."""
+        server.add("key", self.take_key)
         server.add("save", self.save)
         server.add("resume", self.resume)
         server.add("restored", self.restored)
@@ -87,10 +104,31 @@ class Saver:
 
     def announce(self) -> None:
         """A duty: the SPANK plugin starts jobs below the launcher where they can be saved. Raises OSError."""
-        if self.problem():
+        problem = self.problem()
+        if problem:
             self._ready.unlink(missing_ok=True)
         elif not self._ready.exists():
             self._ready.touch(mode=0o644)
+        if (shared := self._shared()) is not None:
+            shared.announce(None if problem else drains.node_facts(to_facts(self.node_gpus())))
+
+    def take_key(self, *, peer: Peer, job: int, key: str) -> dict[str, Any]:
+        """A request: the key of a job that starts here, from its prolog. Raises SluiceError, OSError."""
+        del peer
+        try:
+            self.images.keys.put(job, bytes.fromhex(key))
+        except ValueError:
+            raise SluiceError(f"the key of job {job} is not one") from None
+        return {}
+
+    def _shared(self) -> Shared | None:
+        """Storage that nodes share, by the policy. Raises SluiceError where it is not there."""
+        folder = drains.folder_of(self._policy_now())
+        if folder is None:
+            return None
+        found = Shared(folder, self.images.keys, self.node)
+        found.prepare()
+        return found
 
     def _policy(self) -> NodeSystem:
         return self._policy_now() or NodeSystem()
@@ -113,7 +151,7 @@ class Saver:
             try:
                 if not self._is_saved(run, init):  # else the agent that saved it was killed before it could say so
                     self._save(run, init, lock)
-                words = f"saved in {time.monotonic() - began:.2f} s"
+                words = f"saved in {time.monotonic() - began:.2f} s; {self._where(run)}"
                 self._requeue(job, restarts)
             except BrokenOffError as error:
                 words = f"not saved, begins again from its start: {error}"
@@ -131,7 +169,22 @@ class Saver:
             _end(init)
         log("saved", job=job, uid=uid, what=words)
         self.told(job, words)
+        self.on_moved()
         return {}
+
+    def _where(self, run: Run) -> str:
+        """Where it can go on, as far as it is known now; other nodes are told, too."""
+        try:
+            shared = self._shared()
+            if shared is None:
+                return drains.on_one_node(self.node)
+            before = shared.last(run.job)
+            shared.note(run.job, Last(run.restarts, None, self.node, before.excluded if before else ()))
+        except (OSError, SluiceError) as error:
+            return drains.on_one_node(self.node, str(error))
+        if not self.images.keys.has(run.job):
+            return drains.on_one_node(self.node, "no key came with it from slurmctld")
+        return "waits until its state is on shared storage"
 
     def _begin_again(self, run: Run, init: int) -> None:
         """Where this run can neither be saved nor go on: it is ended, even if the order does not get on disk."""
@@ -163,15 +216,40 @@ class Saver:
 
     def _is_saved(self, run: Run, init: int) -> bool:
         """Whether its last image is what it is now: it has not run since."""
-        found = self.images.find(run.job)
-        return found is not None and found[0] == run.restarts and _is_stopped(init)
+        return any(images.has(run) for images in self._places()) and _is_stopped(init)
+
+    def _places(self) -> list[Images]:
+        """Where images may be: here, and on shared storage as far as that can be reached."""
+        try:
+            shared = self._shared()
+        except SluiceError as error:
+            log("problem", what=error.what, remedy=error.remedy)
+            shared = None
+        return [self.images] if shared is None else [self.images, shared.images]
+
+    def _forget(self, job: int) -> None:
+        """Raises OSError."""
+        for images in self._places():
+            images.forget(job)
+
+    def _find(self, job: int, uid: int, restarts: int) -> tuple[Run, Images] | None:
+        """The image with which this run goes on, and where it is. Raises SluiceError, OSError."""
+        shared = self._shared()
+        last = shared.last(job) if shared is not None else None
+        found = None
+        for images in (self.images, *([shared.images] if shared is not None else [])):
+            image = images.find(job)
+            if image is None or image[0] >= restarts or (last is not None and not last.allows(image[0], restarts)):
+                continue
+            if found is None or image[0] > found[0].restarts:
+                found = Run(job, uid, image[0]), images
+        return found
 
     def _let_go_on(self, run: Run, init: int, lock: int) -> bool:
         """As if it had not been asked to save. False: it cannot, and is to be ended."""
         try:
-            found = self.images.find(run.job)
-            if found is not None and found[0] == run.restarts:
-                self.images.forget(run.job)
+            if any(images.has(run) for images in self._places()):
+                self._forget(run.job)
             criu.uncover_proc(init)
             self.gpus.resume(self.gpus.given(run.job), opened.processes(init)[1:], [], lock)
         except (OSError, SluiceError) as error:
@@ -202,6 +280,9 @@ class Saver:
         facts = {
             "opened": sorted(opened.look(init, run.uid)),
             "rights": sorted(opened.rights(init, run.uid)),
+            "named": sorted(opened.look_by_name(init, run.uid)),
+            "node": self.node,
+            "cpu": cpus.here(),
             "gpus": to_facts(gpus),
             "saved": time.time(),
         }
@@ -243,22 +324,37 @@ class Saver:
         """A request: prepare what was saved of an earlier run. The command that starts it, none: there is nothing."""
         del peer
         with self._alone(job):
-            found = self.images.find(job)
-            if found is None or found[0] >= restarts:
-                return {"words": []}
-            run = Run(job, uid, found[0])
             work = self.images.work(job)
             try:
-                problem = self.problem()
-                if problem:
+                found = self._find(job, uid, restarts)
+                self._begin(job, restarts, found[0].restarts if found else None)
+                if found is None:
+                    return {"words": []}
+                run, images = found
+                facts = images.facts(run)
+                if problem := self.problem() or self._cannot_go_on(facts):
                     raise SluiceError(problem)
-                self._pairs(job, self.images.facts(run))
+                self._pairs(job, facts)
                 shutil.rmtree(work, ignore_errors=True)
-                self.images.read(run, work)
+                images.read(run, work)
             except (OSError, SluiceError) as error:
                 self._give_up(job, str(error))
                 raise
             return {"words": self._program().resume_words(work), "pid": str(work / "pid")}
+
+    def _begin(self, job: int, restarts: int, source: int | None) -> None:
+        """What earlier runs have saved is old from now on, but for what this run goes on with. Raises OSError."""
+        shared = self._shared()
+        if shared is None:
+            return
+        last = shared.last(job)
+        if source is None and last is not None and last.node not in ("", self.node) and last.restarts < restarts:
+            self.told(job, f"begins again from its start, as what was saved of it is on {last.node} alone")
+        shared.note(job, Last(restarts, source, "", last.excluded if last else ()))
+
+    def _cannot_go_on(self, facts: dict[str, Any]) -> str:
+        """Why not here with what was saved on another node; empty: it can."""
+        return "" if facts.get("node", self.node) == self.node else cpus.why_not(facts["cpu"], cpus.here())
 
     def _pairs(self, job: int, facts: dict[str, Any]) -> Pairs:
         """Which GPU it has here instead of which. Raises SluiceError where it cannot go on with these."""
@@ -318,19 +414,20 @@ class Saver:
     def _check_files(self, job: int, uid: int, restarts: int, init: int) -> None:
         """Then the image is forgotten."""
         if self._looked_at(job, restarts, init) is None:  # else an agent that was killed has done so
-            found = self.images.find(job)
-            if found is None or found[0] >= restarts:
+            found = self._find(job, uid, restarts)
+            if found is None:
                 raise SluiceError("there is nothing to resume")
-            facts = self.images.facts(Run(job, uid, found[0]))
-            known = {(one[0], one[1], one[2], one[3]) for one in facts["opened"]}
+            facts = found[1].facts(found[0])
+            by_name = facts.get("node", self.node) != self.node
+            known = {tuple(one) for one in facts["named" if by_name else "opened"]}
             work = self.images.work(job)
             began_ns = (work / contents.FILES).stat().st_mtime_ns
-            stranger = opened.stranger(init, uid, known, criu.log_in(work), began_ns)
+            stranger = opened.stranger(init, uid, known, criu.log_in(work), began_ns, by_name=by_name)
             if stranger is not None:
                 raise SluiceError(f"{stranger} is another file than it was")
             pairs = self._pairs(job, facts)
             self._note_looked_at(job, restarts, init, {"rights": facts["rights"], "pairs": pairs, "all": False})
-        self.images.forget(job)
+        self._forget(job)
 
     def _check_rights(self, job: int, uid: int, restarts: int, init: int) -> None:
         looked_at = self._looked_at(job, restarts, init)
@@ -361,7 +458,7 @@ class Saver:
         self.told(job, f"not resumed, begins again from its start: {why}")
         shutil.rmtree(self.images.work(job), ignore_errors=True)
         with suppress(OSError):
-            self.images.forget(job)
+            self._forget(job)
 
     # ---- others ----
 
@@ -384,6 +481,10 @@ class Saver:
         """A duty: remove what was kept long enough. Raises OSError."""
         now = time.time()
         self.images.prune(now - self._policy().keep_s)
+        running = jobs_here()
+        self.images.keys.prune(now - PRUNE_S, lambda job: job in running or self.images.find(job) is not None)
+        if (shared := self._shared()) is not None:
+            shared.prune(now - self._policy().keep_s)
         for left in (self.images.folder / "work").iterdir():
             if left.stat().st_mtime < now - _DAY_S:
                 if left.is_dir():  # of a job that did not ask again: what it had in memory

@@ -31,6 +31,7 @@ SHARES = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_share", "SPANK__SLURM_SPANK_OPTI
 POWERS = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_power", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-power")
 PLANNED_POWER = "SPANK_SLUICE_GPU_POWER"  # set by slurmctld, to start within a budget
 ROLES = "SPANK_SLUICE_GPU_ROLES"  # likewise: which GPUs its roles have
+SAVE_KEY = "SPANK_SLUICE_SAVE_KEY"  # of a job with --checkpoint=system, made by slurmctld
 MOST_ROLES = 32 << 10
 MOST_TEXT = 64
 SET = "SLUICE_SET"  # what the agent set for libraries in the task whose environment this is, NAME=VALUE
@@ -177,8 +178,21 @@ def announce() -> None:
             pass
 
 
+def bring_key() -> None:
+    """The agent gets the job's key; without it what is saved of the job stays on this node."""
+    key = os.environ.get(SAVE_KEY)
+    if key is None:
+        return
+    words = encode({"do": "key", "job": number("SLURM_JOB_ID"), "key": key[:MOST_TEXT]})
+    try:
+        granted(exchange(words.encode() + b"\n", SECONDS))
+    except (OSError, RefusedError) as why:
+        print(f"no key: {why}", file=sys.stderr)
+
+
 def prolog() -> None:
     """Register a job that has GPUs."""
+    bring_key()
     extra: dict[str, object] = {}
     for field, names in (("share", SHARES), ("power", POWERS), ("planned_power", (PLANNED_POWER,))):
         for name in names:

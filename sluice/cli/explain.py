@@ -277,7 +277,12 @@ def _checkpoint(document: dict[str, Any]) -> list[str]:
         return ["", f"Cannot be saved as it runs: {found['cannot']}. What ends it costs all of its work."]
     if found["mode"] == "system":
         limit = f"up to {found['limit_mib']} MiB of memory, without connections to others or steps"
-        return ["", f"Its node saves it as it runs before it is ended (--checkpoint=system): {limit}."]
+        where = "any node that is like it" if found.get("elsewhere") else "that node; elsewhere it begins from its start"
+        return [
+            "",
+            f"Its node saves it as it runs before it is ended (--checkpoint=system): {limit}.",
+            f"  It goes on on {where}.",
+        ]
     lines = ["", f"Saves its state when signalled ({found['signal']}), {_how_often(found)}"]
     if found["saved"] is not None:
         lines.append(

@@ -37,7 +37,13 @@ def describe(account: str, comment: str, policy: NodeCheckpoint, saves: JobSaves
     """What is shown. Times are seconds since 1970."""
     if policy.system is not None and policy.is_system(comment):
         limit = policy.system.most_bytes >> 20
-        return {"mode": "system", "saved": saves.saved, "limit_mib": limit, "cannot": saves.unsaved or None}
+        return {
+            "mode": "system",
+            "saved": saves.saved,
+            "limit_mib": limit,
+            "cannot": saves.unsaved or None,
+            "elsewhere": policy.system.shared is not None,
+        }
     rhythm = policy.rhythm(account, comment)
     document: dict[str, Any] = {"mode": "no" if rhythm is None else "app", "saved": saves.saved}
     if rhythm is None:

@@ -3,9 +3,12 @@
 #include "admission/description_slurm.h"
 
 #include "admission/admission_slurm.h"
+#include "runtime/log.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 
 enum { SLURM_COMMENT_MAX = 1024 };
 
@@ -251,6 +254,32 @@ void sluice_description_write_resumable(job_desc_msg_t *job)
     job->warn_signal = SLUICE_SAVE_SIGNAL; /* to its launcher, when it is preempted */
     job->warn_flags = KILL_JOB_BATCH;
     job->warn_time = 0;
+}
+
+bool sluice_description_write_key(job_desc_msg_t *job)
+{
+    static const char name[] = "SLUICE_SAVE_KEY="; /* prolog_epilog/programs/node_program.py, with SPANK_ before it */
+    unsigned char random[32];
+    char text[sizeof name + 2 * sizeof random];
+    uint32_t count = job->spank_job_env ? job->spank_job_env_size : 0, kept = 0;
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
+        sluice_log_error("job_submit/sluice: no random numbers for a job's key: %s", strerror(errno));
+        return false;
+    }
+    memcpy(text, name, sizeof name);
+    for (size_t i = 0; i < sizeof random; i++)
+        snprintf(text + sizeof name - 1 + 2 * i, 3, "%02x", random[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        char **variable = &job->spank_job_env[i];
+        if (*variable && strncmp(*variable, name, sizeof name - 1) == 0)
+            slurm_xfree((void **)variable);
+        else
+            job->spank_job_env[kept++] = *variable;
+    }
+    slurm_xrecalloc((void **)&job->spank_job_env, kept + 1, sizeof(char *), true, false, __FILE__, __LINE__, __func__);
+    job->spank_job_env[kept] = slurm_xstrdup(text);
+    job->spank_job_env_size = kept + 1;
+    return true;
 }
 
 void sluice_description_write_signal(job_desc_msg_t *job, uint16_t signal)

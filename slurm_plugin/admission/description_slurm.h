@@ -21,6 +21,10 @@ void sluice_description_write(job_desc_msg_t *job, const struct sluice_admission
 /* A job that goes on where it was saved: it may be requeued, and its output is appended to. */
 void sluice_description_write_resumable(job_desc_msg_t *job);
 
+/* The job's own key for what is saved of it, which Slurm gives to the prologs of the nodes where the job starts, and to
+ * nobody else (SLUICE_SAVE_KEY). What the user sent as such is replaced. False: there is none, with a message. */
+bool sluice_description_write_key(job_desc_msg_t *job);
+
 /* What Slurm sends to the whole job when it is preempted, instead of SIGTERM to its steps. */
 void sluice_description_write_signal(job_desc_msg_t *job, uint16_t signal);
 

@@ -152,8 +152,11 @@ int sluice_submit(job_desc_msg_t *job, const struct sluice_settings *settings, c
     sluice_description_write_options(job, &submission.options);
     if (submission.options.checkpoint == SLUICE_CHECKPOINT_APP)
         sluice_description_write_signal(job, (uint16_t)settings->rules->checkpoint_signal);
-    if (submission.options.checkpoint == SLUICE_CHECKPOINT_SYSTEM)
+    if (submission.options.checkpoint == SLUICE_CHECKPOINT_SYSTEM) {
         sluice_description_write_resumable(job);
+        if (!sluice_description_write_key(job))
+            return SLURM_ERROR;
+    }
     if (!sluice_default_account && settings->rules->tenant_count && !(job->account && *job->account)) {
         const char *unnamed = "on this cluster a job must name its account: submit with -A ACCOUNT";
         log_refusal("job", job->user_id, "-", unnamed);

@@ -145,6 +145,7 @@ static void make(struct input *input, job_desc_msg_t *made)
             input, USUAL("_SLURM_SPANK_OPTION_sluice_gpu_mem=10G", "_SLURM_SPANK_OPTION_sluice_gpu_mem=1T",
                          "_SLURM_SPANK_OPTION_sluice_gang=a:4", "_SLURM_SPANK_OPTION_sluice_gpu_spread=(null)",
                          "_SLURM_SPANK_OPTION_sluice_gpu_affinity=link", "_SLURM_SPANK_OPTION_sluice_checkpoint=app",
+                         "_SLURM_SPANK_OPTION_sluice_checkpoint=system", "SLUICE_SAVE_KEY=1",
                          "_SLURM_SPANK_OPTION_sluice_checkpoint_interval=20m", "_SLURM_SPANK_OPTION_other_x=1",
                          SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
                          SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736 --"));

@@ -27,6 +27,15 @@ void slurm_xfree(void **item)
     *item = NULL;
 }
 
+/* Of pointers: what is new is NULL. */
+void *slurm_xrecalloc(void **item, size_t count, size_t size, bool clear, bool may_fail, const char *file, int line,
+                      const char *function)
+{
+    void *made = realloc(*item, count * size);
+    (void)clear, (void)may_fail, (void)file, (void)line, (void)function;
+    return *item = made;
+}
+
 /* Lists of hosts: as many as there are words between commas, each N of "xN" with a number, at most a thousand. */
 struct hostlist {
     int count;

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,13 @@ class Counter:
         numbers = [int(word) for word in self.words() if word.isdecimal()]
         return numbers == [*range(self.last), self.last]
 
+    def check_last_run(self) -> None:
+        """Complete and in order, whether it went on or began again from its start: nothing is lost in it, or twice."""
+        words = self.words()
+        begin = len(words) - 1 - words[::-1].index("0")
+        numbers = [int(word) for word in words[begin:] if word.isdecimal()]
+        assert numbers[:-1] == [*range(self.last)], self.all_said()
+
 
 def images(cluster: DevCluster) -> Path:
     return cluster.folder / "nodes" / NODE / "checkpoints/images"
@@ -199,6 +208,47 @@ def storm(cluster: DevCluster, seconds: float, kinds: Sequence[str]) -> dict[str
     """SIGKILLs for so long; how many hit which kind."""
     said = cluster.run(["/usr/bin/python3", "-c", STORM, str(seconds), *kinds], node=NODE, timeout=seconds + 60)
     return dict(json.loads(said.stdout))
+
+
+# There, too: kills, once it has begun, a step that is a process with these words, or a file; or the agent meanwhile.
+KILL_IN = """
+import glob, os, socket, struct, sys, time
+victim, *step = sys.argv[1:]
+def agent():
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.connect("/run/sluice/agent.sock")
+        return [struct.unpack("3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]]
+def found():
+    if step[0].startswith("/"):
+        return glob.glob(step[0])
+    pids = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            words = open(path, "rb").read().decode(errors="replace").split(chr(0))
+        except OSError:
+            continue
+        if all(word in words for word in step):
+            pids.append(int(path.split("/")[2]))
+    return pids
+killer = agent() if victim == "agent" else []
+print(flush=True)
+end = time.monotonic() + 60
+while not (seen := found()) and time.monotonic() < end:
+    time.sleep(0.001)
+for pid in killer or seen:
+    os.kill(pid, 9)
+sys.exit(not seen)
+"""
+
+
+@contextmanager
+def killed_in(cluster: DevCluster, node: str, victim: str, *step: str) -> Iterator[None]:
+    """Meanwhile that step begins on the node, and its process, or the agent, gets a SIGKILL."""
+    words = cluster.command(["/usr/bin/python3", "-c", KILL_IN, victim, *step], node=node)
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as killer:
+        assert killer.stdout is not None and killer.stdout.readline()
+        yield
+        assert killer.wait(90) == 0, f"{step} was not seen"
 
 
 def kill(cluster: DevCluster, what: str) -> None:

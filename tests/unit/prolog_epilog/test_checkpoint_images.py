@@ -477,11 +477,14 @@ def test_a_job_with_a_strangers_file_does_not_run(
 
 
 def test_the_policy_reaches_nodes() -> None:
-    section = Checkpoint.model_validate({"system": {"limit": "8G", "quota": "16G", "time": "1m", "keep": "2h"}})
+    section = Checkpoint.model_validate(
+        {"system": {"limit": "8G", "quota": "16G", "time": "1m", "keep": "2h", "shared": "/home/.states", "rate": "1G"}}
+    )
     system = compile_checkpoint(section, lambda name: [name]).system
     assert system is not None and compile_checkpoint(Checkpoint(), lambda name: [name]).system is None
     assert json.loads(system.model_dump_json()) == {
         "criu": "/usr/sbin/criu", "most_bytes": 8 << 30, "quota_bytes": 16 << 30, "time_s": 60, "keep_s": 7200,
+        "shared": "/home/.states", "rate_bytes": 1 << 30, "shared_quota_bytes": 1 << 40,
     }  # fmt: skip
 
 

@@ -1,0 +1,156 @@
+"""Jobs that are saved on one node and go on on another: their states move to storage that both mount.
+
+`SLUICE_CRIU` as in test_system_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dev_cluster.cluster import DevCluster
+from dev_cluster.layout import INSIDE
+from tests.integration.jobs import shown
+from tests.integration.platforms import PAIR
+from tests.integration.saved_jobs import (
+    CRIU,
+    GPU_COUNTER,
+    NODE,
+    POLICY,
+    Counter,
+    can_save,
+    images,
+    killed_in,
+    set_policy,
+)
+from tests.integration.settled import start_again, until
+
+pytestmark = pytest.mark.cluster
+
+OTHER = "n2"
+STATES = "states"
+ONE = ("--gres=gpu:1", "-c1")
+IS_FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
+FULL = pytest.mark.skipif(not IS_FULL, reason="long: SLUICE_TEST_SCALE=full")
+HELPER = "/run/sluice-cluster/programs/sluice-checkpoint"
+STEPS = {
+    "save": (NODE, "process", HELPER, "save"),
+    "dump": (NODE, "process", "dump", "--tree"),
+    "dump, agent": (NODE, "agent", "dump", "--tree"),
+    "write": (NODE, "agent", f"{INSIDE}/nodes/{NODE}/checkpoints/images/.half-*"),
+    "move": (NODE, "agent", f"{INSIDE}/{STATES}/images/.half-*"),
+    "resume": (OTHER, "process", HELPER, "resume"),
+    "restore": (OTHER, "process", "restore", "--leave-stopped"),
+    "restore, agent": (OTHER, "agent", "restore", "--leave-stopped"),
+}
+IN_MAKE_TEST = ("move", "restore", "restore, agent")
+ROUNDS = 25 if IS_FULL else 1
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
+    if not CRIU.exists():
+        pytest.skip(f"{CRIU}: no CRIU; fetch it with: tools/criu build/criu")
+    platform = tmp_path_factory.mktemp("platform") / "pair.yaml"
+    platform.write_text(PAIR.replace("550.90.07", "580.65.06").replace("runtime: 12040", "runtime: 13000"))
+    made = make_shared_cluster(
+        {
+            "nodes": [{"names": f"{NODE},{OTHER}", "platform": str(platform)}],
+            "controllers": 1,
+            "accounting": False,
+            "agent": True,
+            "sluice": {"level": "admit", "policy": POLICY.render()},
+            "users": [{"name": "alice"}],
+            # As on a site, the script of a job has the same path on each node.
+            "slurm_conf": "SlurmdSpoolDir=/var/lib/sluice/spool\n",
+        }
+    )
+    (made.folder / STATES).mkdir(mode=0o700)
+    shared(made)
+    until(lambda: can_save(made), timeout=60)
+    until(lambda: sorted(path.name for path in (made.folder / STATES / "nodes").glob("[!.]*")), [NODE, OTHER].__eq__)
+    return made
+
+
+def shared(cluster: DevCluster, **more: Any) -> None:
+    set_policy(cluster, {"shared": str(INSIDE / STATES), **more})
+
+
+def only(cluster: DevCluster, node: str) -> None:
+    """Jobs start there alone."""
+    for name in (NODE, OTHER):
+        words = ["State=RESUME"] if name == node else ["State=DRAIN", "Reason=test"]
+        cluster.run(["scontrol", "update", f"NodeName={name}", *words], check=False)
+
+
+def moved(cluster: DevCluster, job: Counter) -> None:
+    """Wait until its state is on shared storage, and not on its node any more."""
+    image = cluster.folder / STATES / "images" / f"{job.id}-0"
+    until(lambda: image.exists() and not list(images(cluster).iterdir()), timeout=60, shows=job.all_said)
+
+
+def said_of(cluster: DevCluster, job: Counter) -> str:
+    """What users see of it."""
+    return str(cluster.run(["squeue", "-ha", "-t", "all", "-j", job.id, "-O", "admin_comment:500"]).stdout.strip())
+
+
+def keys(cluster: DevCluster, node: str) -> set[str]:
+    return {path.name for path in (cluster.folder / "nodes" / node / "checkpoints/keys").glob("job-*")}
+
+
+@pytest.mark.parametrize("kind", ["gpu", pytest.param("processes", marks=FULL)])
+def test_a_job_goes_on_on_another_node(cluster: DevCluster, kind: str) -> None:
+    only(cluster, NODE)
+    words: dict[str, Any] = {"script": GPU_COUNTER} if kind == "gpu" else {}
+    job = Counter(cluster, f"moves-{kind}", *(ONE if kind == "gpu" else ()), last=40, **words)
+    job.counts(10)
+    job.save()
+    until(lambda: shown(cluster, job.id)["JobState"], "PENDING".__eq__, shows=job.all_said)
+    moved(cluster, job)
+    until(lambda: said_of(cluster, job), lambda said: f"goes on on {NODE} and 1 other node" in said, timeout=30)
+    assert f"job-{job.id}" in keys(cluster, NODE) and f"job-{job.id}" not in keys(cluster, OTHER)
+    only(cluster, OTHER)
+    start_again(cluster, job.id)
+    assert job.ended()["ExitCode"] == "7:0", job.all_said()
+    assert job.is_exact() and shown(cluster, job.id)["NodeList"] == OTHER, job.all_said()
+    assert f"job-{job.id}" in keys(cluster, OTHER)
+    assert not list((cluster.folder / STATES / "images").iterdir())
+
+
+@pytest.mark.parametrize("step", STEPS if IS_FULL else IN_MAKE_TEST)
+def test_who_is_killed_in_a_step_costs_at_most_the_work_so_far(cluster: DevCluster, step: str) -> None:
+    """The last run is complete and in order, and a state that was whole is resumed, or not, but never twice."""
+    node, victim, *words = STEPS[step]
+    shared(cluster, rate_bytes=1 << 20)
+    went_on = 0
+    for round_ in range(ROUNDS):
+        only(cluster, NODE)
+        job = Counter(cluster, f"{step.replace(', ', '-')}-{round_}", last=40)
+        job.counts(10)
+        if node == NODE:
+            with killed_in(cluster, node, victim, *words):
+                job.save()
+        else:
+            job.save()
+        until(
+            lambda job=job: shown(cluster, job.id)["JobState"] == "PENDING" or str(job.last - 1) in job.words(),
+            shows=job.all_said,
+        )
+        if str(job.last - 1) not in job.words():  # else it went on, as it could not be saved
+            if node == OTHER or step == "move":
+                moved(cluster, job)
+            only(cluster, OTHER)
+            if node == OTHER:
+                with killed_in(cluster, node, victim, *words):
+                    start_again(cluster, job.id)
+            else:
+                start_again(cluster, job.id)
+        assert job.ended()["ExitCode"] == "7:0", job.all_said()
+        job.check_last_run()
+        went_on += job.is_exact()
+    assert not list((cluster.folder / STATES / "images").iterdir())
+    assert went_on == ROUNDS or step not in ("move", "write")
+    print(f"{step}: {ROUNDS} killed, {went_on} went on")
