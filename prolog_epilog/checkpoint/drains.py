@@ -26,13 +26,14 @@ from sluice.base.hostlist import expand, fold
 from sluice.base.log import log
 from sluice.base.text import one_line
 from sluice.slurm.commands import Commands
-from sluice.slurm.job import JobFacts, read_job, read_job_options
+from sluice.slurm.job import ENDED, JobFacts, read_job, read_job_options
 
 LOOK_S = 10.0
 AGAIN_S = 60.0
 _WAIT_S = 120  # as Slurm itself lets a requeued job wait
 _EXTEND_S = 50.0
 _LOCK_S = 60.0
+_ENDS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +66,29 @@ class Drains:
         if shared is None:
             return None
         shared.images.sweep()
-        failed = False
+        again: list[float] = []
         self._extended = self._clock()
         for run in self._movable():
             try:
-                self._move(run, shared)
+                if not self._move(run, shared):
+                    again.append(_ENDS_S)
                 self._said.pop(run.job, None)
             except FileNotFoundError:
                 continue  # it was resumed here meanwhile
             except (OSError, SluiceError) as error:
-                failed = True
+                again.append(AGAIN_S)
                 self._say(run, one_line(error.what if isinstance(error, SluiceError) else str(error)))
-        return AGAIN_S if failed else None
+        return min(again, default=None)
 
     def _movable(self) -> list[Run]:
         images = self._place.images
         return [run for run in images.runs() if images.keys.has(run.job)]
 
-    def _move(self, run: Run, shared: Shared) -> None:
-        """Each step can be repeated. Raises FileNotFoundError where the image is used or removed meanwhile."""
+    def _move(self, run: Run, shared: Shared) -> bool:
+        """Each step can be repeated; False: it is to be, as its job still ends.
+
+        Raises FileNotFoundError where the image is used or removed meanwhile, SluiceError, OSError.
+        """
         images = self._place.images
         facts = images.facts(run)
         if not shared.is_old(run) and not shared.images.has(run):
@@ -96,14 +101,17 @@ class Drains:
                 shared.images.drop(run)
                 if not images.work(run.job).exists():  # else it is just resumed from it
                     images.forget(run.job, run.restarts)
-                return
+                return True
             if not shared.images.has(run):
                 shared.images.complete(run)
         words = self._let_start(run, shared, facts)
+        if words is None:
+            return False
         with self._place.alone(run.job, _LOCK_S):
             images.forget(run.job, run.restarts)
         log("moved", job=run.job, uid=run.uid, what=words)
         self._place.told(run.job, words)
+        return True
 
     def _paced(self, rate: int) -> Callable[[int], None]:
         """Bytes a second."""
@@ -125,20 +133,23 @@ class Drains:
         self._extended = self._clock()
         for run in self._movable():
             with suppress(SluiceError):
-                facts = self._pending(run)
-                if facts is not None and run.job not in self._said:
+                facts = read_job(self._commands, run.job)
+                if facts is not None and facts.state == "PENDING" and run.job not in self._said:
                     self._update(facts, f"StartTime=now+{_WAIT_S}")
                     self._waits.add(run.job)
 
-    def _let_start(self, run: Run, shared: Shared, facts: dict[str, Any]) -> str:
-        """On nodes that can go on with it; what is to be said of it."""
+    def _let_start(self, run: Run, shared: Shared, facts: dict[str, Any]) -> str | None:
+        """On nodes that can go on with it; what is to be said of it, None: its run still ends."""
         words = "saved, and on shared storage"
         try:
             able = {name for name, of_node in shared.nodes().items() if not why_not(facts, of_node)}
             others = able - {self._place.node}
-            known = self._pending(run)
-            if known is None:
+            known = read_job(self._commands, run.job)
+            if known is None or known.state in ENDED - {"FAILED"}:
                 return words
+            if known.state != "PENDING":
+                ends = known.state in ("COMPLETING", "FAILED") or known.restarts <= run.restarts
+                return None if ends else words
             changes = self._exclusions(run, shared, known, able) if others else []
             if run.job in self._waits:
                 self._waits.discard(run.job)
@@ -162,11 +173,6 @@ class Drains:
         shared.note(run.job, Last(run.restarts, None, self._place.node, tuple(sorted(added))))
         wanted = own | added
         return [] if wanted == {*expand(options.excluded)} else [f"ExcNodeList={fold(wanted)}"]
-
-    def _pending(self, run: Run) -> JobFacts | None:
-        """It, where it waits since it was saved."""
-        facts = read_job(self._commands, run.job)
-        return facts if facts is not None and facts.state == "PENDING" else None
 
     def _update(self, facts: JobFacts, *changes: str) -> None:
         self._commands.output("scontrol", "update", f"JobId={facts.name}", *changes)

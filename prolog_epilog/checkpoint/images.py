@@ -1,8 +1,8 @@
 """What was saved of jobs: a folder for each, encrypted with the job's key, complete or not there.
 
 Below `folder`, root's alone: ``keys/job-JOB`` and ``keys/UID``, ``images/JOB-RESTARTS`` and ``work/JOB``, where CRIU's
-files are until they are encrypted. A file is a sequence of pieces of AES-256-GCM, each bound to its job, user, run, name
-and place in the file, so that none can be changed, left out, or put in another's place. What is not finished has
+files are until they are encrypted. A file is a sequence of pieces of AES-256-GCM, each bound to its job, user, run,
+name and place in the file, so that none can be changed, left out, or put in another's place. What is not finished has
 another name, and is removed.
 """
 

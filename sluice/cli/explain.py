@@ -277,7 +277,8 @@ def _checkpoint(document: dict[str, Any]) -> list[str]:
         return ["", f"Cannot be saved as it runs: {found['cannot']}. What ends it costs all of its work."]
     if found["mode"] == "system":
         limit = f"up to {found['limit_mib']} MiB of memory, without connections to others or steps"
-        where = "any node that is like it" if found.get("elsewhere") else "that node; elsewhere it begins from its start"
+        alone = "that node alone: elsewhere it begins again from its start"
+        where = "any node that is like it" if found.get("elsewhere") else alone
         return [
             "",
             f"Its node saves it as it runs before it is ended (--checkpoint=system): {limit}.",

@@ -329,8 +329,8 @@ class Checkpoint(Model):
     limit_mib: int | None = Field(None, description="Of a job with system: the most memory with which it is saved.")
     elsewhere: bool | None = Field(
         None,
-        description="Of a job with system: whether it goes on on other nodes that are like its own, too; else it begins "
-        "again from its start there.",
+        description="Of a job with system: whether it goes on on other nodes that are like its own, too; else it "
+        "begins again from its start there.",
     )
     cannot: str | None = Field(None, description="Of a job with system: why its node cannot save it; null: it can.")
 

@@ -213,7 +213,7 @@ def storm(cluster: DevCluster, seconds: float, kinds: Sequence[str]) -> dict[str
 # There, too: kills, once it has begun, a step that is a process with these words, or a file; or the agent meanwhile.
 KILL_IN = """
 import glob, os, socket, struct, sys, time
-victim, *step = sys.argv[1:]
+victim, step = sys.argv[1], sys.argv[2].split("+")  # this process has not these words itself
 def agent():
     with socket.socket(socket.AF_UNIX) as asked:
         asked.connect("/run/sluice/agent.sock")
@@ -236,7 +236,10 @@ end = time.monotonic() + 60
 while not (seen := found()) and time.monotonic() < end:
     time.sleep(0.001)
 for pid in killer or seen:
-    os.kill(pid, 9)
+    try:
+        os.kill(pid, 9)
+    except ProcessLookupError:
+        sys.exit("it ended before it was killed")
 sys.exit(not seen)
 """
 
@@ -244,7 +247,7 @@ sys.exit(not seen)
 @contextmanager
 def killed_in(cluster: DevCluster, node: str, victim: str, *step: str) -> Iterator[None]:
     """Meanwhile that step begins on the node, and its process, or the agent, gets a SIGKILL."""
-    words = cluster.command(["/usr/bin/python3", "-c", KILL_IN, victim, *step], node=node)
+    words = cluster.command(["/usr/bin/python3", "-c", KILL_IN, victim, "+".join(step)], node=node)
     with subprocess.Popen(words, stdout=subprocess.PIPE) as killer:
         assert killer.stdout is not None and killer.stdout.readline()
         yield

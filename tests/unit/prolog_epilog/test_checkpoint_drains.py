@@ -10,7 +10,7 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -212,7 +212,7 @@ def test_a_users_quota_there_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_was_damaged_on_its_way_does_not_replace_what_is_here(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def damages(run: Run, image: Path, paced: object) -> None:
+    def damages(run: Run, image: Path, paced: Callable[[int], None]) -> None:
         with (image / "pages-1.img").open("r+b") as file:
             file.seek(40)
             file.write(b"x")
@@ -324,6 +324,16 @@ def test_a_job_waits_while_its_state_moves(tmp_path: Path, monkeypatch: pytest.M
     Shared(site.storage, site.images.keys, "n2").announce({"cpu": CPU, "gpus": []})
     site.drains().run()
     assert site.slurm.updates[0] == ["StartTime=now+120"] and "StartTime=now" in site.slurm.updates[-1]
+
+
+def test_nodes_are_excluded_also_where_the_state_is_moved_before_the_run_has_ended(site: Site) -> None:
+    for node in ("n1", "n2"):
+        Shared(site.storage, site.images.keys, node).announce({"cpu": CPU, "gpus": []})
+    duty = site.drains()
+    for site.slurm.state in ("COMPLETING", "FAILED"):
+        assert duty.run() == 1.0 and site.there() and site.here() and site.told == []
+    site.slurm.state = "PENDING"
+    assert duty.run() is None and site.slurm.updates == [["ExcNodeList=n3"]] and not site.here()
 
 
 def test_files_of_another_node_are_known_by_name(tmp_path: Path) -> None:
