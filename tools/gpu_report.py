@@ -3,6 +3,7 @@
 
 No Slurm; ten minutes at most. build/gpu-report.json and build/gpu-report.txt are written whatever the tests say.
 Exit 0: all that ran held. 1: something did not, or time ran out. 2: nothing could be tested.
+``--leave-settings``: without the test that puts the GPU's modes and clocks back.
 ``--simulate PLATFORM``: on the simulated driver instead of a GPU, which tests this program.
 """
 
@@ -36,6 +37,7 @@ TESTS = (
     "tests/unit/prolog_epilog/test_checkpoint_hardware.py",
     "tests/unit/prolog_epilog/test_rungs_hardware.py",
 )
+SETTINGS = "tests/unit/prolog_epilog/test_rungs_hardware.py::test_modes_are_put_back_and_layouts_read"
 HELD, NOT_HELD, SKIPPED = "held", "not held", "skipped"
 ABOUT = """
 import json, pynvml as n
@@ -92,9 +94,10 @@ def checks(report: Path) -> list[dict[str, Any]]:
     return found
 
 
-def run_tests(environment: dict[str, str], report: Path, seconds: float) -> bool:
+def run_tests(environment: dict[str, str], report: Path, seconds: float, *without: str) -> bool:
     """Run them; True: time ran out. The test that runs then is interrupted, and what ran before it is in the report."""
     words = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--timeout", "180", f"--junitxml={report}", *TESTS]
+    words += [word for test in without for word in ("--deselect", test)]
     with subprocess.Popen(words, cwd=ROOT, env=environment) as process:
         try:
             process.wait(seconds)
@@ -154,6 +157,7 @@ def main() -> int:
     """Run the tests and write the report; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--simulate", metavar="PLATFORM", help="the simulated driver instead of a GPU")
+    parser.add_argument("--leave-settings", action="store_true", help="do not put modes and clocks back")
     parser.add_argument("--output", type=Path, default=ROOT / "build", help="folder for the reports (build)")
     arguments = parser.parse_args()
     began = time.monotonic()
@@ -161,7 +165,9 @@ def main() -> int:
         environment = simulated(arguments.simulate, Path(folder, "node")) if arguments.simulate else dict(os.environ)
         about = machine(environment)
         xml = Path(folder, "report.xml")
-        late = bool(about["gpus"]) and run_tests(environment, xml, SECONDS - GRACE_SECONDS - (time.monotonic() - began))
+        without = [SETTINGS] if arguments.leave_settings else []
+        left = SECONDS - GRACE_SECONDS - (time.monotonic() - began)
+        late = bool(about["gpus"]) and run_tests(environment, xml, left, *without)
         found = checks(xml)
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
