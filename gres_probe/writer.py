@@ -31,6 +31,11 @@ HEADER = "# Written by `sluice gres write`; changes made here are lost. See slui
 # out wrong devices (gres_c_s.c, _build_sharing_list).
 _MULTIPLE_FILES_BESIDE_SHARDS: SlurmVersion = (23, 2, 7)
 
+# Since this a controller that takes over drains nodes whose shards have no type: it reads a node's Gres as saved, with
+# the types that slurmd reports, then as in slurm.conf, and refuses types that have no count there (gres.c,
+# _valid_gres_type).
+TYPED_SHARDS: SlurmVersion = (23, 11, 0)
+
 _CAPABILITY_PREFIXES: dict[str, str] = {Vendor.NVIDIA: "sm", Vendor.INTEL: "ip"}
 LINK_WORDS = {LinkType.NVLINK: "nvlink", LinkType.XGMI: "xgmi", LinkType.XELINK: "xelink"}
 
@@ -167,7 +172,8 @@ def generate(
         if line := nic_groups(inventory, [device.gpu for device in devices], interfaces):
             groups.append(line)
         more = (features or {}).get(inventory.node, ())
-        nodes[inventory.node] = _attributes(inventory, devices, shards, _nic_gres(interfaces, typed=nic_types), more)
+        gres = [*_device_gres(devices, slurm_version, shards), *_nic_gres(interfaces, typed=nic_types)]
+        nodes[inventory.node] = _attributes(inventory, devices, gres, more)
     return GresConfiguration(_gres_conf(gres_lines), nodes, gres_lines, notes, groups)
 
 
@@ -308,13 +314,35 @@ def _gres_lines(
     lines = ["AutoDetect=off"]  # else a site-wide AutoDetect would check these lines against fewer facts than they hold
     for head, names, rest, _ in _folded(described):
         lines.append(f"{head} {'MultipleFiles' if ',' in names else 'File'}={names}{rest}")
+    kind = _shard_type(devices, version)
+    shard = f"Name=shard Type={kind}" if kind else "Name=shard"
     if shards and multiple:
-        lines.append(f"Name=shard Count={sum(device.memory_mib for device in devices)}")
+        lines.append(f"{shard} Count={sum(device.memory_mib for device in devices)}")
     elif shards:
         memories = [(str(device.memory_mib), (device.own_file,), "") for device in devices]
         for memory, names, _, count in _folded(memories):  # slurmd divides Count by the files
-            lines.append(f"Name=shard Count={int(memory) * count} File={names}")
+            lines.append(f"{shard} Count={int(memory) * count} File={names}")
     return lines
+
+
+def _device_gres(devices: Sequence[Device], version: SlurmVersion, shards: bool) -> list[str]:
+    """The devices in a node's Gres: those of each type, then their shards."""
+    gres = [f"gpu:{name}:{count}" for name, count in Counter(device.type for device in devices).items()]
+    if shards and devices:
+        kind = _shard_type(devices, version)
+        gres.append(f"shard:{f'{kind}:' if kind else ''}{sum(device.memory_mib for device in devices)}")
+    return gres
+
+
+def _shard_type(devices: Sequence[Device], version: SlurmVersion) -> str:
+    """The type that a node's shards have in slurm.conf and in gres.conf, empty for none.
+
+    Shards of several types have none: 24.11 would give a job with parts of several of them other GPUs in its prolog
+    than in its cgroup.
+    """
+    types = {device.type for device in devices}
+    has_shards = any(device.memory_mib for device in devices)  # a type without any is not a type for slurmctld
+    return types.pop() if version >= TYPED_SHARDS and len(types) == 1 and has_shards else ""
 
 
 def _folded(described: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple[str, str, str, int]]:
@@ -367,13 +395,8 @@ def _device_links(inventory: Inventory, devices: Sequence[Device]) -> list[str]:
 
 
 def _attributes(
-    inventory: Inventory, devices: Sequence[Device], shards: bool, nics: Sequence[str], features: Sequence[str]
+    inventory: Inventory, devices: Sequence[Device], gres: Sequence[str], features: Sequence[str]
 ) -> NodeAttributes:
-    counts = Counter(device.type for device in devices)
-    gres = [f"gpu:{name}:{count}" for name, count in counts.items()]
-    if shards and devices:
-        gres.append(f"shard:{sum(device.memory_mib for device in devices)}")
-    gres += nics
     memory = inventory.memory_mib
     if memory is not None and memory >= 65536:
         memory -= memory % 1024  # a new kernel that keeps some MiB more must not drain the node

@@ -73,9 +73,7 @@ def controllers(site: SiteView) -> Iterator[Outcome]:
 @check("backup-controller", "a backup controller takes over")
 def backup_controller(site: SiteView) -> Iterator[Outcome]:
     """More than one SlurmctldHost, and a timeout that is neither too short nor too long."""
-    hosts = [line for line in site.slurm.config.lines if line.head.key.lower() == "slurmctldhost"]
-    legacy = bool(site.slurm.option("BackupController"))
-    if len(hosts) < 2 and not legacy:
+    if site.slurm.controllers < 2:
         yield warn("one slurmctld only", "add a second SlurmctldHost, with StateSaveLocation on a shared file system")
         return
     timeout = re.match(r"\d+", site.option("SlurmctldTimeout", "120"))
@@ -85,7 +83,7 @@ def backup_controller(site: SiteView) -> Iterator[Outcome]:
     elif seconds >= 120:
         yield warn(f"SlurmctldTimeout={seconds}: {seconds} s without a scheduler", "set it to 10 to 30")
     else:
-        yield ok(f"{max(len(hosts), 2)} controllers, takeover after {seconds} s")
+        yield ok(f"{site.slurm.controllers} controllers, takeover after {seconds} s")
 
 
 @check("state", "StateSaveLocation is safe")
@@ -109,9 +107,8 @@ def state(site: SiteView) -> Iterator[Outcome]:
         yield fail(f"{setting} belongs to user {status.st_uid}, not to {user}", f"chown {user} {setting}")
     if status.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
         yield fail(f"{setting} can be written by others than {user}", f"chmod go-w {setting}")
-    controllers = sum(line.head.key.lower() == "slurmctldhost" for line in site.slurm.config.lines)
     kind = site.mount(path).kind
-    if controllers > 1 and kind and not _NETWORK_FILE_SYSTEMS.fullmatch(kind):
+    if site.slurm.controllers > 1 and kind and not _NETWORK_FILE_SYSTEMS.fullmatch(kind):
         yield warn(f"{setting} is on {kind}: the backup controller may not see it", "put it on a shared file system")
     jobs = path / "job_state"
     if site.privileged and jobs.exists() and site.controller_answers:

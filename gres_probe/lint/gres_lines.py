@@ -397,6 +397,9 @@ class _Reader:
                 replace(shares[0], files=gpu.files, count=base + (position >= len(gpus) - extra))
                 for position, gpu in enumerate(gpus)
             ]
+        if any(not gres.has_file for gres in shares):  # of gres.conf, or made up for a type that gres.conf has not
+            self.note("SL055", f"Gres={self.node.text('gres')}", next(filter(None, (one.line for one in shares)), None))
+            return []
         by_file: dict[str, list[GresLine]] = {}
         for gres in shares:
             for file in gres.files:

@@ -197,6 +197,10 @@ RULES = _rules(
     Rule("SL052", "node of gres.conf is not in slurm.conf", _WARNING, _SLUICE, "correct NodeName or remove the line"),
     Rule("SL053", "GRES has File on some nodes only", _ERROR, _SLURMCTLD, "give it a File on every node, or on none",
          'lacks "File=" parameter'),
+    Rule("SL054", "shards without a type: a backup controller that takes over drains the node", _WARNING, _SLUICE,
+         "GPUs of one type: sluice gres write; else, after each takeover: scontrol reconfigure, and resume the node"),
+    Rule("SL055", "shards of several lines, some without File", _FATAL, _SLURMD,
+         "give each line a File, and where slurm.conf has a Type, that Type", "multiple configurations with"),
     # ---- the hardware
     Rule("SL060", "another number of GPUs than the inventory", _ERROR, _SLUICE, "write again with: sluice gres write"),
     Rule("SL061", "device file is not in the inventory", _ERROR, _SLUICE, "write again with: sluice gres write"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gres_probe.lint.rules import RULES, Finding, Site
+from gres_probe.writer import TYPED_SHARDS
 from sluice.slurm.slurm_conf import NodeDefinition
 
 SHARED = ("mps", "shard")  # GRES that share the gpu
@@ -38,11 +39,12 @@ def check(site: Site) -> Iterator[Finding]:
         yield Finding(RULES["SL018"], f"{value.key}={value.text}", value.place)
     for name, first, second in slurm.repeated_nodes:
         yield Finding(RULES["SL017"], f"{name} is also defined at {first}", second)
+    takeover_drains = site.version >= TYPED_SHARDS and slurm.controllers > 1
     for node in slurm.nodes.values():
-        yield from _check_node(node, types)
+        yield from _check_node(node, types, takeover_drains)
 
 
-def _check_node(node: NodeDefinition, types: list[str]) -> Iterator[Finding]:
+def _check_node(node: NodeDefinition, types: list[str], takeover_drains: bool) -> Iterator[Finding]:
     gres = node.values.get("gres")
     if gres is None or not gres.text:
         return
@@ -58,10 +60,14 @@ def _check_node(node: NodeDefinition, types: list[str]) -> Iterator[Finding]:
             yield Finding(RULES["SL013"], f"Gres={bad}", gres.place, (node.name,))
         if configured.types and configured.count > sum(configured.types.values()):
             yield Finding(RULES["SL014"], f"Gres={gres.text}", gres.place, (node.name,))
-    counts = {name: parse_node_gres(gres.text, name)[0].count for name in types}
+    having = {name: parse_node_gres(gres.text, name)[0] for name in ("gpu", *SHARED) if name in types}
+    gpu = having.get("gpu", ConfiguredGres())
     for name in SHARED:
-        if counts.get(name) and not counts.get("gpu"):
+        shared = having.get(name, ConfiguredGres())
+        if shared.count and not gpu.count:
             yield Finding(RULES["SL016"], f"Gres={gres.text}", gres.place, (node.name,))
+        if takeover_drains and shared.count and gpu.types and not shared.types:
+            yield Finding(RULES["SL054"], f"Gres={gres.text}", gres.place, (node.name,))
 
 
 def parse_node_gres(text: str, name: str) -> tuple[ConfiguredGres, str]:

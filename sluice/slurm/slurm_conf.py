@@ -298,6 +298,12 @@ class SlurmConf:
         """A comma-separated option."""
         return [word for word in self.option(key).split(",") if word]
 
+    @property
+    def controllers(self) -> int:
+        """How many hosts have a slurmctld."""
+        hosts = sum(line.head.key.lower() == "slurmctldhost" for line in self.config.lines)
+        return max(hosts, 2 if self.option("BackupController") else 1)
+
     def place(self, key: str) -> Place:
         """The place of an option; the file as a whole when it is unset."""
         value = self.options.get(key.lower())

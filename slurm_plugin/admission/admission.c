@@ -98,8 +98,8 @@ static bool check_options(struct sluice_check *check)
     if (request->shards_typed)
         return sluice_refuse(
             check->admission, SLUICE_REFUSED_REQUEST,
-            "--gres=shard with a type: parts of GPUs have none; write --gres=shard:MIB, or --gpu-mem=SIZE, and "
-            "name the type with --constraint");
+            "--gres=shard with a type: jobs ask for parts of GPUs without one; write --gres=shard:MIB, or "
+            "--gpu-mem=SIZE, and name the type with --constraint");
     if (options->gpu_mem_mib && check->submission->admitted_before) {
         if (has_gpus(request) || !has_any(&request->shards))
             return sluice_refuse(

@@ -14,14 +14,11 @@
 
 enum { MOST_GPUS = 1024, ENTRY = 48 };
 
-static int find_shard(void *item, void *found)
-{
-    const gres_state_t *gres = item;
-    if (!gres->gres_name || strcmp(gres->gres_name, "shard") != 0)
-        return 0;
-    *(const gres_job_state_t **)found = gres->gres_data;
-    return -1; /* ends the walk */
-}
+/* What the job has on its node number `node`, of each GPU by its place there. */
+struct split {
+    uint32_t node;
+    uint64_t shares[MOST_GPUS];
+};
 
 /* What the job has of a GPU by its place on the node; Slurm 22.05 says how much in all, which is of one GPU there. */
 static uint64_t shares_of(const gres_job_state_t *job, uint32_t node, int64_t gpu)
@@ -36,18 +33,28 @@ static uint64_t shares_of(const gres_job_state_t *job, uint32_t node, int64_t gp
     return alone && job->gres_cnt_node_alloc ? job->gres_cnt_node_alloc[node] : 0;
 }
 
-static char *describe(const gres_job_state_t *job, uint32_t node)
+/* A job has an entry for each type of its nodes' shards, and one for those without. */
+static int add_shares(void *item, void *argument)
 {
-    if (node >= job->node_cnt || !job->gres_bit_alloc || !job->gres_bit_alloc[node])
-        return NULL;
-    bitstr_t *gpus = job->gres_bit_alloc[node];
-    int64_t count = bit_size(gpus) < MOST_GPUS ? bit_size(gpus) : MOST_GPUS;
-    char *text = calloc((size_t)count + 1, ENTRY), *end = text;
-    for (int64_t gpu = 0; text && gpu < count; gpu++) {
-        uint64_t shares = bit_test(gpus, gpu) ? shares_of(job, node, gpu) : 0;
-        if (shares)
-            end += snprintf(end, ENTRY, "%s%" PRId64 ":%" PRIu64, end == text ? "" : ",", gpu, shares);
-    }
+    const gres_state_t *gres = item;
+    const gres_job_state_t *job = gres->gres_data;
+    struct split *split = argument;
+    if (!gres->gres_name || strcmp(gres->gres_name, "shard") != 0 || split->node >= job->node_cnt ||
+        !job->gres_bit_alloc || !job->gres_bit_alloc[split->node])
+        return 0;
+    bitstr_t *gpus = job->gres_bit_alloc[split->node];
+    for (int64_t gpu = 0; gpu < bit_size(gpus) && gpu < MOST_GPUS; gpu++)
+        if (bit_test(gpus, gpu))
+            split->shares[gpu] += shares_of(job, split->node, gpu);
+    return 0;
+}
+
+static char *describe(const struct split *split)
+{
+    char *text = calloc(MOST_GPUS + 1, ENTRY), *end = text;
+    for (int64_t gpu = 0; text && gpu < MOST_GPUS; gpu++)
+        if (split->shares[gpu])
+            end += snprintf(end, ENTRY, "%s%" PRId64 ":%" PRIu64, end == text ? "" : ",", gpu, split->shares[gpu]);
     return text;
 }
 
@@ -66,16 +73,17 @@ static int place_of(const char *nodes)
 
 void sluice_prep_export_shares(job_env_t *environment, slurm_cred_t *credential)
 {
-    const gres_job_state_t *job = NULL;
+    struct split split = {0};
     char *text = NULL;
     slurm_cred_arg_t *said = credential ? slurm_cred_get_args(credential) : NULL;
     if (!said)
         return;
     int node = place_of(said->job_hostlist);
-    if (node >= 0 && said->job_gres_list)
-        list_for_each(said->job_gres_list, find_shard, &job);
-    if (job)
-        text = describe(job, (uint32_t)node);
+    if (node >= 0 && said->job_gres_list) {
+        split.node = (uint32_t)node;
+        list_for_each(said->job_gres_list, add_shares, &split);
+        text = describe(&split);
+    }
     slurm_cred_unlock_args(credential);
     if (text && text[0])
         env_array_append(&environment->gres_job_env, "SLUICE_GPU_SHARDS", text);

@@ -142,7 +142,7 @@ static int add_gres(void *item, void *argument)
         need->odd |= need->gpu || job->gres_per_socket || !counted;
         need->gpu = job;
     } else if (!strcmp(state->gres_name, "shard")) {
-        /* Whole amounts on each node only; and not with a type, which in gres.conf belongs to GPUs. */
+        /* Whole amounts on each node only; and none of a type, which admission refuses. */
         need->odd |= need->shard || !job->gres_per_node || job->gres_per_job || job->gres_per_socket ||
                      job->gres_per_task || (job->type_name && *job->type_name);
         need->shard = job;

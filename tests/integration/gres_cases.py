@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ALL = "Name=gpu File={dev}/gpu[0-3]"
+TYPES = "Name=gpu Type=a File={dev}/gpu[0-1]\nName=gpu Type=b File={dev}/gpu[2-3]"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ READING = [
     Case("shards without File", ALL + "\nName=shard Count=401", gres="gpu:4,shard:401"),
     Case("shards in Gres only", ALL, gres="gpu:4,shard:400"),
     Case("shards of some", ALL + "\nName=shard Count=100 File={dev}/gpu0", gres="gpu:4,shard:100"),
+    Case("shards of types", f"{TYPES}\nName=shard Type=a Count=200 File={{dev}}/gpu[0-1]\nName=shard Type=b Count=100 File={{dev}}/gpu[2-3]", gres="gpu:a:2,gpu:b:2,shard:a:200,shard:b:100"),
+    Case("shards of a type without File", "Name=gpu Type=a File={dev}/gpu[0-3]\nName=shard Type=a Count=400", gres="gpu:a:4,shard:a:400"),
+    Case("shards without a type", f"{TYPES}\nName=shard Type=a Count=200 File={{dev}}/gpu[0-1]\nName=shard Type=b Count=100 File={{dev}}/gpu[2-3]", gres="gpu:a:2,gpu:b:2,shard:300", codes=("SL044",)),
     Case("several files a device", "Name=gpu MultipleFiles={dev}/gpu0,{dev}/gpu1\nName=gpu MultipleFiles={dev}/gpu2,{dev}/gpu3", gres="gpu:2", types="gpu"),
     Case("a GRES without files", ALL + "\nName=bandwidth Count=20M", gres="gpu:4,bandwidth:20M", types="gpu,bandwidth"),
     Case("no GRES", "", gres="", types="gpu"),
@@ -102,7 +106,9 @@ READING = [
     Case("no gres.conf", None, ("SL045", "SL046")),
     Case("shards of another file", "Name=gpu File={dev}/gpu[0-1]\nName=shard Count=100 File={dev}/gpu3", ("SL046", "SL047"), gres="gpu:2,shard:100"),
     Case("shards that do not divide", ALL + "\nName=shard Count=401 File={dev}/gpu[0-3]", ("SL046", "SL048"), gres="gpu:4,shard:401"),
-    Case("shards twice without File", ALL + "\nName=shard Count=4\nName=shard Count=4", ("SL042", "SL046"), gres="gpu:4,shard:8"),
+    Case("shards twice without File", ALL + "\nName=shard Count=4\nName=shard Count=4", ("SL042", "SL046", "SL055"), gres="gpu:4,shard:8"),
+    Case("a type of shards in slurm.conf only", "Name=gpu Type=a File={dev}/gpu[0-3]\nName=shard Count=400 File={dev}/gpu[0-3]", ("SL044",), newer=(), gres="gpu:a:4,shard:a:400"),
+    Case("types of shards in slurm.conf only", f"{TYPES}\nName=shard Count=400 File={{dev}}/gpu[0-3]", ("SL044", "SL046", "SL055"), newer=("SL046", "SL055"), gres="gpu:a:2,gpu:b:2,shard:a:200,shard:b:200"),
     Case("several files with shards", "Name=gpu MultipleFiles={dev}/gpu0,{dev}/gpu1", ("SL049",), newer=(), gres="gpu:1"),
 ]  # fmt: skip
 

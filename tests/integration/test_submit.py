@@ -541,7 +541,7 @@ def test_tasks_with_a_gpu_each(cluster: DevCluster, old_slurm: bool) -> None:
     cluster.run(["sbatch", "-W", "-o", "/tmp/tasks", "-C", "h100", *asked, "--wrap", show], user="alice", cwd="/tmp")
     said = cluster.run(["cat", "/tmp/tasks"]).stdout
     assert "TresPerTask=gres/shard:10240" in said
-    assert re.search(r"GRES=shard:30720\((10240/\d+,){3}0/", said)  # three GPUs, an equal part of each
+    assert re.search(r"GRES=shard:h100:30720\((10240/\d+,){3}0/", said)  # three GPUs, an equal part of each
     assert said.count("No such device") >= 3  # what a task may open; the simulated devices have no driver
 
 

@@ -92,3 +92,11 @@ def mig(node: str = "mig1", memories: tuple[int, int] = (9984, 9984)) -> Invento
         for i, (memory, cap) in enumerate(zip(memories, (66, 75), strict=True))
     ]
     return Inventory(node, [gpu(0, partitioned=True, partitions=parts), gpu(1)], matrix(2, LinkType.NVLINK, 4))
+
+
+def instances(node: str = "mig2") -> Inventory:
+    """A GPU with two instances of one profile, and no other."""
+    inventory = mig(node)
+    inventory.gpus.pop()
+    inventory.links = matrix(1)
+    return inventory

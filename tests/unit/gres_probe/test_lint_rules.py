@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from machines import dgx, l40s, nics
+from machines import dgx, l40s, mixed, nics
 
 from gres_probe.inventory import Inventory, LinkType, Problem
 from gres_probe.lint import RULES, Finding, Severity, Site, Source, lint
@@ -165,6 +165,54 @@ def test_lines_without_a_type_count_for_all_types(version: tuple[int, int, int],
     slurm = "GresTypes=gpu\nSelectType=select/cons_tres\nNodeName=n1 Gres=gpu:a:2\n"
     found = codes(check(slurm, "Name=gpu File=/dev/x[0-1]\n", version=version))
     assert [code for code in found if code == "SL044"] == more_in_gres_conf
+
+
+BACKUP = "SlurmctldHost=c1\nSlurmctldHost=c2\n"
+
+
+@pytest.mark.parametrize(
+    ("gres", "head", "version", "expected"),
+    [
+        ("gpu:a:2,shard:8", BACKUP, (23, 11, 0), ["SL054"]),
+        ("gpu:a:2,shard:8", "ControlMachine=c1\nBackupController=c2\n", (24, 11, 5), ["SL054"]),
+        ("gpu:a:2,shard:8", BACKUP, (23, 2, 7), []),
+        ("gpu:a:2,shard:8", "SlurmctldHost=c1\n", (24, 11, 5), []),
+        ("gpu:a:2,shard:a:8", BACKUP, (24, 11, 5), []),
+        ("gpu:2,shard:8", BACKUP, (24, 11, 5), []),  # then slurmd reports no types
+        ("gpu:a:1,gpu:b:1,shard:8", BACKUP, (24, 11, 5), ["SL054"]),
+    ],
+)
+def test_shards_without_a_type_and_a_backup_controller(
+    gres: str, head: str, version: tuple[int, int, int], expected: list[str]
+) -> None:
+    findings = check(f"{head}{TOP}NodeName=n1 Gres={gres}\n", "", version=version)
+    assert [code for code in codes(findings) if code == "SL054"] == expected
+
+
+@pytest.mark.parametrize(
+    ("gres", "lines", "expected"),
+    [
+        ("gpu:a:2,shard:a:8", "Name=shard Type=a Count=8 File=/dev/x[0-1]", []),
+        ("gpu:a:2,shard:a:8", "Name=shard Count=8 File=/dev/x[0-1]", []),  # one made up of slurm.conf
+        ("gpu:a:2,shard:a:4,shard:b:4", "Name=shard Type=a Count=4 File=/dev/x0", ["SL055"]),
+        ("gpu:a:2,shard:8", "Name=shard Count=4\nName=shard Count=4 File=/dev/x0", ["SL055"]),
+    ],
+)
+def test_shards_of_several_lines_some_without_file(gres: str, lines: str, expected: list[str]) -> None:
+    text = f"Name=gpu Type=a File=/dev/x[0-1]\n{lines}\n"
+    findings = check(f"{TOP}NodeName=n1 Gres={gres}\n", text, version=(24, 11, 5))
+    assert [code for code in codes(findings) if code == "SL055"] == expected
+
+
+def test_what_is_written_for_a_backup_controller() -> None:
+    """The writer's own nodes of several types are named, those of one type are not."""
+    configuration = generate([dgx(), l40s(), mixed()], slurm_version=(24, 11, 5))
+    text = f"{BACKUP}{TOP}{configuration.nodes_conf()}"
+    findings = check(text, configuration.gres_conf, version=(24, 11, 5))
+    assert [(one.rule.code, one.nodes) for one in findings] == [("SL054", ("mixed1",))]
+    older = generate([dgx(), l40s(), mixed()], slurm_version=(22, 5, 8))
+    old = check(f"{BACKUP}{TOP}{older.nodes_conf()}", older.gres_conf, version=(22, 5, 8))
+    assert codes(old) == []
 
 
 def test_equal_nodes_are_one_finding() -> None:

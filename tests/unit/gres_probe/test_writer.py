@@ -7,7 +7,7 @@ import re
 import zlib
 
 import pytest
-from machines import dgx, gpu, l40s, matrix, mig, mixed, nics
+from machines import dgx, gpu, instances, l40s, matrix, mig, mixed, nics
 
 from gres_probe.inventory import Inventory, Link, LinkType, Nic, NicPort, Problem
 from gres_probe.lint import Site, lint
@@ -105,18 +105,80 @@ def test_mig_with_shards_where_slurm_splits_multiple_files(version: tuple[int, i
 
 
 def test_mig_of_equal_memory_on_a_newer_slurm() -> None:
-    inventory = mig()
-    inventory.gpus.pop()
-    inventory.links = matrix(1)
-    written = lines(generate([inventory], slurm_version=NEW), "mig1")
+    written = lines(generate([instances()], slurm_version=NEW), "mig2")
     assert "MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap66,/dev/nvidia-caps/nvidia-cap67" in written[1]
-    assert written[-1] == "Name=shard Count=19968"
+    assert written[-1] == "Name=shard Type=h100_1g.10gb Count=19968"
 
 
 def test_mig_of_different_memory_on_a_newer_slurm() -> None:
     """Slurm would divide the shards evenly: each device needs a File of its own."""
     written = lines(generate([mig()], slurm_version=NEW), "mig1")
     assert not any("MultipleFiles" in line for line in written)
+
+
+def of_shards(*machines: Inventory, version: tuple[int, int, int]) -> list[str]:
+    """What is written of shards: nodes' Gres, and lines of gres.conf."""
+    configuration = generate(machines, slurm_version=version)
+    assert not any(node.gres.count("shard:") != 1 for node in configuration.nodes.values())
+    return [
+        *(f"{name} {node.gres.rpartition(',')[2]}" for name, node in configuration.nodes.items()),
+        *(line.removeprefix("NodeName=") for line in configuration.gres_conf.splitlines() if "Name=shard" in line),
+    ]
+
+
+@pytest.mark.parametrize("version", [(22, 5, 0), (22, 5, 8), (23, 2, 7)])
+def test_shards_have_no_types_for_slurm_that_needs_none(version: tuple[int, int, int]) -> None:
+    mig2 = ["mig2 Name=shard Count=19968"]
+    if version < (23, 2, 7):
+        mig2 = [f"mig2 Name=shard Count=9984 File=/dev/nvidia-caps/nvidia-cap{number}" for number in (66, 75)]
+    assert of_shards(dgx(), l40s(), mixed(), mig(), instances(), version=version) == [
+        "dgx1 shard:648296",
+        "l40s1 shard:182184",
+        "mig1 shard:101005",
+        "mig2 shard:19968",
+        "mixed1 shard:277325",
+        "dgx1 Name=shard Count=648296 File=/dev/nvidia[0-7]",
+        "l40s1 Name=shard Count=182184 File=/dev/nvidia[0-3]",
+        "mig1 Name=shard Count=9984 File=/dev/nvidia-caps/nvidia-cap66",
+        "mig1 Name=shard Count=9984 File=/dev/nvidia-caps/nvidia-cap75",
+        "mig1 Name=shard Count=81037 File=/dev/nvidia1",
+        *mig2,
+        "mixed1 Name=shard Count=196288 File=/dev/dri/renderD128",
+        "mixed1 Name=shard Count=81037 File=/dev/nvidia0",
+    ]
+
+
+@pytest.mark.parametrize("version", [(23, 11, 0), NEW, (26, 5, 0)])
+def test_shards_have_the_type_of_their_node_for_slurm_that_needs_it(version: tuple[int, int, int]) -> None:
+    assert of_shards(dgx(), l40s(), instances(), version=version) == [
+        "dgx1 shard:h100:648296",
+        "l40s1 shard:l40s:182184",
+        "mig2 shard:h100_1g.10gb:19968",
+        "dgx1 Name=shard Type=h100 Count=648296 File=/dev/nvidia[0-7]",
+        "l40s1 Name=shard Type=l40s Count=182184 File=/dev/nvidia[0-3]",
+        "mig2 Name=shard Type=h100_1g.10gb Count=19968",
+    ]
+    several = [mixed(), mig()]
+    assert of_shards(*several, version=version) == of_shards(*several, version=(23, 2, 7))
+
+
+def test_types_of_shards_are_the_only_difference() -> None:
+    machines = [dgx(), l40s(), mixed(), mig(), instances()]
+    typed, untyped = (generate(machines, slurm_version=version) for version in (NEW, (23, 2, 7)))
+    text = typed.gres_conf + typed.nodes_conf()
+    assert text != untyped.gres_conf + untyped.nodes_conf()
+    text = re.sub(r"(?<=Name=shard )Type=\S+ |(?<=,shard:)[a-z][^:]*:", "", text)
+    assert text == untyped.gres_conf + untyped.nodes_conf()
+
+
+def test_shards_of_unknown_memory_have_no_type() -> None:
+    """slurmctld takes a type that it has none of for none, and then refuses the node's."""
+    inventory = Inventory("n1", [gpu(0, memory_total_mib=0, memory_usable_mib=0)], matrix(1))
+    configuration = generate([inventory], slurm_version=NEW)
+    assert configuration.nodes["n1"].gres == "gpu:h100:1,shard:0"
+    assert lines(configuration, "n1")[-1] == "Name=shard Count=0 File=/dev/nvidia0"
+    inventory = Inventory("n1", [gpu(0, memory_total_mib=0, memory_usable_mib=0), gpu(1)], matrix(2))
+    assert generate([inventory], slurm_version=NEW).nodes["n1"].gres == "gpu:h100:2,shard:h100:81037"
 
 
 def test_partitions_have_no_links() -> None:
