@@ -96,7 +96,7 @@ def faults_of(members: list[Member], chance: random.Random) -> Faults:
 
 
 def _neighbours_faulty(member: Member, members: list[Member], faults: Faults) -> bool:
-    """Whether no good node would be left beside it."""
+    """Whether no good node would be left next to it."""
     faulty = {part.node for part in faults.named()}
     return all(one.name in faulty for one in members if one.leaves == member.leaves and one is not member)
 

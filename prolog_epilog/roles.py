@@ -1,7 +1,7 @@
 """Roles inside of one job (`--gpu-role`): which GPUs each has, as slurmctld laid them out, and which role a task has.
 
 The layout comes with the job's prolog (slurm_plugin/hook/roles.c). Where that plugin is not loaded it is the user's own
-text: only its length bounds the work here, and it changes nothing but what the job's own tasks are told.
+text: only its length bounds the work here, and it changes nothing but the environment of the job's own tasks.
 """
 
 from __future__ import annotations

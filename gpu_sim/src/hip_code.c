@@ -18,7 +18,7 @@ typedef struct hip_module {
 } *hipModule_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static hipFunction_t functions; /* for good: tracers have their names */
+static hipFunction_t functions; /* never freed: tracers have their names */
 static void (*known)(uint64_t number, const char *name);
 
 /* A tracer gets each function once. */

@@ -93,7 +93,7 @@ enum rt_status rt_move(void *memory, bool to_host);
 enum rt_status rt_find(const void *memory, struct rt_block *block);
 
 /* Memory was copied, which took so many ns: how many it takes on its stream, by the GPUs' rates for such copies. A GPU
- * that is told to spoil them has done so then. */
+ * that is set to spoil them has done so then. */
 uint64_t rt_copied(void *to, const void *from, size_t bytes, uint64_t took);
 
 struct rt_pool *rt_default_pool(int device, enum rt_home home);

@@ -215,7 +215,7 @@ static void choose(struct node_search *search, uint32_t index, uint32_t count, i
     }
 }
 
-/* Is there a place for a request, besides what is held? Worked out once in a call: what is cleared and held since was no
+/* Is there a place for a request, in addition to what is held? Worked out once in a call: what is cleared and held since was no
  * place before. */
 static bool has_place(struct sluice_compaction *compaction, uint32_t request)
 {

@@ -14,7 +14,7 @@ enum { CALLS = 4096, COMMUNICATORS = 256 };
 struct call {
     enum { FREE, BEGUN, ENDED } state;
     struct sluice_profile_record record;
-    const char *function; /* the library's own, for good */
+    const char *function; /* the library's own, never freed */
 };
 
 static struct {
@@ -108,7 +108,7 @@ static void end(struct call *call)
     }
 }
 
-/* Around calls of a library that has no interface for profilers (preload_oneccl.c). `function` is for good. */
+/* Around calls of a library that has no interface for profilers (preload_oneccl.c). `function` is never freed. */
 void *sluice_profile_collective_begin(const char *function, uint64_t bytes, uint64_t communicator)
 {
     return begin(function, bytes, communicator);

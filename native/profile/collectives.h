@@ -7,10 +7,10 @@
 
 #include "file.h"
 
-/* They are told of only while this is on. */
+/* They are reported only while this is on. */
 void collectives_collect(bool on);
 
-/* In a child after a fork: they are not told of any more. */
+/* In a child after a fork: they are not reported any more. */
 void collectives_abandon(void);
 
 /* For the preloaded library; NULL: nothing is collected. */

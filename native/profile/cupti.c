@@ -13,7 +13,7 @@
 #include "inject.h"
 #include "launches.h"
 
-static struct cupti cupti; /* loaded once, for good */
+static struct cupti cupti; /* loaded once, never unloaded */
 static void *subscriber;
 
 /* ---- finding it ---- */

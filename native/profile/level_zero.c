@@ -230,7 +230,7 @@ CALLBACK(
     if (result == ZE_OK) { allocated(**theirs->memory, *theirs->bytes, SLUICE_PROFILE_PINNED, UINT32_MAX, false); })
 CALLBACK(before_free, ze_free, freed(*theirs->context, *theirs->memory);)
 
-/* ---- ends of lives ---- */
+/* ---- what ends ---- */
 
 CALLBACK(before_list_reset, ze_one, ze_forget_list(*theirs->handle, false);)
 CALLBACK(before_list_destroy, ze_one, ze_forget_list(*theirs->handle, true);)

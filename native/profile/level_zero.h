@@ -33,7 +33,7 @@ void ze_note_devices(struct profile_file *file);
 
 /* ---- level_zero_records.c: from any thread ---- */
 
-/* Into a buffer, if a profile wants records; `name` must live as long as the process, or be NULL. */
+/* Into a buffer, if a profile wants records; `name` is never freed, or NULL. */
 void ze_keep(const struct sluice_profile_record *record, const char *name);
 void ze_keep_open(bool on);
 void ze_lose(uint64_t events);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is known of the program's handles, and names for good. The caller holds a lock. */
+/* What is known of the program's handles, and names that are never freed. The caller holds a lock. */
 #ifndef SLUICE_PROFILE_LEVEL_ZERO_TABLES_H
 #define SLUICE_PROFILE_LEVEL_ZERO_TABLES_H
 
@@ -24,7 +24,7 @@ void *ze_table_add(struct ze_table *table, ze_handle handle, size_t size);
 void ze_table_remove(struct ze_table *table, ze_handle handle);
 void ze_table_clear(struct ze_table *table);
 
-/* A copy for good, the same for the same text; NULL: no room. */
+/* A copy that is never freed, the same for the same text; NULL: no room. */
 const char *ze_name(const char *text);
 
 #endif

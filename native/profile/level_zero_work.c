@@ -374,7 +374,7 @@ void ze_lists_end(uint32_t count, const ze_handle *handles)
     pthread_mutex_unlock(&all.lock);
 }
 
-/* ---- ends of lives ---- */
+/* ---- what ends ---- */
 
 void ze_forget_list(ze_handle handle, bool destroyed)
 {

@@ -59,7 +59,7 @@ log = logging.getLogger("sluice.preflight")
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What a node says of itself when it joins."""
+    """What a node reports when it joins."""
 
     port: int
     tools: tuple[str, ...]

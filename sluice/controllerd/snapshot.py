@@ -609,7 +609,7 @@ class Publisher:
         return next((row for row in rows if is_record_of(name, row["id"], row["array_id"], row["array_tasks"])), None)
 
     def _more_of(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """What is known of a job besides slurmctld's decisions."""
+        """What is known of a job in addition to slurmctld's decisions."""
         config, number = self.site.config(), job["id"]
         self._checkpoints = self._checkpoints or SiteCheckpoints(config)
         found: dict[str, Any] = {"checkpoint": self._checkpoints.of(number, job["account"], job["comment"])}

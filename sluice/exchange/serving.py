@@ -372,7 +372,7 @@ class LeaseReport:
     revoked: tuple[tuple[str, float], ...] = ()
     """Digests of keys that hold no more, and when they would have been over."""
     revoked_seen: int = 0
-    """How many the authority has told it."""
+    """How many it has got from the authority."""
     host: str = ""
     version: int = VERSION
 

@@ -39,7 +39,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Parts at fault, several of one node where they cannot be told apart. `value`: the median of their bad results,
+    """Parts at fault, several of one node where they cannot be distinguished. `value`: the median of their bad results,
     None where there was no answer; `usual`: that of their class, None where it is not known. `fault`: what failed."""
 
     parts: tuple[Part, ...]
@@ -250,7 +250,7 @@ class Preflight:
         return tests
 
     def _open_sets(self, sifted: _Sifted) -> dict[frozenset[Part], list[_Seen]]:
-        """Suspects that nothing has told from each other yet, with the results that are bad by one of them."""
+        """Suspects that nothing distinguishes yet, with the results that are bad by one of them."""
         found: dict[frozenset[Part], list[_Seen]] = {}
         for seen, parts in sifted.open:
             if parts:

@@ -241,7 +241,7 @@ class _Walk:
         return "asked"
 
     def _without_parts(self, counted: Sequence[PlannedStart]) -> tuple[list[PlannedStart], list[float]]:
-        """Those that need a node besides the ones that have jobs, and what the others leave free of these."""
+        """Those that need a node in addition to the ones that have jobs, and what the others leave free of these."""
         rest, rooms = [], list(self._rooms)
         for one in counted:
             worth = one.nodes_worth(self._times)

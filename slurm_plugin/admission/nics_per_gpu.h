@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * --nics-per-gpu=N as Slurm counts: gres/nic next to gres/gpu, N times as many for each node, socket or task. GPUs that
- * are counted for several nodes together (--gpus) are refused: Slurm would divide the NICs in another way.
+ * are counted for all nodes together (--gpus) are counted by node or task where the number of these divides them, and
+ * refused otherwise: Slurm would divide the NICs in another way.
  */
 #ifndef SLUICE_ADMISSION_NICS_PER_GPU_H
 #define SLUICE_ADMISSION_NICS_PER_GPU_H

@@ -200,7 +200,7 @@ static int limit_task(const char *region)
     return done ? ESPANK_SUCCESS : -1;
 }
 
-/* The job's end by the signal to save would be for good: nobody could resume it. */
+/* A job that the signal to save ends could not be resumed. */
 static void ignore_save(const char *why)
 {
     slurm_info("sluice: this node cannot save the job as it runs: %s", why);

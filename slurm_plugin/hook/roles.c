@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * --gpu-role: as a job starts, its GPUs are given to its roles, and its nodes are told which (prolog_epilog/roles.py):
+ * --gpu-role: as a job starts, its GPUs are given to its roles, and its nodes get the result (prolog_epilog/roles.py):
  * "prefill,decode n1=0-3/4-7 n2=/0-7". Nodes read nothing whose size is not that of the text.
  */
 #include "hook/hook_internal.h"

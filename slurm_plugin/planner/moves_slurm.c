@@ -537,7 +537,7 @@ static uint32_t node_of(const struct sluice_picture *picture, uint64_t allocatio
 }
 
 /* The jobs that may be moved, with what moving them costs; none may go back to its own node, where its first run may not
- * have ended for good. */
+ * have ended on the node yet. */
 static uint32_t list_movables(const struct sluice_picture *picture, const struct sluice_rules *rules,
                               const uint64_t *taken)
 {

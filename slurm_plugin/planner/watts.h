@@ -41,7 +41,7 @@ uint32_t sluice_watts_default(const struct sluice_class *class);
 void sluice_watts_count_kept(int64_t *guaranteed, const uint64_t *counting, uint32_t nodes,
                              const struct sluice_job_watts *job, const struct sluice_part *parts, uint32_t count);
 
-/* A budget for the core, but for its nodes. `lowered`: by hand, or NULL; `idle_w`: what its GPUs draw idle;
+/* A budget for the core, but for its nodes. `lowered`: by an administrator, or NULL; `idle_w`: what its GPUs draw idle;
  * `guaranteed_w`: what is kept for GPUs that guaranteed jobs have there. */
 struct sluice_power_budget sluice_watts_budget(const struct sluice_budget *budget, const struct sluice_draw *lowered,
                                                int64_t idle_w, int64_t guaranteed_w);

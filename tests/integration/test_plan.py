@@ -833,7 +833,7 @@ def test_all_stay_if_the_journal_is_switched_off_meanwhile(slurm: Cluster, saver
     await_policy(slurm.cluster)
 
 
-# It takes its time to end, up to KillWait, and says until when it lived.
+# It takes its time to end, up to KillWait, and says until when it ran.
 HOLDS_ON = f"f={{file}}; trap 'until [ -e $f.done ]; do touch $f.lives; sleep 0.1; done; exit' TERM\n{COUNTS}"
 
 

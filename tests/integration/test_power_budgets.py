@@ -164,7 +164,7 @@ def site(make_shared_cluster: Callable[..., DevCluster]) -> Iterator[Site]:
 
 @pytest.fixture(autouse=True)
 def _clear(site: Site) -> Iterator[None]:
-    """No jobs, GPUs that draw what they draw idle, and the policy's budget: each test stands on its own."""
+    """No jobs, GPUs that draw what they draw idle, and the policy's budget: each test is independent."""
     yield
     for user in ("alice", "bob"):
         site.run("scancel", "-u", user)

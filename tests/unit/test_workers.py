@@ -14,7 +14,7 @@ OTHERS = [f"tests/unit/test_{name}.py::test_it" for name in "uvwxyz"]
 
 
 class Worker:
-    """A worker, as the scheduler has it, that runs a test when it is told to."""
+    """A worker, as the scheduler has it, that runs a test when it is sent one."""
 
     def __init__(self, number: int, count: int) -> None:
         self.workerinput = {"workerid": f"gw{number}", "workercount": count}

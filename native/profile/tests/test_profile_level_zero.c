@@ -10,7 +10,7 @@ struct level_zero ze;
 enum { FREQUENCY = 12500000, BITS = 32, NS_OF_CYCLE = 80 };
 
 static char device;
-static uint64_t now = 5000000000000; /* ns of a clock that stands still between the steps of this test */
+static uint64_t now = 5000000000000; /* ns of a clock that does not advance between the steps of this test */
 static uint64_t ahead;               /* cycles that the counter is ahead of it */
 static uint64_t late;                /* ns that pass before and after a reading of the counter */
 

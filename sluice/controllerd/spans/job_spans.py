@@ -3,7 +3,7 @@
 ::
 
     slurm.job                   from the submission to the end of the last attempt; its parent is the submitter's span
-      slurm.job.journal         until the failover journal had its submission for good
+      slurm.job.journal         until its submission was durable in the failover journal
       slurm.job.attempt         one for each row of a requeued job
         slurm.job.wait          until the start, or the end of a job that never started
           slurm.job.wait.reason a piece for each reason

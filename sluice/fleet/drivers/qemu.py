@@ -1,4 +1,4 @@
-"""One machine under QEMU, in a folder: its disks, its process, which holds a lock on its pid file as long as it lives,
+"""One machine under QEMU, in a folder: its disks, its process, which holds a lock on its pid file as long as it runs,
 and its monitor (QMP).
 """
 

@@ -167,7 +167,7 @@ class Vm:
             facts = json.loads((folder / _FACTS).read_text())
             return Machine(**facts["machine"]), facts["host"]
         except (OSError, ValueError, TypeError, KeyError) as error:
-            words = f"{folder / _FACTS}: {error!r:.80}; end its machine by hand, and remove the folder"
+            words = f"{folder / _FACTS}: {error!r:.80}; end its machine's QEMU yourself, and remove the folder"
             raise ProviderError("unknown", words) from error
 
     def _lives(self, folder: Path) -> bool:

@@ -149,7 +149,7 @@ class Book:
         self._holders: dict[str, _Holder] = {}
         self._tidied = grants_from
         self._claims = Claims()
-        self._revoked: dict[str, float] = {}  # digests of keys, in the order in which gateways told them
+        self._revoked: dict[str, float] = {}  # digests of keys, in the order in which gateways reported them
 
     def set_limits(self, limits: Mapping[Subject, Limit]) -> None:
         """By kind and name; name "*": each one that has none of its own."""

@@ -315,7 +315,7 @@ def test_a_job_that_starts_again_on_other_nodes_hears_nothing_of_before(
 
 
 def test_what_nodes_forget_is_on_disk(bench: Callable[..., Bench]) -> None:
-    """Else a controller that takes over takes a node for good that was mended since."""
+    """Else a controller that takes over counts a node as proved that was away since."""
     made = bench()
     made.play(fast)
     made.site.away = {"h2"}

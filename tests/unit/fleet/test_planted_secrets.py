@@ -49,7 +49,7 @@ def forms(word: str) -> list[str]:
 
 
 def echo_of(*words: str) -> str:
-    """What a provider says that was told these."""
+    """What a provider says that was given these."""
     return f"you said {' and '.join(form for word in words for form in forms(word))} to me"
 
 
@@ -59,7 +59,7 @@ FORMS = [form for word in (SECRET, SESSION, LOGIN) for form in forms(word)]
 
 @dataclass
 class Planted:
-    """A driver's pool, with a provider that repeats what it is told."""
+    """A driver's pool, with a provider that repeats what it is given."""
 
     driver: str
     settings: dict[str, Any]

@@ -262,7 +262,7 @@ def test_facts_that_cannot_be_read_conclude_nothing(site: Site) -> None:
     driver = site.driver(options=["-S"])
     machine = driver.launch(FIRST)
     (site.home(machine) / "machine.json").write_text("{}")
-    with pytest.raises(ProviderError, match=r"machine\.json: .*end its machine by hand") as error:
+    with pytest.raises(ProviderError, match=r"machine\.json: .*end its machine's QEMU yourself") as error:
         driver.machines()
     assert error.value.kind == "unknown"
 

@@ -1,4 +1,4 @@
-"""Roles of a job as a node has them: what tasks are told, and what they are left."""
+"""Roles of a job as a node has them: what tasks get in their environment, and what they can see."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Replicad:
     callers: dict[str, Any] = field(default_factory=dict)
     book: Book = field(default_factory=lambda: Book("e", 0, {}))
     revoked: list[tuple[int, set[str], set[str]]] = field(default_factory=list)
-    """Of each report that was answered: when, what it said of keys, and what it was told."""
+    """Of each report that was answered: when, what it said of keys, and what it was answered."""
 
     def answer(self, line: bytes, who: Any) -> bytes:
         asked = json.loads(line)

@@ -122,7 +122,7 @@ class Host:
         return sum(one[1] not in self.outlived for one in self.open) if covered else 0
 
     def is_heard(self) -> bool:
-        """So long that all others were told, or have no lease."""
+        """So long that all others know it, or have no lease."""
         since, now = self.heard_since, self.world.now
         return self.alive and since is not None and now - since > 4 * S and self.clock() < self.leases.until
 

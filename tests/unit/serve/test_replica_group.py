@@ -37,7 +37,7 @@ def registry() -> Iterator[Registry]:
 
 @contextmanager
 def two_nodes(folder: Path, registry: Registry, broadcast: int = 1024, change: str = "") -> Iterator[Replica]:
-    """A replica of two; `change`: of what the other node is told, in sed's words."""
+    """A replica of two; `change`: of what the other node gets, as a sed script."""
     (folder / "model").write_bytes(b"0123456789abcdef" * (SIZE // 16))
     for name in ("disk", "other", "bin"):
         (folder / name).mkdir(exist_ok=True)
