@@ -14,7 +14,7 @@ from sluice.base.errors import SluiceError
 from sluice.base.private import read_private
 from sluice.base.text import one_line
 
-_TIMEOUT_S = (5.0, 30.0)  # to connect, to answer
+_TIMEOUT_MS = (5_000, 30_000)  # to connect, to answer; influxdb-client counts in ms
 _MAX_TOKEN = 4096
 
 
@@ -120,7 +120,7 @@ class Database:
                 self._write,
                 headers=self._headers,
                 body=gzip.compress(lines, 1, mtime=0),
-                _request_timeout=_TIMEOUT_S,
+                _request_timeout=_TIMEOUT_MS,
             )
         except self._error as error:
             said = one_line(str(error.reason or "") + " " + str(error.body or ""), limit=200)

@@ -334,6 +334,12 @@ def test_refusals(server: Server, status: int, kind: type[Exception]) -> None:
     assert type(caught.value) is kind and "secret" not in str(caught.value) and str(status) in str(caught.value)
 
 
+def test_a_database_has_seconds_to_answer(server: Server) -> None:
+    server.delay = 0.3
+    Database(server.url, "", "b", "secret").write(b"m f=1i 5\n")
+    assert [body for _, _, body in server.got] == [b"m f=1i 5\n"]
+
+
 def test_a_database_that_is_not_there() -> None:
     with pytest.raises(SluiceError, match="check that the database runs"):
         Database("http://127.0.0.1:1", "", "b", "").write(b"m f=1i 5\n")
