@@ -23,8 +23,8 @@ class _Settings(BaseModel):
 
     when: When = "after-maintenance"
     """Which jobs: `always`; those with a node that was down or drained since its last good preflight, or is suspected
-    (`after-maintenance`); those with a node that is suspected, as an earlier preflight could not tell it from another
-    one, or as its health checks find something (`on-suspicion`); or `never`. Example: `always`."""
+    (`after-maintenance`); those with a node that its last preflight found at fault or could not tell from another one,
+    or whose health checks find something (`on-suspicion`); or `never`. Example: `always`."""
     share: Annotated[Percent, Field(ge=10, le=95)] = 75
     """A result is slow below this percentage of the median of its class. Example: `80`."""
     least: Gigabytes | None = None

@@ -209,7 +209,7 @@ class Agent:
         self.watcher.on_sample.append(monitor.on_sample)
         self.jobs.on_prolog.append(monitor.refuse_sick)
         self.jobs.on_end.append(monitor.ended)
-        self.preflights.on_found = monitor.wake
+        self.preflights.on_found = monitor.found_again
         self.server.add("health", monitor.check)
         monitor.on_due = self.duties.add("health", 1.0, monitor.run, delay=1.0).wake
         monitor.on_report = self.duties.add("health-report", _IDLE_S, monitor.deliver).wake

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,16 @@ class Preflights:
         self._send = send
         self._interface = interface
         self._found: dict[str, list[str]] | None = None
-        self.on_found: Callable[[], None] = lambda: None  # a round of health checks is due
+        self.on_found: Callable[[Iterable[str]], None] = lambda _: None  # called with the health checks
 
     def found(self) -> dict[str, list[str]] | None:
-        """For health checks; None where there was no preflight since the agent started, or none is wanted."""
-        return None if self._policy().when == "never" else self._found
+        """For health checks; None where there was no preflight since the agent started, or since the policy wants some.
+
+        What was found before is forgotten where none are wanted: that finding has ended, and would be another one.
+        """
+        if self._policy().when == "never":
+            self._found = None
+        return self._found
 
     def longest_s(self) -> int:
         """So many seconds at most a job waits; 0 where no job is tested."""
@@ -94,7 +99,7 @@ class Preflights:
         if faults or outcome.get("good") is True:
             self._found = faults
         if faults:
-            self.on_found()
+            self.on_found(faults)
             if self._is_drained(record, words, end):
                 return {"fault": f"{words}; see: sluice fabric check, sluice health list"}
         return {}

@@ -377,6 +377,14 @@ class Monitor:
         self._due = 0.0
         self.on_due()
 
+    def found_again(self, checks: Iterable[str]) -> None:
+        """A preflight has found these of the node: another finding than the last one's, which a person may have
+        overruled by resuming the node. The next round is due now."""
+        with self._lock:
+            for check in checks:
+                self._memory.of(NODE).found.pop(check, None)
+        self.wake()
+
     # ---- reports to the controllers ----
 
     def deliver(self) -> None:

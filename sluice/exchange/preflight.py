@@ -81,8 +81,8 @@ class Memory:
 
     @property
     def suspects(self) -> set[str]:
-        """Nodes that a preflight could not tell from others at fault."""
-        return {name for name, said in self.nodes.items() if said.state == "suspected"}
+        """Nodes whose last preflight has found them at fault, or could not tell them from others at fault."""
+        return {name for name, said in self.nodes.items() if said.state != "good"}
 
     def learn(self, good: Mapping[Class, Iterable[Measured]]) -> None:
         """Results of a preflight; the latest of each class are kept."""

@@ -242,9 +242,13 @@ def test_the_policy_says_which_jobs(bench: Callable[..., Bench], policy: str, ti
     assert seen == times
 
 
-def test_a_suspected_node_is_tested_again(bench: Callable[..., Bench]) -> None:
+@pytest.mark.parametrize(("suspected", "faulty"), [(("h2",), ()), ((), ("h2",))])
+def test_a_node_that_is_suspected_or_at_fault_is_tested_again(
+    bench: Callable[..., Bench], suspected: tuple[str, ...], faulty: tuple[str, ...]
+) -> None:
+    """Also where its health report has no finding any more, as its agent was restarted."""
     made = bench("preflight: {when: on-suspicion, least: 30}\n")
-    made.coordinator.memory.judge({}, ("h2",), (), "undecided", 1.0)
+    made.coordinator.memory.judge({}, suspected, faulty, "found", 1.0)
     assert made.play(fast)["h1"]["state"] == "done"
     assert made.play(fast, job=8)["h1"]["state"] == "none"
 

@@ -113,6 +113,22 @@ def test_a_round_asks_judges_and_reports(node: Node) -> None:
     assert len(node.sent) == 1  # nothing new
 
 
+def test_what_another_preflight_finds_is_another_fault(node: Node) -> None:
+    """So that the controllers, who let a node be that a person has resumed, drain it again."""
+    node.monitor._fabric = lambda: {"fabric_link": ["node n1's link mlx5_0 slow"]}
+
+    def began() -> float:
+        report = node.monitor.round()
+        assert report is not None
+        [fault] = [one for one in report.faults if one.check == "fabric_link"]
+        return fault.began
+
+    first = began()
+    assert began() == first, "rounds look at the same preflight"
+    node.monitor.found_again(["fabric_link"])
+    assert began() > first
+
+
 def test_a_driver_that_hangs_holds_a_round_up_for_some_seconds_only(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,10 @@ GOOD = {"state": "done", "text": "preflight: good", "faults": {}, "good": True, 
 FAULTY = {"state": "done", "text": "slow", "faults": {"fabric_link": ["slow"]}, "drained": False}
 
 
+def policy_of(when: str) -> NodePreflight:
+    return NodePreflight.model_validate({"when": when, "bound_s": 5})
+
+
 class Node:
     """A node with one job, and controllers that give these answers; the last one again and again."""
 
@@ -34,8 +38,8 @@ class Node:
         self.state.records[7] = JobRecord(7, 1000, "ann", "physics", "main", "n1", 1.0)
         self.asked: list[dict[str, Any]] = []
         self._answers = answers
-        policy = NodePreflight.model_validate({"when": when, "bound_s": 5})
-        self.preflights = Preflights(self.state, lambda: policy, self.send, lambda: "eth0")
+        self.policy = policy_of(when)
+        self.preflights = Preflights(self.state, lambda: self.policy, self.send, lambda: "eth0")
 
     def send(self, request: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(request)
@@ -93,10 +97,10 @@ def test_a_job_does_not_wait_longer_than_the_bound(node: Callable[..., Node]) ->
 
 def test_a_faulty_node_refuses_the_job_when_it_is_drained(node: Callable[..., Node]) -> None:
     made = node(FAULTY, FAULTY, FAULTY | {"drained": True})
-    due: list[bool] = []
-    made.preflights.on_found = lambda: due.append(True)
+    due: list[list[str]] = []
+    made.preflights.on_found = lambda checks: due.append(list(checks))
     assert made.run() == {"fault": "slow; see: sluice fabric check, sluice health list"}
-    assert due == [True]
+    assert due == [["fabric_link"]]
     assert made.preflights.found() == {"fabric_link": ["slow"]}
 
 
@@ -104,6 +108,18 @@ def test_a_preflight_without_a_verdict_does_not_end_what_an_earlier_one_found(no
     made = node(FAULTY)
     made.run()
     made._answers = [{"state": "done", "text": "no answer from h4 in time", "faults": {}, "good": False}]
+    made.run()
+    assert made.preflights.found() == {"fabric_link": ["slow"]}
+
+
+def test_what_was_found_is_not_found_again_when_the_policy_has_preflights_again(node: Callable[..., Node]) -> None:
+    """A person may have resumed the node meanwhile: only another preflight drains it again."""
+    made = node(FAULTY)
+    made.run()
+    made.policy = policy_of("never")
+    assert made.preflights.found() is None
+    made.policy = policy_of("always")
+    assert made.preflights.found() is None
     made.run()
     assert made.preflights.found() == {"fabric_link": ["slow"]}
 
