@@ -92,9 +92,7 @@ class Preflights:
         if outcome is None:
             return {}
         words = one_line(str(outcome["text"]), limit=1000)
-        with self._state.lock:
-            record.note("preflight", what=words, verdict=one_line(str(outcome.get("verdict", "")), limit=20))
-            self._state.jobs.save(record)
+        self._note(record, words, one_line(str(outcome.get("verdict", "")), limit=20))
         faults = {str(name): [one_line(str(one)) for one in some] for name, some in dict(outcome["faults"]).items()}
         if faults or outcome.get("good") is True:
             self._found = faults
@@ -103,6 +101,15 @@ class Preflights:
             if self._is_drained(record, words, end):
                 return {"fault": f"{words}; see: sluice fabric check, sluice health list"}
         return {}
+
+    def _note(self, record: JobRecord, words: str, verdict: str) -> None:
+        """In the job's record; where that cannot be written, what was found holds all the same."""
+        try:
+            with self._state.lock:
+                record.note("preflight", what=words, verdict=verdict)
+                self._state.jobs.save(record)
+        except OSError as error:
+            log("problem", job=record.job, what=f"the job's record is not written: {error}")
 
     def _within(self, record: JobRecord, policy: NodePreflight, *, alone: bool) -> dict[str, Any] | None:
         """The controllers' verdict, if there is one in time, whatever hangs: they, a program or the pipe to it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -101,6 +102,19 @@ def test_a_faulty_node_refuses_the_job_when_it_is_drained(node: Callable[..., No
     made.preflights.on_found = lambda checks: due.append(list(checks))
     assert made.run() == {"fault": "slow; see: sluice fabric check, sluice health list"}
     assert due == [["fabric_link"]]
+    assert made.preflights.found() == {"fabric_link": ["slow"]}
+
+
+def test_what_is_found_holds_also_where_the_disk_is_full(
+    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = node(FAULTY, FAULTY | {"drained": True})
+
+    def full(record: JobRecord) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(made.state.jobs, "save", full)
+    assert made.run()["fault"].startswith("slow")
     assert made.preflights.found() == {"fabric_link": ["slow"]}
 
 
