@@ -51,22 +51,25 @@ static enum sluice_per counted_by(const struct sluice_submission *submission, co
     return is_divisible(request, *parts) ? SLUICE_PER_TASK : SLUICE_PER_JOB;
 }
 
-static void add_item(char *text, size_t size, const char *item)
+/* False: there is no room for it. */
+static bool add_item(char *text, size_t size, const char *item)
 {
     size_t length = strlen(text);
-    snprintf(text + length, size - length, "%s%s", length ? "," : "", item);
+    return (size_t)snprintf(text + length, size - length, "%s%s", length ? "," : "", item) < size - length;
 }
 
 /* Each part of a total, as GPUs of a node or a task; the total stays. */
-static void add_gpus(const struct sluice_slurm *slurm, const struct sluice_tres_request *request, uint32_t parts,
+static bool add_gpus(const struct sluice_slurm *slurm, const struct sluice_tres_request *request, uint32_t parts,
                      char *text, size_t size)
 {
     char gpus[SLUICE_GPU_TYPE_LENGTH + 32];
-    for (size_t i = 0; i < request->gpu_types; i++) {
+    bool fits = true;
+    for (size_t i = 0; i < request->gpu_types && fits; i++) {
         sluice_gres_text(slurm, "gpu", request->gpus[i].type, request->gpus[i].per[SLUICE_PER_JOB] / parts, gpus,
                          sizeof gpus);
-        add_item(text, size, gpus);
+        fits = add_item(text, size, gpus);
     }
+    return fits;
 }
 
 static const char *contradiction(const struct sluice_submission *submission, const struct sluice_tres_request *request)
@@ -93,6 +96,7 @@ bool sluice_add_nics_per_gpu(const struct sluice_slurm *slurm, const struct slui
     if (why)
         return refuse(submission, why, admission);
     const bool total = only_in_total(request);
+    bool fits = true;
     uint32_t parts = 1;
     const int divided = total ? (int)counted_by(submission, request, &parts) : SLUICE_PER_COUNT;
     for (int per = 0; per < SLUICE_PER_COUNT; per++) {
@@ -106,10 +110,11 @@ bool sluice_add_nics_per_gpu(const struct sluice_slurm *slurm, const struct slui
         if (!gpus)
             continue;
         if (per == divided && submission->max_nodes != 1)
-            add_gpus(slurm, request, parts, text, sizeof admission->tres[per]);
+            fits = fits && add_gpus(slurm, request, parts, text, sizeof admission->tres[per]);
         sluice_gres_text(slurm, "nic", "", gpus * submission->options.nics_per_gpu, nics, sizeof nics);
-        add_item(text, sizeof admission->tres[per], nics);
+        fits = fits && add_item(text, sizeof admission->tres[per], nics);
     }
     admission->set_tres = true;
-    return true;
+    return fits || refuse(submission, "the request of GRES becomes too long with these; name fewer types or other GRES",
+                          admission);
 }

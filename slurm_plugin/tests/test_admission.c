@@ -754,6 +754,13 @@ static void check_nics_per_gpu(void)
     REFUSED("open", "in another way", PER_NODE("gres:gpu:1,gres:nic:1"), NICS(1));
     REFUSED("open", "in another way", .tres = {"gres:gpu:1", "gres:nic:ib:1"}, NICS(1));
     REFUSED("open", "srun's own step", PER_NODE("gres:gpu:1"), .step_at_once = true, NICS(1));
+    char gpus[SLUICE_TRES_TEXT_MAX], more[SLUICE_TRES_TEXT_MAX] = "license:1"; /* each is taken, but not both in one */
+    for (int type = 0, length = 0; type < SLUICE_GPU_TYPES_MAX; type++)
+        length += snprintf(gpus + length, sizeof gpus - (size_t)length, "%sgres:gpu:a%045d:2", type ? "," : "", type);
+    while (strlen(more) + strlen(",license:1") < sizeof more)
+        strcat(more, ",license:1");
+    REFUSED("open", "becomes too long", .tres = {gpus, more}, NODES(2), NICS(1));
+    ADMITTED("open", .tres = {gpus, "license:1"}, NODES(2), NICS(1));
     const struct sluice_slurm with_slash = {.places = true, .slash = true, .now = 1800000000};
     admit("open", &with_slash, &(struct sluice_submission){PER_NODE("gres/gpu:2"), NICS(1)});
     CHECK_STR(admission.tres[SLUICE_PER_NODE], "gres/gpu:2,gres/nic:2");
