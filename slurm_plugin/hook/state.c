@@ -55,7 +55,6 @@ bool sluice_hook_follow(time_t now)
     if (!sluice_hook.following)
         sluice_mirror_invalidate(sluice_hook.mirror);
     enum sluice_error failed = sluice_mirror_sync(sluice_hook.mirror, false, now, &text);
-    sluice_hook.following = !failed;
     if (!failed && sluice_mirror_generation(sluice_hook.mirror) != sluice_hook.generation) {
         if (!fit_scratch())
             failed = SLUICE_ERROR_NO_MEMORY;
@@ -63,6 +62,7 @@ bool sluice_hook_follow(time_t now)
             sluice_hook.generation = sluice_mirror_generation(sluice_hook.mirror);
         sluice_workload_apply(sluice_hook.mirror);
     }
+    sluice_hook.following = !failed; /* without scratch nothing is chosen for a start, either */
     if (failed && !sluice_hook.failed)
         sluice_log_error("select/sluice: stock Slurm places all jobs: %s", text.text[0] ? text.text : "out of memory");
     sluice_hook.failed = failed != SLUICE_OK;
