@@ -86,7 +86,7 @@ class Expectations:
         return found
 
     def _by_nodes_own(self, results: Iterable[Result]) -> dict[tuple[str, Class], Usual]:
-        """A node's GPUs are compared with each other where nothing else is known: its reports count for itself alone."""
+        """GPUs of a node are compared with each other where nothing else is known: its reports count for it alone."""
         values: dict[tuple[str, Class], list[float]] = defaultdict(list)
         for result in results:
             if result.test.kind in GPU_TESTS and result.value is not None:

@@ -84,25 +84,52 @@ static void check_rate(const struct sluice_tenant *tenant, struct sluice_admissi
                  tenant->account, tenant->submissions_per_minute, (wait_ms + 999) / 1000);
 }
 
+/* What Slurm alone cannot give a job, as options are spelled here, and what to do instead. */
+static const struct {
+    const char *option, *instead;
+} lost[] = {
+    {"gpu_mem=", "ask for GPU memory with --gres=shard:MIB (one shard is one MiB)"},
+    {"gpu_share=", "ask for GPU memory with --gres=shard:MIB (one shard is one MiB)"},
+    {"gpu_power=", "leave it out"},
+    {"gpu_role=", "leave it out, or submit a heterogeneous job with a component for each role"},
+    {"nics_per_gpu=", "ask for interfaces with --gres=nic:N"},
+    {"gang=", "leave it out"},
+    {"fabric=block", "ask for nodes near each other with --switches=1@TIME"},
+    {"fabric=rail", "ask for nodes near each other with --switches=1@TIME"},
+    {"fabric=spread", "leave it out"},
+    {"segment=", "leave it out"},
+};
+
+/* Is a variable, which `options` were parsed from, one of these? */
+static bool is_lost(const struct sluice_options *options, const char *variable, char *why, size_t size)
+{
+    char text[SLUICE_OPTION_WHY_MAX], *option = text + sizeof SLUICE_SPANK_ENV_PREFIX - 1;
+    if (!variable || !sluice_option_canonical(options, variable, text, sizeof text))
+        return false;
+    for (size_t i = 0; i < sizeof lost / sizeof lost[0]; i++) {
+        if (strncmp(option, lost[i].option, strlen(lost[i].option)) != 0)
+            continue;
+        for (char *at = option; *at != '='; at++)
+            *at = *at == '_' ? '-' : *at;
+        snprintf(why, size, "--%s has no effect now, as Sluice is off on this cluster; %s", option, lost[i].instead);
+        return true;
+    }
+    return false;
+}
+
 /* Stock Slurm does not know our options, and a job must not run without what it asked for. */
 int sluice_refuse_options(const job_desc_msg_t *job, char **message)
 {
     struct sluice_options options;
-    char why[SLUICE_OPTION_WHY_MAX];
+    char why[2 * SLUICE_OPTION_WHY_MAX];
     if (!job->spank_job_env_size || !job->spank_job_env)
         return SLURM_SUCCESS;
     if (sluice_options_from_env(&options, job->spank_job_env, job->spank_job_env_size, why, sizeof why)) {
-        const bool spread = options.fabric == SLUICE_FABRIC_SPREAD;
-        const bool near = options.fabric > SLUICE_FABRIC_ANY && !spread;
-        if (!options.gpu_mem_mib && !options.gpu_share && !options.gpu_power_w && !options.gang_count &&
-            !options.nics_per_gpu && !options.segment && !options.gpu_role_count && !near && !spread)
+        uint32_t i = 0;
+        while (i < job->spank_job_env_size && !is_lost(&options, job->spank_job_env[i], why, sizeof why))
+            i++;
+        if (i == job->spank_job_env_size)
             return SLURM_SUCCESS;
-        snprintf(why, sizeof why,
-                 "--gpu-mem, --gpu-share, --gpu-power, --gpu-role, --nics-per-gpu, --gang, --fabric and --segment have "
-                 "no effect now, as Sluice is off on this cluster; ask for %s",
-                 near     ? "nodes near each other with --switches=1@TIME"
-                 : spread ? "any nodes, without --fabric=spread"
-                          : "GPU memory with --gres=shard:MIB (one shard is one MiB)");
     }
     log_refusal("job", job->user_id, "-", why);
     show(message, why);

@@ -571,10 +571,19 @@ def test_level_off_is_stock_slurm(cluster: DevCluster) -> None:
         assert "CpusPerTres" not in job
         assert job["TimeLimit"] != "01:00:00"
         accepted(cluster, "--gpus=2", "--gpu-affinity=link")
-        for option in ("--gpu-mem=1G", "--gang=a:2", "--gpu-share=50", "--gpu-power=300W", "--nics-per-gpu=1"):
-            assert "Sluice is off on this cluster" in refused(cluster, option)
-        words = "--gpu-mem, --gpu-share, --gpu-power, --gpu-role, --nics-per-gpu, --gang, --fabric and --segment have"
-        assert_logged(cluster, rf"job of user \d+, account -: {words}")
+        off = "has no effect now, as Sluice is off on this cluster;"
+        for option, instead in {
+            "--gpu-mem=1G": "ask for GPU memory with --gres=shard:MIB",
+            "--gpu-share=50": "ask for GPU memory with --gres=shard:MIB",
+            "--gpu-power=300W": "leave it out",
+            "--gpu-role=a:1,b:2": "leave it out, or submit a heterogeneous job with a component for each role",
+            "--nics-per-gpu=1": "ask for interfaces with --gres=nic:N",
+            "--gang=a:2": "leave it out",
+            "--fabric=block": "ask for nodes near each other with --switches=1@TIME",
+            "--fabric=spread": "leave it out",
+        }.items():
+            assert f"{option} {off} {instead}" in refused(cluster, option)
+        assert_logged(cluster, rf"job of user \d+, account -: --nics-per-gpu=1 {off}")
     finally:
         level("admit")
     assert gres(accepted(cluster, "--gpu-mem=1G")) == "gres:shard:1024"
