@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -472,10 +473,9 @@ class Boot:
             for problem in inventory.problems:
                 self.progress(f"{inventory.node}: {problem.what}; {problem.remedy}")
         version = parse_slurm_version(self.cluster.run([self.program("slurmd"), "-V"]).stdout)
-        write = partial(generate, slurm_version=version, shards=self.description.shards, nics=self.description.nics)
-        gres = write(inventories)
-        fixed = [one for one in inventories if one.node in self.description.fixed_hosts]
-        lines = write(fixed).nodes_conf()
+        gres = generate(inventories, slurm_version=version, shards=self.description.shards, nics=self.description.nics)
+        fixed = {name: node for name, node in gres.nodes.items() if name in self.description.fixed_hosts}
+        lines = replace(gres, nodes=fixed).nodes_conf()
         if self.description.nics:
             write_atomic(self.layout.slurm / NICS_FILE, gres.nics_conf())
         self.write_configuration(lines, gres.gres_conf)

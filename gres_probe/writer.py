@@ -155,8 +155,11 @@ def generate(
     gres_lines: dict[str, list[str]] = {}
     notes: list[str] = []
     groups: list[str] = []
+    found = {inventory.node: node_devices(inventory) for inventory in ordered}
+    typed = slurm_version >= TYPED_SHARDS and all(len(_types(devices)) < 2 for devices in found.values())
     for inventory in ordered:
-        devices = node_devices(inventory)
+        devices = found[inventory.node]
+        kind = _shard_type(devices) if typed else ""
         for problem in inventory.problems:
             which = "" if problem.index is None else f" {problem.index}"
             notes.append(f"{inventory.node}: {problem.vendor} GPU{which} left out: {problem.what}")
@@ -166,13 +169,13 @@ def generate(
                     f"{inventory.node}: {gpu.vendor} GPU {gpu.index} left out: partitioned, without an instance"
                 )
         interfaces = node_nics(inventory, typed=nic_types) if nics else []
-        lines = _gres_lines(inventory, devices, slurm_version, shards, notes)
+        lines = _gres_lines(inventory, devices, slurm_version, shards, kind, notes)
         lines += _nic_lines(inventory, interfaces, typed=nic_types)
         gres_lines[inventory.node] = lines
         if line := nic_groups(inventory, [device.gpu for device in devices], interfaces):
             groups.append(line)
         more = (features or {}).get(inventory.node, ())
-        gres = [*_device_gres(devices, slurm_version, shards), *_nic_gres(interfaces, typed=nic_types)]
+        gres = [*_device_gres(devices, shards, kind), *_nic_gres(interfaces, typed=nic_types)]
         nodes[inventory.node] = _attributes(inventory, devices, gres, more)
     return GresConfiguration(_gres_conf(gres_lines), nodes, gres_lines, notes, groups)
 
@@ -285,7 +288,12 @@ def _partition_type(gpu: Gpu, partition: Partition) -> str:
 
 
 def _gres_lines(
-    inventory: Inventory, devices: Sequence[Device], version: SlurmVersion, shards: bool, notes: list[str]
+    inventory: Inventory,
+    devices: Sequence[Device],
+    version: SlurmVersion,
+    shards: bool,
+    shard_type: str,
+    notes: list[str],
 ) -> list[str]:
     if not devices:
         return []
@@ -314,8 +322,7 @@ def _gres_lines(
     lines = ["AutoDetect=off"]  # else a site-wide AutoDetect would check these lines against fewer facts than they hold
     for head, names, rest, _ in _folded(described):
         lines.append(f"{head} {'MultipleFiles' if ',' in names else 'File'}={names}{rest}")
-    kind = _shard_type(devices, version)
-    shard = f"Name=shard Type={kind}" if kind else "Name=shard"
+    shard = f"Name=shard Type={shard_type}" if shard_type else "Name=shard"
     if shards and multiple:
         lines.append(f"{shard} Count={sum(device.memory_mib for device in devices)}")
     elif shards:
@@ -325,24 +332,28 @@ def _gres_lines(
     return lines
 
 
-def _device_gres(devices: Sequence[Device], version: SlurmVersion, shards: bool) -> list[str]:
+def _device_gres(devices: Sequence[Device], shards: bool, shard_type: str) -> list[str]:
     """The devices in a node's Gres: those of each type, then their shards."""
     gres = [f"gpu:{name}:{count}" for name, count in Counter(device.type for device in devices).items()]
     if shards and devices:
-        kind = _shard_type(devices, version)
-        gres.append(f"shard:{f'{kind}:' if kind else ''}{sum(device.memory_mib for device in devices)}")
+        memory = sum(device.memory_mib for device in devices)
+        gres.append(f"shard:{shard_type}:{memory}" if shard_type else f"shard:{memory}")
     return gres
 
 
-def _shard_type(devices: Sequence[Device], version: SlurmVersion) -> str:
-    """The type that a node's shards have in slurm.conf and in gres.conf, empty for none.
+def _types(devices: Sequence[Device]) -> set[str]:
+    return {device.type for device in devices}
 
-    Shards of several types have none: 24.11 would give a job with parts of several of them other GPUs in its prolog
-    than in its cgroup.
+
+def _shard_type(devices: Sequence[Device]) -> str:
+    """The type that shards of a node of one type have in slurm.conf and in gres.conf; empty for none.
+
+    All nodes have one, or none has: of a job on nodes with and without, Slurm counts what it has on the latter alone
+    (gres_stepmgr.c, _set_type_tres_cnt). And shards of several types of a node have none: 24.11 would give a job with
+    parts of several of them other GPUs in its prolog than in its cgroup.
     """
-    types = {device.type for device in devices}
     has_shards = any(device.memory_mib for device in devices)  # a type without any is not a type for slurmctld
-    return types.pop() if version >= TYPED_SHARDS and len(types) == 1 and has_shards else ""
+    return _types(devices).pop() if has_shards else ""
 
 
 def _folded(described: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple[str, str, str, int]]:

@@ -201,6 +201,8 @@ RULES = _rules(
          "GPUs of one type: sluice gres write; else, after each takeover: scontrol reconfigure, and resume the node"),
     Rule("SL055", "shards of several lines, some without File", _FATAL, _SLURMD,
          "give each line a File, and where slurm.conf has a Type, that Type", "multiple configurations with"),
+    Rule("SL056", "shards of some nodes have a type, of others none", _WARNING, _SLUICE,
+         "give all nodes' shards a type, or none: of a job on both Slurm counts only what has no type"),
     # ---- the hardware
     Rule("SL060", "another number of GPUs than the inventory", _ERROR, _SLUICE, "write again with: sluice gres write"),
     Rule("SL061", "device file is not in the inventory", _ERROR, _SLUICE, "write again with: sluice gres write"),

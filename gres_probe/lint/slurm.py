@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gres_probe.lint.rules import RULES, Finding, Site
 from gres_probe.writer import TYPED_SHARDS
-from sluice.slurm.slurm_conf import NodeDefinition
+from sluice.slurm.slurm_conf import NodeDefinition, SlurmConf
 
 SHARED = ("mps", "shard")  # GRES that share the gpu
 _SUFFIX = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4, "p": 1024**5}
@@ -42,6 +42,18 @@ def check(site: Site) -> Iterator[Finding]:
     takeover_drains = site.version >= TYPED_SHARDS and slurm.controllers > 1
     for node in slurm.nodes.values():
         yield from _check_node(node, types, takeover_drains)
+    yield from _check_shard_types(slurm)
+
+
+def _check_shard_types(slurm: SlurmConf) -> Iterator[Finding]:
+    """All nodes' shards have a type, or none has."""
+    first: dict[bool, NodeDefinition] = {}
+    for node in slurm.nodes.values():
+        if (shards := parse_node_gres(node.text("gres"), "shard")[0]).count:
+            first.setdefault(bool(shards.types), node)
+    if len(first) == 2:
+        what = " and ".join(f"{node.name} Gres={node.text('gres')}" for node in first.values())
+        yield Finding(RULES["SL056"], what, first[False].values["gres"].place)
 
 
 def _check_node(node: NodeDefinition, types: list[str], takeover_drains: bool) -> Iterator[Finding]:

@@ -96,15 +96,6 @@ def test_parts_of_several_gpus_are_held_to_the_mib_each(cluster: DevCluster) -> 
     assert [grant["limit"] >> 20 for grant in last_record(cluster)["grants"]] == [4000] * 3
 
 
-def test_parts_on_nodes_with_and_without_a_type_are_held_each(cluster: DevCluster) -> None:
-    """The job's GRES have an entry for each type of its nodes' shards, and one for those without."""
-    ran = cluster.run(["srun", "--quiet", "-N2", "--gres=shard:4096", "true"], user="alice", timeout=120)
-    assert ran.stderr == ""
-    for node in (NODE, MIXED):
-        [grant] = last_record(cluster, node)["grants"]
-        assert (grant["limit"], grant["clean"]) == (4 * GIB, True)
-
-
 def test_amd_too(cluster: DevCluster) -> None:
     ran = run(cluster, f"--gres=shard:{50 * 1024}", PYTHON, "-c", HIP, node=MIXED)
     assert ran.stdout.split() == ["0", "2", "0"], ran.stderr

@@ -205,14 +205,32 @@ def test_shards_of_several_lines_some_without_file(gres: str, lines: str, expect
 
 
 def test_what_is_written_for_a_backup_controller() -> None:
-    """The writer's own nodes of several types are named, those of one type are not."""
-    configuration = generate([dgx(), l40s(), mixed()], slurm_version=(24, 11, 5))
-    text = f"{BACKUP}{TOP}{configuration.nodes_conf()}"
-    findings = check(text, configuration.gres_conf, version=(24, 11, 5))
-    assert [(one.rule.code, one.nodes) for one in findings] == [("SL054", ("mixed1",))]
-    older = generate([dgx(), l40s(), mixed()], slurm_version=(22, 5, 8))
-    old = check(f"{BACKUP}{TOP}{older.nodes_conf()}", older.gres_conf, version=(22, 5, 8))
-    assert codes(old) == []
+    """The writer's own nodes are named where one of them has GPUs of several types."""
+
+    def found(*inventories: Inventory, version: tuple[int, int, int]) -> list[Finding]:
+        written = generate(inventories, slurm_version=version)
+        return check(f"{BACKUP}{TOP}{written.nodes_conf()}", written.gres_conf, version=version)
+
+    assert found(dgx(), l40s(), version=(24, 11, 5)) == []
+    several = found(dgx(), l40s(), mixed(), version=(24, 11, 5))
+    assert {one.rule.code for one in several} == {"SL054"}
+    assert sorted(name for one in several for name in one.nodes) == ["dgx1", "l40s1", "mixed1"]
+    assert found(dgx(), l40s(), mixed(), version=(22, 5, 8)) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("gpu:a:2,shard:a:8", "gpu:b:2,shard:b:8", []),
+        ("gpu:a:2,shard:8", "gpu:b:2,shard:8", []),
+        ("gpu:a:2,shard:a:8", "gpu:b:2", []),
+        ("gpu:a:2,shard:a:8", "gpu:b:2,shard:8", ["SL056"]),
+        ("gpu:2,shard:8", "gpu:b:2,shard:b:8", ["SL056"]),
+    ],
+)
+def test_shards_of_some_nodes_have_a_type(first: str, second: str, expected: list[str]) -> None:
+    findings = check(f"{TOP}NodeName=n1 Gres={first}\nNodeName=n2 Gres={second}\n", "", version=(24, 11, 5))
+    assert [code for code in codes(findings) if code == "SL056"] == expected
 
 
 def test_equal_nodes_are_one_finding() -> None:

@@ -158,12 +158,20 @@ def test_shards_have_the_type_of_their_node_for_slurm_that_needs_it(version: tup
         "l40s1 Name=shard Type=l40s Count=182184 File=/dev/nvidia[0-3]",
         "mig2 Name=shard Type=h100_1g.10gb Count=19968",
     ]
-    several = [mixed(), mig()]
-    assert of_shards(*several, version=version) == of_shards(*several, version=(23, 2, 7))
+
+
+@pytest.mark.parametrize("version", [(23, 11, 0), NEW])
+@pytest.mark.parametrize("several", [mixed(), mig()], ids=lambda one: one.node)
+def test_shards_have_no_type_where_a_node_has_gpus_of_several(
+    several: Inventory, version: tuple[int, int, int]
+) -> None:
+    """Of a job on nodes with and without, Slurm would count a part only."""
+    machines = [dgx(), l40s(), several]
+    assert of_shards(*machines, version=version) == of_shards(*machines, version=(23, 2, 7))
 
 
 def test_types_of_shards_are_the_only_difference() -> None:
-    machines = [dgx(), l40s(), mixed(), mig(), instances()]
+    machines = [dgx(), l40s(), instances()]
     typed, untyped = (generate(machines, slurm_version=version) for version in (NEW, (23, 2, 7)))
     text = typed.gres_conf + typed.nodes_conf()
     assert text != untyped.gres_conf + untyped.nodes_conf()
