@@ -4,6 +4,9 @@ Each history is replayed on a simulated cluster with a full queue under budgets 
 limits, in three ways: Sluice's budget; static caps, all GPUs alike; uncapped, with as many nodes as the budget
 allows (the others off, drawing nothing). Throughput is work done in GPU-seconds at full speed. What of it is a model is
 in `benchmarks.power_cluster`. The worst gain of all histories is reported next to the mean.
+
+`gain_NN_bound_percent` is what no planner can exceed, on any history: the gain over the better of the other two if all
+GPUs ran at full speed in each second, as without any budget (`unlimited_gpu_hours`).
 """
 
 from __future__ import annotations
@@ -66,6 +69,8 @@ def run(
         for to in (0.6, 0.3):  # by caps alone, and by stopping jobs
             one = Simulation(work, nodes, "sluice", _falling(peak, to * peak, at), lowest_cap / 100, seed)
             lowered.append(one.run(minutes * 60, at))
+    capacity = nodes * GPUS * minutes * 60.0
+    bounds = {share: [100 * (capacity / _better(done, path, share) - 1) for path in traces] for share in SHARES}
     ours = [ran for (_, _, way), ran in done.items() if way == "sluice"]
     return Result(
         figures={
@@ -77,8 +82,11 @@ def run(
             "decision_added_us": max(added),
             "keeper_step_us_per_gpu": statistics.median(us for ran in ours for us in ran.step_us) / (nodes * GPUS),
             **_throughput(done, traces, peak),
+            "unlimited_gpu_hours": len(traces) * capacity / 3600,
+            **{f"gain_{share}_bound_percent": max(bounds[share]) for share in SHARES},
         },
-        spread={f"gain_{share}_percent": _gains(done, traces, share) for share in SHARES},
+        spread={f"gain_{share}_percent": _gains(done, traces, share) for share in SHARES}
+        | {f"gain_{share}_bound_percent": bounds[share] for share in SHARES},
         versions={"sluice_core": version()},
     )
 
@@ -91,13 +99,14 @@ def _falling(before: float, after: float, at: int) -> Callable[[int], float]:
     return lambda now: after if now >= at else before
 
 
+def _better(done: dict[tuple[str, int, Way], Ran], path: Path, share: int) -> float:
+    """GPU-seconds of the better of the other two."""
+    return max(done[str(path), share, way].gpu_s for way in _WAYS if way != "sluice")
+
+
 def _gains(done: dict[tuple[str, int, Way], Ran], traces: Sequence[Path], share: int) -> list[float]:
     """Percent over the better of the other two, by history."""
-    found = []
-    for path in traces:
-        ours, static, fewer = (done[str(path), share, way].gpu_s for way in _WAYS)
-        found.append(100 * (ours / max(static, fewer) - 1))
-    return found
+    return [100 * (done[str(path), share, "sluice"].gpu_s / _better(done, path, share) - 1) for path in traces]
 
 
 def _throughput(done: dict[tuple[str, int, Way], Ran], traces: Sequence[Path], peak: float) -> dict[str, float]:

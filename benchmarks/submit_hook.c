@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * Times job_submit/sluice on a corpus of job descriptions: submit_hook CALLS TENANTS. Prints one line for each call:
- * its nanoseconds, and whether it was refused (1) or not (0). Each description is made afresh, outside the time.
+ * Times job_submit/sluice on a corpus of job descriptions: submit_hook CALLS TENANTS. Each is submitted twice, in turns
+ * first and last: traced, and with other variables of the same length instead. Prints one line for each: nanoseconds of
+ * the traced call, whether it was refused (1) or not (0), nanoseconds of the other call, and of what the trace adds
+ * alone (0 where refused). Each description is made afresh, outside the time.
  */
 #include "../slurm_plugin/tests/job_submit_harness.h"
 
-enum { ENVIRONMENT = 6 };
+enum { ENVIRONMENT = 7 };
 
 struct shape {
     const char *per_job, *per_node, *per_task, *features, *option;
@@ -63,7 +65,13 @@ static char *copy(const char *text)
     return text ? strdup(text) : NULL;
 }
 
-static void make(job_desc_msg_t *job, const struct shape *shape, unsigned long tenant)
+/* What spank_sluice passes, and the same of another plugin. */
+static const char *const traced[2] = {SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+                                      SLUICE_TRACE_BEGAN "=1760000000123456"},
+                         *const untraced[2] = {"OTHERPARENT=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+                                               "OTHERS_TRACE_BEGAN=1760000000123456"};
+
+static void make(job_desc_msg_t *job, const struct shape *shape, unsigned long tenant, const char *const last[2])
 {
     char account[32];
     memset(job, 0, sizeof *job);
@@ -84,9 +92,8 @@ static void make(job_desc_msg_t *job, const struct shape *shape, unsigned long t
     job->spank_job_env = calloc(ENVIRONMENT, sizeof(char *));
     for (uint32_t i = 0; i < ENVIRONMENT; i++)
         job->spank_job_env[i] = copy(i == 3 && shape->option ? shape->option
-                                     : i + 1 < ENVIRONMENT   ? "_SLURM_SPANK_OPTION_other_plugin=value"
-                                                             : SLUICE_TRACE_VARIABLE
-                                         "=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
+                                     : i + 2 < ENVIRONMENT   ? "_SLURM_SPANK_OPTION_other_plugin=value"
+                                                             : last[i + 2 - ENVIRONMENT]);
     job->spank_job_env_size = ENVIRONMENT;
 }
 
@@ -121,6 +128,30 @@ static char *make_policy(unsigned long tenants)
     return text;
 }
 
+/* Nanoseconds that a submission takes, and if `alone` is not NULL those of keeping its trace, once more. */
+static int submit(const struct shape *shape, unsigned long tenant, const char *const last[2], uint64_t *took,
+                  uint64_t *alone)
+{
+    job_desc_msg_t job;
+    char *message = NULL;
+    make(&job, shape, tenant, last);
+    uint64_t began = sluice_now_ns();
+    int code = job_submit(&job, 1000, &message);
+    *took = sluice_now_ns() - began;
+    require(!!job.admin_comment == (alone && code == SLURM_SUCCESS));
+    if (job.admin_comment) {
+        free(job.admin_comment);
+        job.admin_comment = NULL;
+        began = sluice_now_ns();
+        sluice_keep_trace(&job, 1000);
+        *alone = sluice_now_ns() - began;
+        require(job.admin_comment);
+    }
+    free(message);
+    discard(&job);
+    return code;
+}
+
 int main(int count, char **words)
 {
     unsigned long calls = count == 3 ? strtoul(words[1], NULL, 10) : 0,
@@ -132,21 +163,17 @@ int main(int count, char **words)
     publish_outlook();
     free(policy);
     for (unsigned long i = 0; i < calls; i++) {
-        job_desc_msg_t job;
-        char *message = NULL;
-        make(&job, &shapes[i % (sizeof shapes / sizeof shapes[0])], i * 2654435761u % tenants);
-        uint64_t began = sluice_now_ns();
-        int code = job_submit(&job, 1000, &message);
-        uint64_t took = sluice_now_ns() - began;
-        require(job.admin_comment);
-        free(job.admin_comment);
-        job.admin_comment = NULL;
-        uint64_t trace_began = sluice_now_ns();
-        sluice_keep_trace(&job);
-        uint64_t trace_took = sluice_now_ns() - trace_began;
-        printf("%llu %d %llu\n", (unsigned long long)took, code != SLURM_SUCCESS, (unsigned long long)trace_took);
-        free(message);
-        discard(&job);
+        const struct shape *shape = &shapes[i % (sizeof shapes / sizeof shapes[0])];
+        unsigned long tenant = i * 2654435761u % tenants;
+        uint64_t with = 0, without = 0, alone = 0;
+        int code = 0;
+        for (unsigned long turn = 0; turn < 2; turn++)
+            if ((i / (sizeof shapes / sizeof shapes[0]) + turn) % 2)
+                code = submit(shape, tenant, traced, &with, &alone);
+            else
+                submit(shape, tenant, untraced, &without, NULL);
+        printf("%llu %d %llu %llu\n", (unsigned long long)with, code != SLURM_SUCCESS, (unsigned long long)without,
+               (unsigned long long)alone);
     }
     return 0;
 }

@@ -121,6 +121,7 @@ class Agent:
         self.saver.told = self.jobs.on_unsaved = self.holds.note
         self.jobs.unsaved = self.saver.why_not
         self.saver.found_unsaved = self.jobs.note_unsaved
+        self.saver.restored_from = lambda job, began: self.jobs.keep_stage(job, "restore", began)
         self.saver.answer_to(self.server)
         self.duties.add("saved-jobs", PRUNE_S, self.saver.prune)
         self.duties.add("can-save", ANNOUNCE_S, self.saver.announce)

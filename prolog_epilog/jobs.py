@@ -197,12 +197,15 @@ class Jobs:
         if sluid:
             cgroups.name_job(sluid, job)
         chosen = select(self._state.devices, gpus)
+        marks = [uptime()]  # between the stages
         deadline = time.monotonic() + _DRIVER_SECONDS
         for vendor in {device.vendor for device in chosen}:
             if (problem := self._watcher.await_answer(self._watcher.watches[vendor], deadline)) is not None:
                 raise RefusalError(problem.what, Refusal.DRIVER_SILENT, remedy=problem.remedy)
+        marks.append(uptime())
         for function in self.on_prolog:
             function(chosen)
+        marks.append(uptime())
         plan = self._power.plan(account, chosen, power, planned_power)
         with self._state.lock:
             known = self._state.records.get(job)
@@ -212,10 +215,13 @@ class Jobs:
             user, account, partition = one_line(user), one_line(account), one_line(partition)
             record = JobRecord(job, uid, user, account, partition, self._state.node, time.time(), sluid=sluid)
             record.restarts, record.begun, record.started_uptime = restarts, begun, uptime()
+            for name, began, ended in zip(("prolog.drivers", "prolog.health"), marks, marks[1:], strict=False):
+                record.keep_stage(name, began, ended)
             self._note_roles(record, roles)
-            self._begin(record, chosen, split, share, plan)
+            self._begin(record, chosen, split, share, plan, marks[-1])
         try:
-            self._power.began(record)
+            with record.stage("prolog.power"):
+                self._power.began(record)
         except RefusalError as error:
             if error.blame is Blame.JOB:
                 with self._state.lock:
@@ -231,8 +237,12 @@ class Jobs:
         split: Sequence[Sequence[int]],
         share: str | None,
         plan: Plan,
+        checked: float,
     ) -> None:
-        """Under the lock: from here on the job is known, and its GPUs are watched for it. Raises RefusalError."""
+        """Under the lock: from here on the job is known, and its GPUs are watched for it. Raises RefusalError.
+
+        `checked`: since when, as of `uptime`, it is to be granted.
+        """
         self._ladder.remove(record)
         try:
             self._grant(record, chosen, split, share, plan)
@@ -241,6 +251,7 @@ class Jobs:
                 self._turn_away(record, error)
             raise
         self._profiles.make(record)
+        record.keep_stage("prolog.grant", checked, uptime())
         self._state.jobs.save(record)
         self._state.records[record.job] = record
         self._inherited.discard(record.job)
@@ -317,6 +328,7 @@ class Jobs:
         largest one is the job's limit, until a whole one comes. `open` and `nics`: what root can open in the task's
         cgroup. `saved`: the job is to be saved as it runs (`--checkpoint=system`); `saves` says whether it can be.
         """
+        began = uptime()
         why = self.unsaved(job) if saved else ""  # the driver may take its time
         with self._state.lock:
             record = self._state.records.get(job)
@@ -352,6 +364,7 @@ class Jobs:
             region = self._regions.of(job)
             if saved:
                 record.unsaved = _why_unsaved(record, region) or why
+            record.keep_stage("limits", began, uptime())
             self._state.jobs.save(record)
         if saved and record.unsaved:
             self.on_unsaved(job, f"cannot be saved as it runs: {record.unsaved}")
@@ -373,6 +386,14 @@ class Jobs:
             record = self._state.records.get(job)
             if record is not None:
                 record.unsaved = why
+                self._state.jobs.save(record)
+
+    def keep_stage(self, job: int, name: str, began: float) -> None:
+        """A part of the job's start has ended, which began at that time as of `uptime`."""
+        with self._state.lock:
+            record = self._state.records.get(job)
+            if record is not None:
+                record.keep_stage(name, began, uptime())
                 self._state.jobs.save(record)
 
     def held_by(self, job: int) -> int:
@@ -564,15 +585,18 @@ class Jobs:
         if record.refused:  # it had nothing
             self._take_back(record, {})
             return {"unclean": []}
-        self._ladder.stop(record)
-        unclean = self._reclaim.free(record)
-        unclean |= self._gpu_reset.reset(record, unclean)
+        with record.stage("epilog.reclaim"):
+            self._ladder.stop(record)
+            unclean = self._reclaim.free(record)
+        with record.stage("epilog.reset"):
+            unclean |= self._gpu_reset.reset(record, unclean)
         self._take_back(record, unclean)
         self._power.ended(record)
         return {"unclean": list(unclean.values())}
 
     def _take_back(self, record: JobRecord, unclean: dict[str, str]) -> None:
         """Write a job's record and remove its limits; killed half-way, it is all done again."""
+        began = uptime()
         with self._state.lock:
             with suppress(*_LEFTOVERS):  # the tenant's claims, which say nothing of the GPUs
                 self._regions.collect(record)
@@ -586,6 +610,7 @@ class Jobs:
             record.note("return", uuids=[grant.uuid for grant in record.grants if grant.clean])
             for function in self.on_end:
                 function(record)
+            record.keep_stage("epilog.return", began, uptime())
             try:
                 self._state.jobs.save(record)  # that it ended
             except OSError as error:  # a full /run: an agent that starts now finds it as running, and ends it again

@@ -88,7 +88,8 @@ class Preflights:
             record = self._state.records.get(job)
         if policy.when == "never" or record is None or record.refused:
             return {}
-        outcome = self._within(record, policy, alone=alone)
+        with record.stage("prolog.preflight"):
+            outcome = self._within(record, policy, alone=alone)
         if outcome is None:
             return {}
         words = one_line(str(outcome["text"]), limit=1000)

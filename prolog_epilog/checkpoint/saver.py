@@ -31,6 +31,7 @@ from prolog_epilog.checkpoint.gpus import Gpu, Gpus, NeverError, Pairs, from_fac
 from prolog_epilog.checkpoint.images import Images, Run
 from prolog_epilog.checkpoint.shared import Last, Shared
 from prolog_epilog.server import Peer, Server
+from sluice.base.clock import uptime
 from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.base.log import log
@@ -72,6 +73,9 @@ class Saver:
         self._lock = threading.Lock()
         self.told: Callable[[int, str], None] = lambda job, words: None
         """What happened to a job, for its record."""
+        self.restored_from: Callable[[int, float], None] = lambda job, began: None
+        """What was saved of a job runs, or cannot; `began`: when it was asked for, as of `uptime`."""
+        self._resuming: dict[int, float] = {}  # since when, by job
         self.found_unsaved: Callable[[int, str], None] = lambda job, why: None
         """What a job's program does with its GPUs cannot be saved, as its driver has said."""
         self.node_gpus: Callable[[], list[Gpu]] = list
@@ -325,6 +329,7 @@ class Saver:
         del peer
         with self._alone(job):
             work = self.images.work(job)
+            self._resuming[job] = uptime()
             try:
                 found = self._find(job, uid, restarts)
                 self._begin(job, restarts, found[0].restarts if found else None)
@@ -407,6 +412,7 @@ class Saver:
                 raise
             shutil.rmtree(self.images.work(job), ignore_errors=True)
             _go_on(init)
+        self._note_restored(job)
         log("resumed", job=job, uid=uid, restarts=restarts)
         self.told(job, "resumed")
         return {}
@@ -452,10 +458,15 @@ class Saver:
     def _note(self, job: int) -> Path:
         return self.images.folder / "work" / f".{job}.runs"
 
+    def _note_restored(self, job: int) -> None:
+        if (began := self._resuming.pop(job, None)) is not None:  # else an earlier agent was asked
+            self.restored_from(job, began)
+
     def _give_up(self, job: int, why: str) -> None:
         """The job begins again from its start; what cannot be resumed once is not tried again."""
         log("problem", job=job, what=f"not resumed, begins again from its start: {why}")
         self.told(job, f"not resumed, begins again from its start: {why}")
+        self._note_restored(job)
         shutil.rmtree(self.images.work(job), ignore_errors=True)
         with suppress(OSError):
             self._forget(job)

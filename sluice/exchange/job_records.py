@@ -118,7 +118,11 @@ def check_record(record: JobRecord, *, running: bool = False) -> None:
         for grant in record.grants
         for number in (grant.total, grant.peak, grant.refused, grant.limit or 0, grant.asked or 0)
     )
-    if not (whole and texts and times and sizes):
+    stages = all(
+        isinstance(one.name, str) and all(isinstance(s, int | float) and abs(s) < 1e9 for s in (one.after_s, one.took_s))
+        for one in record.stages
+    )
+    if not (whole and texts and times and sizes and stages):
         raise SluiceError(f"record of job {one_line(str(record.job))[:20]}: fields of the wrong type")
 
 

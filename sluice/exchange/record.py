@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -79,6 +79,30 @@ class Event:
 
 
 @dataclass
+class Stage:
+    """A part of the job's prolog, tasks' start or epilog here, by the node's monotonic clock."""
+
+    name: str  # one of STAGES
+    after_s: float  # from the record's `started`; negative: before
+    took_s: float
+
+
+STAGES = (
+    "prolog.drivers",  # the GPUs' drivers answer
+    "prolog.health",  # the checks that may refuse the job its GPUs
+    "prolog.grant",  # registered with its GPUs, their part of compute time
+    "prolog.power",  # power caps in force
+    "prolog.preflight",  # tests of the job's nodes
+    "limits",  # of the first task
+    "restore",  # of the state that an earlier run has saved
+    "epilog.reclaim",  # what it left has ended, its memory is free
+    "epilog.reset",  # modes and clocks reset, memory cleared
+    "epilog.return",  # limits removed, until the record's end
+)
+"""In their order; of each the first is kept."""
+
+
+@dataclass
 class JobRecord:
     """A job on this node."""
 
@@ -108,6 +132,7 @@ class JobRecord:
     saved: float | None = None  # when the job last said that it has saved its state; None: not in this run
     roles: str = ""  # the layout of its roles (prolog_epilog/roles.py); empty: it has none
     unsaved: str | None = None  # why its node cannot save it as it runs; "": it can; None: it is not to
+    stages: list[Stage] = field(default_factory=list)
     refused: str = ""  # why the job was refused here for what its user asked; such a job has no grants
     schema_version: int = SCHEMA_VERSION
 
@@ -123,6 +148,20 @@ class JobRecord:
     def end(self, ended: float, up: float) -> None:
         """Set its end: a time since 1970, and `up` since the boot."""
         self.ended, self.ran_s = ended, self.ran(up)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Keep how long what is done within it took, also where it fails."""
+        began = uptime()
+        try:
+            yield
+        finally:
+            self.keep_stage(name, began, uptime())
+
+    def keep_stage(self, name: str, began: float, ended: float) -> None:
+        """Keep a stage, unless there is one of that name; times as of `uptime`."""
+        if self.started_uptime is not None and all(one.name != name for one in self.stages):
+            self.stages.append(Stage(name, round(began - self.started_uptime, 6), round(ended - began, 6)))
 
     def note(self, action: str, **detail: Any) -> None:
         """Add an event, its texts printable and of bounded length; where it has no room it is counted."""
@@ -193,6 +232,7 @@ class JobRecord:
             if not isinstance(known.get("usage"), dict | None):
                 raise TypeError(f"usage {known['usage']!r:.100} is no object")
             known["grants"] = [_read(Grant, grant) for grant in fields["grants"]]
+            known["stages"] = [_read(Stage, stage) for stage in fields.get("stages", ())][: len(STAGES)]
             events = [_read(Event, event) for event in fields["events"]]
             if len(text) <= MOST_RECORD:
                 return cls(**{**known, "events": events})

@@ -29,8 +29,8 @@ bool sluice_modifies_request(const job_desc_msg_t *job);
 /* At level off: refuses a job that asks for what only Sluice can give. */
 int sluice_refuse_options(const job_desc_msg_t *job, char **message);
 
-/* Keeps the trace that the job is submitted in, as spank_sluice passed it, in the job's AdminComment, where accounting
- * has it; an operator's own comment stays. */
-void sluice_keep_trace(job_desc_msg_t *job);
+/* Keeps the trace that a job with these checks behind it is submitted in, as spank_sluice passed it, in the job's
+ * AdminComment, where accounting has it; an operator's own comment stays. `took_ns`: how long the checks took. */
+void sluice_keep_trace(job_desc_msg_t *job, uint64_t took_ns);
 
 #endif

@@ -84,13 +84,8 @@ static void journal_change(const job_desc_msg_t *job_desc, uint32_t submit_uid)
     sluice_failover_modified(job_id, submit_uid, text);
 }
 
-extern int job_submit(job_desc_msg_t *job_desc, uint32_t submit_uid, char **err_msg)
+static int check_submission(job_desc_msg_t *job_desc, char **err_msg)
 {
-    (void)submit_uid; /* as in Slurm, an account's limits hold for anyone who submits for it */
-    /* Slurm calls this for each component of a heterogeneous job in turn, then creates the jobs, in this thread. */
-    if (active && sluice_failover_components)
-        sluice_failover_components(job_desc->het_job_offset == NO_VAL ? 0 : job_desc->het_job_offset + 1);
-    sluice_keep_trace(job_desc);
     if (!active || sluice_settings_level() == SLUICE_LEVEL_OFF)
         return sluice_refuse_options(job_desc, err_msg);
     uint64_t began = sluice_now_ns();
@@ -99,6 +94,19 @@ extern int job_submit(job_desc_msg_t *job_desc, uint32_t submit_uid, char **err_
     int code = sluice_submit(job_desc, settings, err_msg);
     sluice_settings_release(settings);
     count(counters.submitted, began, code);
+    return code;
+}
+
+extern int job_submit(job_desc_msg_t *job_desc, uint32_t submit_uid, char **err_msg)
+{
+    (void)submit_uid; /* as in Slurm, an account's limits hold for anyone who submits for it */
+    uint64_t began = sluice_now_ns();
+    /* Slurm calls this for each component of a heterogeneous job in turn, then creates the jobs, in this thread. */
+    if (active && sluice_failover_components)
+        sluice_failover_components(job_desc->het_job_offset == NO_VAL ? 0 : job_desc->het_job_offset + 1);
+    int code = check_submission(job_desc, err_msg);
+    if (code == SLURM_SUCCESS)
+        sluice_keep_trace(job_desc, sluice_now_ns() - began);
     return code;
 }
 

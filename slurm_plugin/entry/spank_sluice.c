@@ -14,6 +14,7 @@
 #include "slurm_compat.h"
 
 #include "rules/rules.h"
+#include "runtime/clock.h"
 
 #include <slurm/spank.h>
 
@@ -170,6 +171,14 @@ static bool has_argument(const char *name, int count, char *arguments[])
     return false;
 }
 
+/* When this command had read its options, which only it knows. */
+static void pass_time(spank_t spank)
+{
+    char now_us[24];
+    snprintf(now_us, sizeof now_us, "%016" PRId64, sluice_wall_us());
+    spank_job_control_setenv(spank, SLUICE_TRACE_BEGAN, now_us, 1);
+}
+
 /* The trace of the submitting environment, or a new one, goes to slurmctld and into the job's environment. */
 static void trace_submission(spank_t spank)
 {
@@ -183,7 +192,9 @@ static void trace_submission(spank_t spank)
     }
     setenv(SUBMITTED_IN, parent, 1);
     spank_err_t error = spank_job_control_setenv(spank, SLUICE_TRACE_VARIABLE, parent, 1);
-    if (error != ESPANK_SUCCESS)
+    if (error == ESPANK_SUCCESS)
+        pass_time(spank);
+    else
         slurm_verbose("sluice: the job is not traced: %s", spank_strerror(error));
 }
 

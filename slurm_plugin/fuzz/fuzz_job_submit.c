@@ -148,7 +148,8 @@ static void make(struct input *input, job_desc_msg_t *made)
                          "_SLURM_SPANK_OPTION_sluice_checkpoint=system", "SLUICE_SAVE_KEY=1",
                          "_SLURM_SPANK_OPTION_sluice_checkpoint_interval=20m", "_SLURM_SPANK_OPTION_other_x=1",
                          SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-                         SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736 --"));
+                         SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736 --",
+                         SLUICE_TRACE_BEGAN "=1760000000123456", SLUICE_TRACE_BEGAN "=17600000001234567"));
     made->spank_job_env_size = (uint32_t)count;
     made->prefer = word(input, USUAL("ib", "h100", "l4", "a|b", "ib&(a|b)", "[a*1&b*1]", ""));
     made->req_nodes = word(input, USUAL("a", "a,b", "x8", "x64", ""));
@@ -305,13 +306,22 @@ static void require_fixed_point(bool defaults_too)
 static void require_comment(const char *before)
 {
     static const size_t word_length = sizeof SLUICE_TRACE_WORD - 1;
-    char parent[SLUICE_TRACE_SIZE];
+    char text[SLUICE_TRACE_SIZE], parent[SLUICE_TRACE_SIZE], began[SLUICE_TRACE_TIME_SIZE] = "";
+    long long arrived_us;
+    unsigned long took_us;
+    int end = 0;
     if (before)
         require(strcmp(job.admin_comment, before) == 0);
-    else if (job.admin_comment)
-        require(strncmp(job.admin_comment, SLUICE_TRACE_WORD, word_length) == 0 &&
-                sluice_trace_parse(job.admin_comment + word_length, parent) &&
-                strcmp(job.admin_comment + word_length, parent) == 0);
+    if (before || !job.admin_comment)
+        return;
+    require(strncmp(job.admin_comment, SLUICE_TRACE_WORD, word_length) == 0);
+    snprintf(text, sizeof text, "%s", job.admin_comment + word_length);
+    require(sluice_trace_parse(text, parent) && strcmp(text, parent) == 0);
+    const char *rest = job.admin_comment + word_length + strlen(parent);
+    require(sscanf(rest, " submitted:%16lld,%9lu%n", &arrived_us, &took_us, &end) == 2 && end);
+    if (rest[end] == ',')
+        snprintf(began, sizeof began, "%s", rest + end + 1);
+    require(rest[end] ? sluice_trace_is_time(began) && strlen(rest + end + 1) == strlen(began) : true);
 }
 
 /* A node of eight GPUs, half of them taken for a day, for those who give a deadline. */

@@ -44,6 +44,19 @@ void sluice_trace_begin(const unsigned char random[SLUICE_TRACE_RANDOM], char pa
     snprintf(parent, SLUICE_TRACE_SIZE, "00-%s-%.16s-01", trace, trace);
 }
 
+bool sluice_trace_is_time(const char *text)
+{
+    return text && text[0] != '0' && strspn(text, "0123456789") == SLUICE_TRACE_TIME_SIZE - 1 &&
+           !text[SLUICE_TRACE_TIME_SIZE - 1];
+}
+
+void sluice_trace_comment(const char *parent, int64_t arrived_us, uint64_t took_us, const char *began,
+                          char comment[SLUICE_TRACE_COMMENT_SIZE])
+{
+    snprintf(comment, SLUICE_TRACE_COMMENT_SIZE, SLUICE_TRACE_WORD "%.55s submitted:%016" PRId64 ",%" PRIu64 "%s%.16s",
+             parent, arrived_us, took_us < 999999999 ? took_us : 999999999, began ? "," : "", began ? began : "");
+}
+
 /* FNV-1a, and MurmurHash3's last steps so that texts that differ in one digit differ in all bits. */
 static uint64_t hash(const char *text)
 {

@@ -69,9 +69,34 @@ static void check_ids(void)
     CHECK(sluice_trace_parse(parent, other));
 }
 
+static void check_comments(void)
+{
+    static const char *const bad[] = {"",
+                                      "0760000000123456",
+                                      "176000000012345",
+                                      "17600000001234567",
+                                      "176000000012345 ",
+                                      " 176000000012345",
+                                      "-760000000123456",
+                                      "1760000000.23456"};
+    char comment[SLUICE_TRACE_COMMENT_SIZE];
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        CHECK(!sluice_trace_is_time(bad[i]));
+    CHECK(!sluice_trace_is_time(NULL) && sluice_trace_is_time("1760000000123456"));
+    /* tests/unit/controllerd/test_span_identity.py reads both. */
+    const char *parent = "00-" TRACE "-" SPAN "-01";
+    sluice_trace_comment(parent, 1760000000200000, 37, "1760000000123456", comment);
+    CHECK_STR(comment, "traceparent:00-" TRACE "-" SPAN "-01 submitted:1760000000200000,37,1760000000123456");
+    sluice_trace_comment(parent, 1760000000200000, UINT64_MAX, NULL, comment);
+    CHECK_STR(comment, "traceparent:00-" TRACE "-" SPAN "-01 submitted:1760000000200000,999999999");
+    sluice_trace_comment(parent, 1760000000200000, UINT64_MAX, "1760000000123456", comment);
+    CHECK(strlen(comment) < sizeof comment - 1); /* the longest is whole */
+}
+
 int main(void)
 {
     check_grammar();
     check_ids();
+    check_comments();
     return 0;
 }

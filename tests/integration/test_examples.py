@@ -232,8 +232,18 @@ def test_a_pipeline_and_its_jobs_are_one_trace(cluster: DevCluster) -> None:
         "slurm.job.run",
         "slurm.step",
         "slurm.node",
+        "slurm.node.limits",
         "slurm.node.prolog",
+        *(f"slurm.node.prolog.{stage}" for stage in ("drivers", "health", "grant", "power")),
+        "slurm.node.epilog",
+        *(f"slurm.node.epilog.{stage}" for stage in ("reclaim", "reset", "return")),
     }
+    for one in (job, begun):  # of sbatch and srun: the client's part, and slurmctld's
+        children = {span.parent_span_id: span for span in spans.values() if span.name.startswith("slurm.job.submit")}
+        submission = children[one.span_id]
+        checks = children[submission.span_id]
+        assert one.start_time_unix_nano <= submission.start_time_unix_nano < checks.start_time_unix_nano
+        assert checks.start_time_unix_nano <= checks.end_time_unix_nano == submission.end_time_unix_nano
     within = [span for span in spans.values() if span.name != "slurm.job"]
     assert all(span.parent_span_id.hex() in spans for span in within)
     assert submit_and_read(cluster, output, say) == ""

@@ -1,4 +1,6 @@
-"""IDs of traces and spans. They follow from what they are of, so that what is sent twice is one for who receives it.
+"""IDs of traces and spans, and what job_submit kept of a submission.
+
+IDs follow from what they are of, so that what is sent twice is one for who receives it.
 
 The job's own span ID is computed on the node, too (slurm_plugin/rules/trace.c), as the job has it in its environment.
 """
@@ -10,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 _WORD = re.compile(r"(?:^|\s)traceparent:00-([0-9a-f]{32})-([0-9a-f]{16})-0([01])(?=\s|\Z)")
+_SUBMITTED = re.compile(r"(?:^|\s)submitted:(\d{16}),(\d{1,9})(?:,(\d{16}))?(?=\s|\Z)")
 _MASK = (1 << 64) - 1
 
 
@@ -29,6 +32,23 @@ def submitted_in(admin_comment: str) -> Context | None:
         return None
     begun = match[1].startswith(match[2])  # by Sluice, for a job that nobody traced
     return Context(match[1], "" if begun else match[2], match[3] == "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """When a job came to slurmctld, in seconds since 1970, and how long its checks there took."""
+
+    arrived: float
+    checks_s: float
+    began: float | None = None  # when its client had read its options, by the client's clock: a tenant's claim
+
+
+def submission_in(admin_comment: str) -> Submission | None:
+    """What job_submit kept of a submission that was passed with a trace; None where it kept nothing."""
+    match = _SUBMITTED.search(admin_comment)
+    if match is None:
+        return None
+    return Submission(int(match[1]) / 1e6, int(match[2]) / 1e6, int(match[3]) / 1e6 if match[3] else None)
 
 
 def own_trace(cluster: str, job: int, submit: int) -> Context:

@@ -3,6 +3,8 @@
 ::
 
     slurm.job                   from the submission to the end of the last attempt; its parent is the submitter's span
+      slurm.job.submit          from when the client had read its options until slurmctld had checked the job
+        slurm.job.submit.check  job_submit's checks
       slurm.job.journal         until its submission was durable in the failover journal
       slurm.job.attempt         one for each row of a requeued job
         slurm.job.wait          until the start, or the end of a job that never started
@@ -12,21 +14,39 @@
           slurm.job.checkpoint  the last save of the run that all its nodes made
           slurm.step            steps as accounting has them, batch and extern among them
           slurm.node            what the node agent recorded on a node, with what it did as events
-          slurm.node.prolog         from Slurm's start until the job had its GPUs there
-          slurm.node.epilog         from Slurm's end until the agent had them back
+            slurm.node.limits     and other stages while tasks start
+          slurm.node.prolog     from Slurm's start until the agent was done with the job's prolog there
+            slurm.node.prolog.*   its stages
+          slurm.node.epilog     from Slurm's end until the agent had the GPUs back
+            slurm.node.epilog.*   its stages
+
+Slurm counts a job as ended when its epilogs begin: `slurm.node` and `slurm.node.epilog` last longer than the run.
+So may `slurm.node.prolog`, of a job that is cancelled in it. All others are within their parents, to a second: where
+clocks say otherwise they are cut, and say so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
 
 from sluice.base.events import Event
-from sluice.controllerd.spans.identity import Context, job_span_id, own_trace, span_id, submitted_in
+from sluice.controllerd.spans.identity import (
+    Context,
+    Submission,
+    job_span_id,
+    own_trace,
+    span_id,
+    submission_in,
+    submitted_in,
+)
+from sluice.controllerd.spans.node_times import CLOCKS_S, NodeTimes
 from sluice.controllerd.spans.span import Span, SpanEvent, Value
 from sluice.controllerd.spans.waits import StartDecision
 from sluice.exchange.job_runs import Began, nearest, runs_of
-from sluice.exchange.record import JobRecord
+from sluice.exchange.record import STAGES, JobRecord
 from sluice.exchange.saves import JobSaves
 from sluice.slurm.allocations import Allocation
 
@@ -37,7 +57,8 @@ _SAME_JOB_S = 300.0  # a requeued job is submitted again by slurmctld within thi
 _SLOW_START_S = 2.0  # accounting's start is a whole second; further away the decision did not start the attempt
 MOST_LINKS = 32
 _MOST_EVENTS = 200
-_CLOCKS_S = 1.0  # a node's clock, and accounting's whole seconds
+_SUBMIT_S = 10.0  # between accounting's submission and job_submit's
+_CLIENT_S = 600.0  # a client may wait so long for slurmctld; what it says beyond that is not believed
 _SAME_SAVE_S = 0.2  # the measured time of a save is rounded
 
 Reasons = Sequence[tuple[float, str]]
@@ -105,8 +126,8 @@ def lives(rows: Iterable[Allocation]) -> list[list[Allocation]]:
 
 
 def _is_same_job(before: Allocation, row: Allocation) -> bool:
-    again_s = abs((row.submit or 0) - (before.end or before.submit or 0))
-    return again_s <= _SAME_JOB_S and submitted_in(before.admin_comment) == submitted_in(row.admin_comment)
+    context, again_s = submitted_in(row.admin_comment), abs((row.submit or 0) - (before.end or before.submit or 0))
+    return context == submitted_in(before.admin_comment) and (context is not None or again_s <= _SAME_JOB_S)
 
 
 def spans_of(life: JobLife) -> list[Span]:
@@ -121,16 +142,21 @@ class _Spans:
         self.job = life.rows[0].id
         self.root = job_span_id(life.cluster, self.context.trace, self.job)
         self.runs = [(Began.of(run), run) for run in runs_of(life.records)]
+        self.submission = _submission_of(life.rows[0])
+        self.ids = {self.root}
+        self.ran_once = sum(_started(row) is not None for row in life.rows) == 1
 
     def all(self) -> Iterator[Span]:
         first, last = self.life.rows[0], self.life.rows[-1]
-        start, end = float(first.submit or 0), _end_of(last)
+        submit = float(first.submit or 0)
+        start = min(submit, _client_time(self.submission, submit))
+        end = max(start, *(_end_of(row) for row in self.life.rows))
         links = [
             (one.trace, job_span_id(self.life.cluster, one.trace, row.id))
             for row in (*self.life.waited_for[:MOST_LINKS], *self.life.gang[:MOST_LINKS])
             for one in (context_of(self.life.cluster, row),)
         ]
-        yield Span(
+        root = Span(
             "slurm.job",
             self.context.trace,
             self.root,
@@ -144,37 +170,65 @@ class _Spans:
             remote_parent=bool(self.context.parent),
             cluster=self.life.cluster,
         )
+        yield root
+        if self.submission is not None:
+            yield from self._submit(root, self.submission)
         if self.life.journalled is not None:
             passed, durable = self.life.journalled
-            yield self._span("slurm.job.journal", "journal", self.root, passed, durable, {})
+            yield self._span("slurm.job.journal", "journal", root, passed, durable, {})
         for number, row in enumerate(self.life.rows):
-            yield from self._attempt(number, row)
+            yield from self._attempt(root, number, row)
 
     def _span(
         self,
         name: str,
         kind: str,
-        parent: str,
+        parent: Span,
         start: float,
         end: float,
         attributes: Mapping[str, Value],
         *,
         error: str = "",
         events: Iterable[SpanEvent] = (),
+        outlasts: bool = False,
     ) -> Span:
-        """A span within the job. `kind`: what tells it from others that start at the same time."""
+        """A span within the job. `kind`: what tells it from others that start at the same time. `outlasts`: it may
+        end after its parent."""
+        end = max(start, end)
+        begun = min(max(start, parent.start), parent.end + CLOCKS_S)
+        until = max(begun, end if outlasts else min(end, parent.end + CLOCKS_S))
+        cut_s = max(abs(begun - start), abs(until - end))
+        facts: dict[str, Value] = {"slurm.job.id": self.job, **attributes}
+        if cut_s > CLOCKS_S:
+            facts["slurm.clock.cut_s"] = round(cut_s, 3)
         return Span(
             name,
             self.context.trace,
-            span_id(self.life.cluster, self.context.trace, self.job, kind, start),
-            parent,
-            start,
-            max(start, end),
-            {"slurm.job.id": self.job, **attributes},
+            self._id(kind, start),
+            parent.id,
+            begun,
+            until,
+            facts,
             list(events),
             error=error,
             cluster=self.life.cluster,
         )
+
+    def _id(self, kind: str, start: float) -> str:
+        """An ID that follows from kind and start; a clock that was set back may show a start twice."""
+        words = (kind if again == 0 else f"{kind} again {again}" for again in count())
+        ids = (span_id(self.life.cluster, self.context.trace, self.job, one, start) for one in words)
+        found = next(one for one in ids if one not in self.ids)
+        self.ids.add(found)
+        return found
+
+    def _submit(self, root: Span, submission: Submission) -> Iterator[Span]:
+        """The client's part by its own clock, where that fits; slurmctld's by its."""
+        arrived, checked = submission.arrived, submission.arrived + submission.checks_s
+        began = _client_time(submission, arrived)
+        submit = self._span("slurm.job.submit", "submit", root, began, checked, {})
+        yield submit
+        yield self._span("slurm.job.submit.check", "check", submit, arrived, checked, {})
 
     def _of_job(self, row: Allocation) -> dict[str, Value]:
         found: dict[str, Value] = {
@@ -212,11 +266,11 @@ class _Spans:
             facts["slurm.journal.outcome"] = str(event.fields["outcome"])
         return SpanEvent(f"slurm.{event.kind}", event.time, facts)
 
-    def _attempt(self, number: int, row: Allocation) -> Iterator[Span]:
+    def _attempt(self, root: Span, number: int, row: Allocation) -> Iterator[Span]:
         submit, end = float(row.submit or 0), _end_of(row)
-        started = row.start if row.start and row.start <= end and row.state != "PENDING" else None
+        started = _started(row)
         facts: dict[str, Value] = {"slurm.job.attempt": number, "slurm.job.state": row.state}
-        attempt = self._span("slurm.job.attempt", "attempt", self.root, submit, end, facts, error=_failure(row))
+        attempt = self._span("slurm.job.attempt", "attempt", root, submit, end, facts, error=_failure(row))
         yield attempt
         yield from self._wait(attempt, row, started)
         if started:
@@ -224,11 +278,11 @@ class _Spans:
 
     def _wait(self, attempt: Span, row: Allocation, started: int | None) -> Iterator[Span]:
         until = float(started or _end_of(row))
-        wait = self._span("slurm.job.wait", "wait", attempt.id, attempt.start, until, {})
+        wait = self._span("slurm.job.wait", "wait", attempt, attempt.start, until, {})
         yield wait
         for start, end, reason in _pieces(attempt.start, until, row.eligible, self.life.reasons):
             facts: dict[str, Value] = {"slurm.wait.reason": reason}
-            yield self._span("slurm.job.wait.reason", f"reason {reason}", wait.id, start, end, facts)
+            yield self._span("slurm.job.wait.reason", f"reason {reason}", wait, start, end, facts)
         for decision in self.life.decisions if started else ():
             if attempt.start <= decision.time <= attempt.end and abs(decision.time - until) < _SLOW_START_S:
                 yield self._decision(wait, decision)
@@ -241,14 +295,14 @@ class _Spans:
             "slurm.decision.stock_us": round(decision.stock_s * 1e6),
         }
         start = max(wait.start, decision.time - decision.core_s - decision.stock_s)
-        return self._span("slurm.job.decision", "decision", wait.id, start, decision.time, facts)
+        return self._span("slurm.job.decision", "decision", wait, start, decision.time, facts)
 
     def _run(self, attempt: Span, row: Allocation, start: float, end: float) -> Iterator[Span]:
         facts: dict[str, Value] = {"slurm.job.exit_code": row.exit_code}
-        run = self._span("slurm.job.run", "run", attempt.id, start, end, facts, error=_failure(row))
+        run = self._span("slurm.job.run", "run", attempt, start, end, facts, error=_failure(row))
         yield run
         for step in self.life.steps:
-            if step.start is not None and start <= step.start <= end and step.end is not None:
+            if step.start is not None and step.end is not None and (self.ran_once or start <= step.start <= end):
                 name = step.label.partition(".")[2]
                 of_step: dict[str, Value] = {
                     "slurm.step.id": name,
@@ -256,47 +310,103 @@ class _Spans:
                     "slurm.step.exit_code": step.exit_code,
                 }
                 yield self._span(
-                    "slurm.step", f"step {name}", run.id, step.start, step.end, of_step, error=_failure(step)
+                    "slurm.step", f"step {name}", run, step.start, step.end, of_step, error=_failure(step)
                 )
-        records = nearest(self.runs, start, end) or ()
+        records = [(record, NodeTimes.of(record, start, end)) for record in self._records_of(start, end)]
         yield from self._checkpoint(run, row, records)
-        for record in records:
-            yield from self._node(run, record)
+        for record, times in records:
+            yield from self._node(run, record, times)
 
-    def _checkpoint(self, run: Span, row: Allocation, records: Sequence[JobRecord]) -> Iterator[Span]:
+    def _records_of(self, start: float, end: float) -> Sequence[JobRecord]:
+        """The records of the attempt that ran then; the only ones are its own if it was the only one that ran,
+        whatever the clocks of its nodes say."""
+        return self.runs[0][1] if self.ran_once and len(self.runs) == 1 else nearest(self.runs, start, end) or ()
+
+    def _checkpoint(
+        self, run: Span, row: Allocation, records: Sequence[tuple[JobRecord, NodeTimes]]
+    ) -> Iterator[Span]:
         """From the signal, where the save answered one, else from the first node's save, to the last one's."""
-        until = run.end + _CLOCKS_S
-        times = [one.saved for one in records if one.saved is not None and run.start <= one.saved <= until]
+        saved = [times.at(record.saved) for record, times in records if record.saved is not None]
+        times = [one for one in saved if run.start <= one <= run.end + CLOCKS_S]
         if not times or len(times) < max(row.node_count, len(records)):
             return
         first, last, saves = min(times), max(times), self.life.saves
         answers = run.start <= saves.signalled <= first and last - saves.signalled <= (saves.save_s or 0) + _SAME_SAVE_S
         start = saves.signalled if answers else first
-        yield self._span("slurm.job.checkpoint", "checkpoint", run.id, start, last, {"slurm.checkpoint.asked": answers})
+        yield self._span("slurm.job.checkpoint", "checkpoint", run, start, last, {"slurm.checkpoint.asked": answers})
 
-    def _node(self, run: Span, record: JobRecord) -> Iterator[Span]:
+    def _node(self, run: Span, record: JobRecord, times: NodeTimes) -> Iterator[Span]:
         """What happened on a node, by the node's clock; its prolog begins by slurmctld's."""
-        ended = record.ended if record.ended is not None else run.end
         facts: dict[str, Value] = {"slurm.node.gpus": len(record.grants)}
         if not self.life.hidden.nodes:
             facts["host.name"] = record.node
         events = [
-            SpanEvent(f"slurm.node.{event.action}", event.time, {"slurm.node.times": event.times})
+            SpanEvent(f"slurm.node.{event.action}", times.within(event.time), {"slurm.node.times": event.times})
             for event in record.events[:_MOST_EVENTS]
         ]
         if record.saved is not None:
-            events.append(SpanEvent("slurm.node.save", record.saved))
-        yield self._span("slurm.node", f"node {record.node}", run.id, record.started, ended, facts, events=events)
-        granted = next((event.time for event in record.events if event.action == "grant"), None)
-        for name, start, end in (("prolog", run.start, granted), ("epilog", run.end, record.ended)):
+            events.append(SpanEvent("slurm.node.save", times.within(record.saved)))
+        where = {key: value for key, value in facts.items() if key == "host.name"}
+        for name, value in (("ahead_s", times.ahead_s), ("set_s", times.set_s)):
+            if value:
+                facts[f"slurm.clock.{name}"] = round(value, 3)
+        node = self._span(
+            "slurm.node", f"node {record.node}", run, times.start, times.end, facts, events=events, outlasts=True
+        )
+        yield node
+        granted = [times.within(event.time) for event in record.events if event.action == "grant"]
+        ended = [times.end] if record.ended is not None else []
+        for name, begin, ends in (("prolog", run.start, granted[:1]), ("epilog", run.end, ended)):
+            stages = _stages(record, times, name)
+            start = min([begin, *(stage.start for stage in stages)])
+            end = max([*ends, *(stage.end for stage in stages)], default=None)
             if end is not None and start <= end:
                 kind = f"{name} {record.node}"
-                where = {key: value for key, value in facts.items() if key == "host.name"}
-                yield self._span(f"slurm.node.{name}", kind, run.id, start, end, where)
+                part = self._span(f"slurm.node.{name}", kind, run, start, end, where, outlasts=True)
+                yield part
+                yield from self._stages(part, stages, record.node, where)
+        yield from self._stages(node, _stages(record, times, ""), record.node, where)
+
+    def _stages(self, parent: Span, stages: Iterable[_Stage], node: str, where: Mapping[str, Value]) -> Iterator[Span]:
+        for stage in stages:
+            yield self._span(
+                f"slurm.node.{stage.name}", f"{stage.name} {node}", parent, stage.start, stage.end, where
+            )
+
+
+def _submission_of(row: Allocation) -> Submission | None:
+    """What job_submit kept, if it is of this job: an operator may have written the comment."""
+    found = submission_in(row.admin_comment)
+    return found if found is not None and abs(found.arrived - (row.submit or 0)) <= _SUBMIT_S else None
+
+
+def _client_time(submission: Submission | None, otherwise: float) -> float:
+    """When the client began to submit, where its clock and its user are to be believed."""
+    if submission is None or submission.began is None:
+        return otherwise
+    return submission.began if 0 <= submission.arrived - submission.began <= _CLIENT_S else otherwise
+
+
+def _started(row: Allocation) -> int | None:
+    return row.start if row.start and row.start <= _end_of(row) and row.state != "PENDING" else None
+
+
+class _Stage(NamedTuple):
+    name: str
+    start: float
+    end: float
+
+
+def _stages(record: JobRecord, times: NodeTimes, part: str) -> list[_Stage]:
+    """What is known of a part of a job's time on a node: "prolog", "epilog", or "" between them."""
+    known = [one for one in record.stages if one.name in STAGES]  # not those of a later version
+    return [_Stage(one.name, *times.of_stage(one)) for one in known if one.name.rpartition(".")[0] == part]
 
 
 def _end_of(row: Allocation) -> float:
-    return float(row.end or row.start or row.submit or 0)
+    """Not before its start, even if slurmctld's clock was set back in between."""
+    end = row.end or row.start or row.submit or 0
+    return float(max(end, row.start or 0) if row.nodes else end)
 
 
 def _failure(row: Allocation) -> str:

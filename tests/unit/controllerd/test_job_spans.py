@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from sluice.controllerd.spans.identity import job_span_id
 from sluice.controllerd.spans.job_spans import Hidden, JobLife, lives, spans_of, task_of
 from sluice.controllerd.spans.span import Span
 from sluice.controllerd.spans.waits import StartDecision
-from sluice.exchange.record import Event, Grant, JobRecord
+from sluice.exchange.record import STAGES, Event, Grant, JobRecord, Stage
 from sluice.exchange.saves import SAVES_FILE, JobSaves, Saves
 from sluice.slurm.allocations import Allocation
 
@@ -48,6 +51,17 @@ def check_whole(spans: list[Span]) -> None:
         assert span.start <= span.end
         if span.name != "slurm.job":
             assert by_id[span.parent].start <= span.start
+
+
+LAST_LONGER = {"slurm.node", "slurm.node.prolog", "slurm.node.epilog"}
+
+
+def check_contained(spans: list[Span]) -> None:
+    """As the chapter on spans says: but for a node's parts, a second at most is outside of the parent."""
+    check_whole(spans)
+    by_id = {span.id: span for span in spans}
+    for span in spans[1:]:
+        assert span.name in LAST_LONGER or span.end <= by_id[span.parent].end + 1.0
 
 
 def test_a_job_from_its_submission_to_its_end() -> None:
@@ -267,3 +281,171 @@ def test_links_takeovers_and_what_is_hidden() -> None:
     text = "".join(span.to_line().decode() for span in hidden)
     assert not any(word in text.replace("slurm.node", "") for word in ("alice", "physics", "g-1", "normal"))
     assert [Span.from_line(span.to_line()) for span in hidden] == hidden
+
+
+SUBMITTED = f"traceparent:00-{TRACE}-{PARENT}-01 submitted:0000001000250000,150,0000000997750000"
+
+
+def test_a_submission_is_the_clients_part_and_the_checks() -> None:
+    spans = spans_of(JobLife("main", [row(admin_comment=SUBMITTED)]))
+    check_contained(spans)
+    (submit,), (checks,) = named(spans, "slurm.job.submit"), named(spans, "slurm.job.submit.check")
+    assert (spans[0].start, submit.start, submit.end) == (997.75, 997.75, pytest.approx(1000.25015))
+    assert (checks.start, checks.end, checks.parent) == (1000.25, submit.end, submit.id)
+    assert set(submit.attributes) == set(checks.attributes) == {"slurm.job.id"}
+    assert spans_of(JobLife("main", [row(admin_comment=SUBMITTED)])) == spans
+
+
+@pytest.mark.parametrize(
+    "began", ["", ",0000001000260000", ",0000000000000001"], ids=["not said", "ahead of slurmctld", "not believed"]
+)
+def test_a_clients_time_that_does_not_fit_is_left_out(began: str) -> None:
+    comment = SUBMITTED.rpartition(",")[0] + began
+    spans = spans_of(JobLife("main", [row(admin_comment=comment)]))
+    assert spans[0].start == 1000 and named(spans, "slurm.job.submit")[0].start == 1000.25
+
+
+def test_a_submission_of_another_time_is_none() -> None:
+    """An operator may have copied the comment."""
+    spans = spans_of(JobLife("main", [row(admin_comment=SUBMITTED, submit=1011, eligible=1011)]))
+    assert not named(spans, "slurm.job.submit") and spans[0].start == 1011
+
+
+STAGED = replace(
+    RECORD, started_uptime=50.0, ran_s=301.0,
+    stages=[
+        Stage("prolog.drivers", -0.2, 0.1), Stage("prolog.health", -0.1, 0.1), Stage("prolog.grant", 0.0, 0.75),
+        Stage("prolog.power", 0.75, 0.25), Stage("prolog.preflight", 1.5, 2.0), Stage("limits", 4.0, 0.1),
+        Stage("epilog.reclaim", 299.6, 0.9), Stage("epilog.return", 300.5, 0.5), Stage("of.a.later.version", 1.0, 1.0),
+    ],
+)  # fmt: skip
+
+
+def test_a_prolog_and_an_epilog_by_stage() -> None:
+    spans = spans_of(JobLife("main", [JOB], records=[STAGED]))
+    check_contained(spans)
+    by_id = {span.id: span for span in spans}
+    found = {s.name: (s.start, s.end, by_id[s.parent].name) for s in spans if s.name.startswith("slurm.node.")}
+    assert found == {
+        "slurm.node.prolog": (1100, 1104, "slurm.job.run"),  # with the preflight
+        "slurm.node.prolog.drivers": (1100.3, pytest.approx(1100.4), "slurm.node.prolog"),
+        "slurm.node.prolog.health": (1100.4, pytest.approx(1100.5), "slurm.node.prolog"),
+        "slurm.node.prolog.grant": (1100.5, 1101.25, "slurm.node.prolog"),
+        "slurm.node.prolog.power": (1101.25, 1101.5, "slurm.node.prolog"),
+        "slurm.node.prolog.preflight": (1102, 1104, "slurm.node.prolog"),
+        "slurm.node.limits": (1104.5, pytest.approx(1104.6), "slurm.node"),
+        "slurm.node.epilog": (1400, 1401.5, "slurm.job.run"),
+        "slurm.node.epilog.reclaim": (1400.1, 1401, "slurm.node.epilog"),
+        "slurm.node.epilog.return": (1401, 1401.5, "slurm.node.epilog"),
+    }
+    hidden = spans_of(JobLife("main", [JOB], records=[STAGED], hidden=Hidden(nodes=True)))
+    assert len(hidden) == len(spans) and not any("host.name" in span.attributes for span in hidden)
+    assert {span.attributes.get("host.name") for span in spans if span.name.startswith("slurm.node")} == {"g-1"}
+
+
+def shown_by(clock: Callable[[float], float], record: JobRecord = STAGED) -> JobRecord:
+    """A record as a node with such a clock writes it: of the true time."""
+    events = [replace(event, time=clock(event.time)) for event in record.events]
+    ended = None if record.ended is None else clock(record.ended)
+    saved = None if record.saved is None else clock(record.saved)
+    text = replace(record, started=clock(record.started), ended=ended, saved=saved, events=events).to_json()
+    return JobRecord.from_json(text, "a node")
+
+
+HOUR = 3600.0
+CLOCKS: dict[str, Callable[[float], float]] = {
+    "hours ahead": lambda now: now + 3 * HOUR,
+    "hours behind": lambda now: now - 0.25 * HOUR,
+    "set right in the middle": lambda now: now + (3 * HOUR if now < 1250 else 0.0),
+    "set back in the middle": lambda now: now - (0.0 if now < 1250 else 0.2 * HOUR),
+    "set ahead in the middle": lambda now: now + (0.0 if now < 1250 else 3 * HOUR),
+}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_a_nodes_clock_that_is_wrong_or_is_set(name: str) -> None:
+    """Stages are timed by the monotonic clock, so the spans are the true ones, but for when the job came."""
+    true = replace(STAGED, saved=1260.5)
+    life = JobLife("main", [JOB], records=[true])
+    record = shown_by(CLOCKS[name], true)
+    spans, expected = spans_of(replace(life, records=[record])), spans_of(life)
+    check_contained(spans)
+    assert [span.name for span in spans] == [span.name for span in expected]
+    for span, as_it_was in zip(spans, expected, strict=True):
+        assert abs(span.start - as_it_was.start) <= 0.6 and abs(span.end - as_it_was.end) <= 0.6
+        assert "slurm.clock.cut_s" not in span.attributes
+        for event, at in zip(span.events, as_it_was.events, strict=True):
+            assert abs(event.time - at.time) <= 0.6
+    (node,) = named(spans, "slurm.node")
+    off, moved = record.started - true.started, (record.ended or 0) - record.started - 301
+    assert node.attributes.get("slurm.clock.ahead_s", 0) == pytest.approx(off, abs=0.6)
+    assert node.attributes.get("slurm.clock.set_s", 0) == pytest.approx(moved, abs=0.001)
+
+
+def test_a_record_of_before_stages_and_monotonic_times() -> None:
+    """As after a reboot in the middle: its clock alone says how long it was there."""
+    before = shown_by(lambda now: now + 3 * HOUR, RECORD)
+    spans = spans_of(JobLife("main", [JOB], records=[before]))
+    check_contained(spans)
+    (node,) = named(spans, "slurm.node")
+    assert (node.start, node.end) == (1100, 1401)
+
+
+def test_slurmctlds_clock_that_is_set_back_while_a_job_runs() -> None:
+    """It ends before it began; its node knows how long it was there."""
+    step = row(label="17.batch", end=700)
+    spans = spans_of(JobLife("main", [row(end=700)], [step], [shown_by(lambda now: now)]))
+    check_contained(spans)
+    (run,) = named(spans, "slurm.job.run")
+    assert (run.start, run.end, spans[0].end) == (1100, 1100, 1100)
+    assert named(spans, "slurm.step") and named(spans, "slurm.node")[0].end == 1401.5
+
+
+def test_a_clock_that_is_set_back_between_two_attempts() -> None:
+    """One job by its trace, whatever the times say."""
+    comment = f"traceparent:00-{TRACE}-{PARENT}-01"
+    rows = [
+        row(state="REQUEUED", admin_comment=comment, submit=9000, eligible=9000, start=9010, end=9100),
+        row(admin_comment=comment, submit=9000, eligible=9000, start=9000, end=9300),
+        row(admin_comment=comment),
+    ]
+    (job,) = lives(rows)
+    spans = spans_of(JobLife("main", job))
+    check_contained(spans)
+    assert len(named(spans, "slurm.job")) == 1 and len(named(spans, "slurm.job.attempt")) == 3
+
+
+def test_any_times_make_spans_that_contain_each_other() -> None:
+    chance = random.Random(11)
+
+    def when() -> int:
+        return chance.choice((1000, 1100, 1400, chance.randrange(0, 3000), chance.randrange(0, 10**6)))
+
+    for _ in range(3000 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 150):
+        rows = [
+            row(
+                submit=when(), eligible=chance.choice((None, when())), start=chance.choice((None, when(), when())),
+                end=when(), nodes=chance.choice(("", "g-1")), admin_comment=chance.choice(("", SUBMITTED)),
+                state=chance.choice(("COMPLETED", "REQUEUED", "CANCELLED")),
+            )
+            for _ in range(chance.randrange(1, 4))
+        ]  # fmt: skip
+        steps = [row(label=f"17.{name}", start=when(), end=when()) for name in ("batch", 0)]
+        records = [
+            replace(
+                STAGED, node=node, started=when() + chance.random(), ended=chance.choice((None, when())),
+                ran_s=chance.choice((None, 301.0, float(when()))), saved=chance.choice((None, when())),
+                stages=[Stage(name, chance.uniform(-10, 400), chance.uniform(-1, 50)) for name in STAGES],
+                begun=chance.choice((None, when())), restarts=chance.choice((None, 0, 1)),
+            )
+            for node in ("g-1", "g-2")[: chance.randrange(3)]
+        ]  # fmt: skip
+        made = [StartDecision(when(), "used", planned=True, core_s=chance.random(), stock_s=1.0)]
+        life = JobLife(
+            "main", rows, steps, records, reasons=sorted((float(when()), f"reason {n}") for n in range(3)),
+            decisions=made, journalled=chance.choice((None, (1000.5, 1001.0))),
+            saves=JobSaves(signalled=when(), save_s=3.0),
+        )  # fmt: skip
+        spans = spans_of(life)
+        check_contained(spans)
+        assert spans == spans_of(life)

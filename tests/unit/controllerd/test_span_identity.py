@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.controllerd.spans.identity import Context, job_span_id, own_trace, span_id, submitted_in
+from sluice.controllerd.spans.identity import (
+    Context,
+    Submission,
+    job_span_id,
+    own_trace,
+    span_id,
+    submission_in,
+    submitted_in,
+)
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -52,3 +60,20 @@ def test_ids_differ_in_everything_that_they_follow_from() -> None:
     }
     assert len(ids) == 32 and all(len(one) == 16 and int(one, 16) for one in ids)
     assert own_trace("main", 17, 1) != own_trace("main", 17, 2)
+
+
+def test_what_was_kept_of_a_submission() -> None:
+    """As slurm_plugin/tests/test_trace.c expects it of what writes it."""
+    comment = f"traceparent:00-{TRACE}-{SPAN}-01 submitted:1760000000200000,37,1760000000123456"
+    assert submission_in(comment) == Submission(1760000000.2, 37e-6, 1760000000.123456)
+    assert submission_in(f"{comment.rpartition(',')[0]} sluice:v=1") == Submission(1760000000.2, 37e-6)
+    assert submitted_in(comment) == Context(TRACE, SPAN)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", "submitted:1,2", "xsubmitted:1760000000200000,37", "submitted:1760000000200000", "submitted:1760000000200000,37,",
+     "submitted:1760000000200000,37x", "submitted:1760000000200000,1234567890"],
+)  # fmt: skip
+def test_other_words_are_no_submission(words: str) -> None:
+    assert submission_in(words) is None

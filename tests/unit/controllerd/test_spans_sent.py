@@ -32,7 +32,7 @@ from sluice.controllerd.spans.span import Span
 from sluice.controllerd.spans.waits import Waits
 from sluice.exchange.job_records import FOLDER as RECORDS
 from sluice.exchange.job_records import JobRecords
-from sluice.exchange.record import JobRecord
+from sluice.exchange.record import STAGES, JobRecord, Stage
 from sluice.metrics.influx import TooLargeError
 from sluice.metrics.sender import Sender
 from sluice.metrics.spool import Reader, Writer
@@ -93,7 +93,8 @@ class Slurm:
         self.daemon: subprocess.Popen[str] | None = None
 
     def run_jobs(self, count: int, ago: int = 0, *, saved: bool = False) -> None:
-        """Jobs that end now, or some seconds ago; `saved`: after they have saved their state, as their nodes report."""
+        """Jobs that end now, or some seconds ago; `saved`: after they have saved their state, as their nodes report,
+        which know all stages, as slurmctld does of their submission."""
         now = int(time.time()) - ago
         with (self.folder / "bin/jobs").open("a") as file:
             for _ in range(count):
@@ -104,11 +105,14 @@ class Slurm:
                 with (journal / ACKNOWLEDGED).open("a") as acknowledged:
                     acknowledged.write(f"{number} {now - 20}000100 {now - 20}002500\n")
                 if saved:
-                    JobRecords(self.folder / RECORDS).append([replace(record_of(number, now), saved=now - 5.0)])
+                    JobRecords(self.folder / RECORDS).append([staged(replace(record_of(number, now), saved=now - 5.0))])
                 job: dict[str, Any] = {
                     "JobIDRaw": number, "JobID": number, "User": "alice", "State": "COMPLETED", "Submit": now - 20,
                     "Eligible": now - 20, "Start": now - 10, "End": now, "NodeList": "g-1", "ElapsedRaw": 10,
                 }  # fmt: skip
+                if saved:
+                    times = f"{now - 20}000150,37,{now - 21}900000"
+                    job["AdminComment"] = f"traceparent:00-{number:032x}-{7:016x}-01 submitted:{times}"
                 file.write(json.dumps(job) + "\n")
 
     def start(self) -> None:
@@ -175,8 +179,8 @@ def test_nothing_is_lost_or_doubled_by_kills_and_a_receiver_that_is_away(
         }
 
     until(lambda: jobs() == set(map(str, slurm.numbers)))
-    # job, journal, attempt, wait, reason, run; node, epilog, checkpoint
-    until(lambda: len(receiver.by_id()) == 9 * len(slurm.numbers))
+    # job, journal, attempt, wait, reason, run; submit, check; node, prolog, epilog, checkpoint, stages
+    until(lambda: len(receiver.by_id()) == (12 + len(STAGES)) * len(slurm.numbers))
     slurm.kill()
     until(lambda: not senders(tmp_path))  # they end when they see that their daemon has
     content: dict[bytes, set[bytes]] = {}
@@ -334,6 +338,11 @@ def record_of(job: int, ended: float) -> JobRecord:
     )  # fmt: skip
 
 
+def staged(record: JobRecord) -> JobRecord:
+    """With all stages, each of half a second."""
+    return replace(record, stages=[Stage(name, at / 2, 0.5) for at, name in enumerate(STAGES)])
+
+
 def test_records_of_the_newest_jobs_alone_are_at_hand(one_look: OneLook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duty, "_MOST_JOBS", 2)
     one_look.look()
@@ -365,6 +374,21 @@ def test_a_late_record_outlasts_accounting_that_is_away_and_a_restart(one_look: 
     sacct.with_suffix(".away").rename(sacct)
     JobRecords(one_look.slurm.folder / RECORDS).append([record_of(1, time.time() - 1800)])
     assert "slurm.node" in {span.name for span in one_look.look()}
+
+
+@pytest.mark.parametrize("off_s", [3 * 3600.0, -3 * 3600.0])
+def test_the_record_of_a_node_whose_clock_is_hours_off(one_look: OneLook, off_s: float) -> None:
+    one_look.slurm.run_jobs(1, ago=1800)
+    record = record_of(1, time.time() - 1800)
+    true = [replace(staged(record), ran_s=10.0, started_uptime=5.0)]
+    wrong = [replace(true[0], started=record.started + off_s, ended=(record.ended or 0) + off_s)]
+    JobRecords(one_look.slurm.folder / RECORDS).append(wrong)
+    one_look.restart()
+    spans = {span.name: span for span in one_look.look()}
+    job, node = spans["slurm.job"], spans["slurm.node"]
+    assert {f"slurm.node.{name}" for name in STAGES} <= set(spans)
+    assert job.start <= node.start <= node.end <= job.end + 1
+    assert node.attributes["slurm.clock.ahead_s"] == pytest.approx(off_s, abs=2)
 
 
 def test_a_requeued_job_that_waits_has_not_ended_even_after_a_restart(one_look: OneLook) -> None:
