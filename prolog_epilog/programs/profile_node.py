@@ -45,6 +45,8 @@ PIECE = 1 << 18
 LINE = 660  # bytes of a line's text before it is encoded: srun passes on lines of up to 1,024 whole
 MOST = 1 << 30
 COMPLETE_S = 3.0
+OPENCL = b"/libigdrcl.so"  # Intel's driver of OpenCL, which makes no call of Level Zero
+MOST_LOOKED_AT = 4096
 
 
 class EndingError(Exception):
@@ -186,8 +188,24 @@ def stop(wanted: str) -> None:
     say("stopped", len(complete))
 
 
+def of_job(process: Path) -> bool:
+    """Whether a process of this user's has the job's environment. Raises OSError."""
+    return f"\0SLURM_JOB_ID={JOB.name}\0".encode() in b"\0" + (process / "environ").read_bytes()
+
+
+def say_what_is_not_seen() -> None:
+    """Programs that may use GPUs in a way that nothing here traces."""
+    found = 0
+    for process in list(Path("/proc").glob("[0-9]*"))[:MOST_LOOKED_AT]:
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            found += of_job(process) and OPENCL in (process / "maps").read_bytes()
+    if found:
+        say("problem", f"OpenCL work is not seen: {found} processes have Intel's OpenCL driver loaded")
+
+
 def send(wanted: str, most: int) -> None:
     """All files, compressed; `most` bytes of them: what one does not need of its part is for those after it."""
+    say_what_is_not_seen()
     left_out = 0
     files = newest(wanted)
     for before, (step, name, descriptor) in enumerate(opened(files)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -156,6 +157,35 @@ def test_a_step_that_has_not_loaded_the_library_is_not_profiled(
     assert node.start("*", 0) == 0
     (problem,) = node.problems
     assert problem.startswith(f"n1: step 0: {said}") and problem.endswith(": not profiled")
+
+
+HOLDS = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("job_of_it", "library", "named"),
+    [("17", "libigdrcl.so.24", True), ("170", "libigdrcl.so.24", False), ("17", "libze_intel_gpu.so", False)],
+)
+def test_programs_with_a_driver_that_is_not_traced_are_named(
+    node: Collector, tmp_path: Path, job_of_it: str, library: str, named: bool
+) -> None:
+    """OpenCL on Intel's GPUs does not go through Level Zero."""
+    (tmp_path / library).write_bytes(b"\0" * 4096)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path / library)],
+        env={"SLURM_JOB_ID": job_of_it}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as program:  # fmt: skip
+        assert program.stdin is not None and program.stdout is not None and program.stdout.readline()
+        node.collect("*")
+        program.stdin.close()
+    expected = "n1: OpenCL work is not seen: 1 processes have Intel's OpenCL driver loaded"
+    assert node.problems == ([expected] if named else [])
 
 
 def test_when_the_job_ends_all_is_sent_first(node: Collector, job: Path, target: Path) -> None:
