@@ -119,11 +119,14 @@ def check_record(record: JobRecord, *, running: bool = False) -> None:
         for number in (grant.total, grant.peak, grant.refused, grant.limit or 0, grant.asked or 0)
     )
     stages = all(
-        isinstance(one.name, str) and all(isinstance(s, int | float) and abs(s) < 1e9 for s in (one.after_s, one.took_s))
-        for one in record.stages
+        isinstance(one.name, str) and _is_length(one.after_s) and _is_length(one.took_s) for one in record.stages
     )
     if not (whole and texts and times and sizes and stages):
         raise SluiceError(f"record of job {one_line(str(record.job))[:20]}: fields of the wrong type")
+
+
+def _is_length(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and abs(seconds) < 1e9
 
 
 def _day(seconds: float) -> date:

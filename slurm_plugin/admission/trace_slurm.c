@@ -2,7 +2,6 @@
 #include "admission/admission_slurm.h"
 
 #include "rules/rules.h"
-#include "runtime/clock.h"
 
 #include <string.h>
 

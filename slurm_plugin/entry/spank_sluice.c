@@ -14,7 +14,6 @@
 #include "slurm_compat.h"
 
 #include "rules/rules.h"
-#include "runtime/clock.h"
 
 #include <slurm/spank.h>
 
@@ -23,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <time.h>
 #include <unistd.h>
 
 SPANK_PLUGIN(sluice, 1)
@@ -174,8 +174,10 @@ static bool has_argument(const char *name, int count, char *arguments[])
 /* When this command had read its options, which only it knows. */
 static void pass_time(spank_t spank)
 {
-    char now_us[24];
-    snprintf(now_us, sizeof now_us, "%016" PRId64, sluice_wall_us());
+    char now_us[32];
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    snprintf(now_us, sizeof now_us, "%010" PRId64 "%06ld", (int64_t)now.tv_sec, now.tv_nsec / 1000);
     spank_job_control_setenv(spank, SLUICE_TRACE_BEGAN, now_us, 1);
 }
 

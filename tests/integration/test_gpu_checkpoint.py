@@ -88,6 +88,10 @@ def test_a_job_goes_on_on_another_gpu(cluster: DevCluster) -> None:
     job.counts(30)
     assert index_of(cluster, job.id) == "1" and processes(cluster) == [0, 1]
     assert job.ended()["ExitCode"] == "7:0"
+    read = ["sluice", "agent", "record", job.id, "--json"]  # of the last run that has ended
+    record = until(lambda: json.loads(cluster.run(read, node=NODE).stdout), lambda found: found["restarts"] == 1)
+    (took_s,) = (stage["took_s"] for stage in record["stages"] if stage["name"] == "restore")
+    assert 0 < took_s < record["ran_s"]
     assert job.is_exact(), job.all_said()
     assert list(images(cluster).iterdir()) == []
     cluster.run(["scancel", other])

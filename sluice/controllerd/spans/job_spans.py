@@ -309,9 +309,7 @@ class _Spans:
                     "slurm.step.state": step.state,
                     "slurm.step.exit_code": step.exit_code,
                 }
-                yield self._span(
-                    "slurm.step", f"step {name}", run, step.start, step.end, of_step, error=_failure(step)
-                )
+                yield self._span("slurm.step", f"step {name}", run, step.start, step.end, of_step, error=_failure(step))
         records = [(record, NodeTimes.of(record, start, end)) for record in self._records_of(start, end)]
         yield from self._checkpoint(run, row, records)
         for record, times in records:
@@ -322,9 +320,7 @@ class _Spans:
         whatever the clocks of its nodes say."""
         return self.runs[0][1] if self.ran_once and len(self.runs) == 1 else nearest(self.runs, start, end) or ()
 
-    def _checkpoint(
-        self, run: Span, row: Allocation, records: Sequence[tuple[JobRecord, NodeTimes]]
-    ) -> Iterator[Span]:
+    def _checkpoint(self, run: Span, row: Allocation, records: Sequence[tuple[JobRecord, NodeTimes]]) -> Iterator[Span]:
         """From the signal, where the save answered one, else from the first node's save, to the last one's."""
         saved = [times.at(record.saved) for record, times in records if record.saved is not None]
         times = [one for one in saved if run.start <= one <= run.end + CLOCKS_S]
@@ -369,9 +365,7 @@ class _Spans:
 
     def _stages(self, parent: Span, stages: Iterable[_Stage], node: str, where: Mapping[str, Value]) -> Iterator[Span]:
         for stage in stages:
-            yield self._span(
-                f"slurm.node.{stage.name}", f"{stage.name} {node}", parent, stage.start, stage.end, where
-            )
+            yield self._span(f"slurm.node.{stage.name}", f"{stage.name} {node}", parent, stage.start, stage.end, where)
 
 
 def _submission_of(row: Allocation) -> Submission | None:

@@ -125,6 +125,7 @@ def test_every_figure_with_a_unit_of_time_in_the_docs_has_a_direction() -> None:
     assert len(figures) > 60
     undeclared = {one for one in figures if direction(one, {}) == NEITHER}
     differences = {"added_first_token_ms", "added_p50_ms", "added_p99_ms", "alone_added_ms_p50", "decision_added_us"}
+    differences |= {f"spans_added_{name}_us" for name in ("mean", "p50", "p99")}
     calls = {f"python_{name}_us" for name in ("admit", "turn", "progress", "settle")}
     assert undeclared <= {"clock_us", "python_ms_p95", "python_start_ms_p50", *differences, *calls}
 

@@ -290,7 +290,7 @@ def test_a_submission_is_the_clients_part_and_the_checks() -> None:
     spans = spans_of(JobLife("main", [row(admin_comment=SUBMITTED)]))
     check_contained(spans)
     (submit,), (checks,) = named(spans, "slurm.job.submit"), named(spans, "slurm.job.submit.check")
-    assert (spans[0].start, submit.start, submit.end) == (997.75, 997.75, pytest.approx(1000.25015))
+    assert (spans[0].start, submit.start, round(submit.end, 6)) == (997.75, 997.75, 1000.25015)
     assert (checks.start, checks.end, checks.parent) == (1000.25, submit.end, submit.id)
     assert set(submit.attributes) == set(checks.attributes) == {"slurm.job.id"}
     assert spans_of(JobLife("main", [row(admin_comment=SUBMITTED)])) == spans
@@ -325,15 +325,19 @@ def test_a_prolog_and_an_epilog_by_stage() -> None:
     spans = spans_of(JobLife("main", [JOB], records=[STAGED]))
     check_contained(spans)
     by_id = {span.id: span for span in spans}
-    found = {s.name: (s.start, s.end, by_id[s.parent].name) for s in spans if s.name.startswith("slurm.node.")}
+    found = {
+        span.name: (round(span.start, 6), round(span.end, 6), by_id[span.parent].name)
+        for span in spans
+        if span.name.startswith("slurm.node.")
+    }
     assert found == {
         "slurm.node.prolog": (1100, 1104, "slurm.job.run"),  # with the preflight
-        "slurm.node.prolog.drivers": (1100.3, pytest.approx(1100.4), "slurm.node.prolog"),
-        "slurm.node.prolog.health": (1100.4, pytest.approx(1100.5), "slurm.node.prolog"),
+        "slurm.node.prolog.drivers": (1100.3, 1100.4, "slurm.node.prolog"),
+        "slurm.node.prolog.health": (1100.4, 1100.5, "slurm.node.prolog"),
         "slurm.node.prolog.grant": (1100.5, 1101.25, "slurm.node.prolog"),
         "slurm.node.prolog.power": (1101.25, 1101.5, "slurm.node.prolog"),
         "slurm.node.prolog.preflight": (1102, 1104, "slurm.node.prolog"),
-        "slurm.node.limits": (1104.5, pytest.approx(1104.6), "slurm.node"),
+        "slurm.node.limits": (1104.5, 1104.6, "slurm.node"),
         "slurm.node.epilog": (1400, 1401.5, "slurm.job.run"),
         "slurm.node.epilog.reclaim": (1400.1, 1401, "slurm.node.epilog"),
         "slurm.node.epilog.return": (1401, 1401.5, "slurm.node.epilog"),

@@ -72,8 +72,15 @@ def test_what_was_kept_of_a_submission() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["", "submitted:1,2", "xsubmitted:1760000000200000,37", "submitted:1760000000200000", "submitted:1760000000200000,37,",
-     "submitted:1760000000200000,37x", "submitted:1760000000200000,1234567890"],
-)  # fmt: skip
+    [
+        "",
+        "submitted:1,2",
+        "xsubmitted:1760000000200000,37",
+        "submitted:1760000000200000",
+        "submitted:1760000000200000,37,",
+        "submitted:1760000000200000,37x",
+        "submitted:1760000000200000,1234567890",
+    ],
+)
 def test_other_words_are_no_submission(words: str) -> None:
     assert submission_in(words) is None

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sluice.base.errors import SluiceError
-from sluice.exchange.record import JobRecord, Store
+from sluice.exchange.job_records import check_record
+from sluice.exchange.record import JobRecord, Stage, Store
 from tests.unit.prolog_epilog.examples import GIB, granted, record
 
 
@@ -64,3 +65,29 @@ def test_old_records_go(tmp_path: Path) -> None:
     os.utime(tmp_path / "7.json", (1, 1))
     store.prune(before=1000)
     assert [one.job for one in store.load_all()[0]] == [8]
+
+
+def test_stages_are_timed_by_the_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    up = [100.0]
+    monkeypatch.setattr("sluice.exchange.record.uptime", lambda: up[0])
+    one, earlier = record(started_uptime=101.0), record()
+    one.keep_stage("prolog.health", 99.5, 100.25)
+    with pytest.raises(OSError, match="full"), one.stage("prolog.power"):
+        up[0] = 102.0
+        raise OSError("full")
+    with one.stage("prolog.power"):  # of each name the first
+        up[0] = 103.0
+    assert one.stages == [Stage("prolog.health", -1.5, 0.75), Stage("prolog.power", -1.0, 2.0)]
+    assert JobRecord.from_json(one.to_json(), "x") == one
+    earlier.keep_stage("limits", 1.0, 2.0)  # of a version that did not know when it began
+    assert earlier.stages == []
+
+
+@pytest.mark.parametrize(
+    "stages", [[{"name": 1, "after_s": 0, "took_s": 0}], [{"name": "limits", "after_s": "x", "took_s": 0}],
+               [{"name": "limits", "after_s": float("nan"), "took_s": 0}], [{"name": "limits"}], [1], {"a": 1}, None],
+)  # fmt: skip
+def test_stages_that_are_none_are_refused(stages: object) -> None:
+    fields = json.loads(record(ended=5.0).to_json()) | {"stages": stages}
+    with pytest.raises(SluiceError):
+        check_record(JobRecord.from_json(json.dumps(fields), "x"))
