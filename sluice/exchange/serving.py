@@ -49,7 +49,9 @@ SERVICES = "services"
 REPLICAS = "replicas"
 LIMITS = "limits"
 ACCOUNTS = "accounts"
-"""Sections that replicad publishes: services by name, replicas by launch, limits by KIND/NAME, users by name."""
+REVOKED = "revoked"
+"""Sections that replicad publishes: services by name, replicas by launch, limits by KIND/NAME, users by name, and when
+keys that were revoked would have been over, by their digests."""
 
 LEASE_S = 3.0
 """For so long a gateway has its parts of limits after it has asked; the authority waits a little longer."""
@@ -58,7 +60,7 @@ MOST_LEASE_ROWS = 200
 MOST_CLAIMS = 200
 """In one report, and as many that have ended."""
 MOST_REVOKED = 100
-"""Keys in one report and in one answer."""
+"""Keys in one message."""
 MOST_CALLERS = 200
 """Keys, users and tenants in one message."""
 SubjectKind = Literal["key", "user", "tenant", "service"]
@@ -306,6 +308,21 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
+class Revocations:
+    """Keys that were revoked, as one replicad tells the other: a part of its list."""
+
+    epoch: str
+    """The list's name."""
+    begin: int
+    """So many of its keys come before these."""
+    keys: tuple[tuple[str, float], ...]
+    """Digests, and when the keys would have been over."""
+    heard_epoch: str = ""
+    heard: int = 0
+    """How many keys of the other one's list of that name it has."""
+
+
+@dataclass(frozen=True, slots=True)
 class PeerNote:
     """What the replicads of two controllers tell each other; the one that is asked answers with its own."""
 
@@ -316,6 +333,7 @@ class PeerNote:
     outlooks: tuple[Outlook, ...]
     as_of: float = 0.0  # when its controller was asked who leads
     callers: Callers | None = None  # of the gateways of its host
+    revoked: Revocations | None = None
     version: int = VERSION
 
 
@@ -369,10 +387,6 @@ class LeaseReport:
     """Names of requests that it would answer, so that no other gateway does."""
     ended: tuple[tuple[str, bool], ...] = ()
     """Those that it answers no more, and whether they have a bill."""
-    revoked: tuple[tuple[str, float], ...] = ()
-    """Digests of keys that hold no more, and when they would have been over."""
-    revoked_seen: int = 0
-    """How many it has got from the authority."""
     host: str = ""
     version: int = VERSION
 
@@ -411,10 +425,6 @@ class LeaseAnswer:
     """Of what it claims, what another gateway answers now."""
     billed: tuple[str, ...] = ()
     """And what has a bill: nobody holds it."""
-    revoked: tuple[tuple[str, float], ...] = ()
-    """Keys that were revoked anywhere, from `revoked_seen` of the report on."""
-    revoked_seen: int = 0
-    """Up to here, with these."""
     hosts: int = 1
     """That have gateways now."""
     version: int = VERSION

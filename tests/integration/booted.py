@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import combinations
@@ -270,10 +271,16 @@ def installed(folder: Path, tree: Path) -> list[str]:
     (packages / "sluice.pth").write_text("/opt/sluice/src\n/opt/sluice/needed\n")
     (prefix / "pyvenv.cfg").write_text(f"home = {home}/bin\n")
     (prefix / "bin/python3").symlink_to(f"{home}/bin/{version}")
-    program = prefix / "bin/sluice"
-    program.write_text("#!/opt/sluice/bin/python3\nimport sys\nfrom sluice.main import main\nsys.exit(main())\n")
-    program.chmod(0o755)
-    binds = {prefix: "", Path(__file__).resolve().parents[2]: "/src", Path(sysconfig.get_path("purelib")): "/needed"}
+    checkout = Path(__file__).resolve().parents[2]
+    scripts = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["scripts"]
+    for name, place in scripts.items():
+        module, _, function = place.partition(":")
+        program = prefix / "bin" / name
+        program.write_text(
+            f"#!/opt/sluice/bin/python3\nimport sys\nfrom {module} import {function} as do\nsys.exit(do())\n"
+        )
+        program.chmod(0o755)
+    binds = {prefix: "", checkout: "/src", Path(sysconfig.get_path("purelib")): "/needed"}
     found = [f"--bind-ro={source}:/opt/sluice{place}" for source, place in binds.items()]
     if home != Path("/usr"):  # this Python, in a tree that has another
         base = Path(sys.base_prefix)

@@ -11,8 +11,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +23,10 @@ import gpu_sim
 from dev_cluster.slurm_tree import SlurmTree
 from gres_probe.machine import Machine as Kernel
 from policy.compiled import FILE_NAME, CompiledPolicy, Tenant
+from policy.document import parse
+from policy.service_jobs import CALLERS_FILE, compile_services
+from policy.service_jobs import FILE_NAME as SERVICES_FILE
+from sluice.base.run import run_command
 from sluice.plugin.builder import build_plugins
 from sluice.plugin.site import find_plugin_dir
 from sluice.plugin.sources import SourcesUnavailableError, distribution_source
@@ -257,6 +262,173 @@ def test_a_controllerd_that_is_not_there_costs_one_line(machine: Machine) -> Non
         machine.run("systemctl", "start", "sluice-controllerd")
     machine.wait(lambda: lines("action=sent records=") and lines("action=recovered"))
     assert len(lines("no controller accepts")) == 1, lines("no controller accepts")
+
+
+# ---- a model as a service ----
+
+_URL, _CERTIFICATE, _ENOUGH = "https://192.0.2.1:6825/v1", "/etc/sluice/gateway.pem", "/var/tmp/enough"
+_CLIENTS = f"{SOURCES}/tests/integration/gateway_clients.py"
+_ENGINE = f"{SOURCES}/tests/integration/small_engine.py"
+_SERVING = ("sluice-actd", "sluice-replicad", "sluice-gateway", "sluice-gateway-rpc")
+_SERVICES = f"""version: 1
+tenants:
+  physics: {{members: [alice]}}
+services:
+  words:
+    tenant: physics
+    user: alice
+    engine: openai
+    command: [/usr/bin/python3, {_ENGINE}, '{{socket}}', '{{service}}', '0.05', {_ENOUGH}]
+    cpus: 1
+    memory: 100M
+    replicas: {{least: 1, most: 1, slots: 16}}
+    walltime: 1h
+"""
+_DROP_IN = f"""[Service]
+ExecStart=
+ExecStart=/opt/sluice/bin/sluice gateway --address 192.0.2.1 --certificate {_CERTIFICATE} --key /etc/sluice/gateway.key
+"""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The machine with a service and its gateway; `key`: alice's."""
+
+    machine: Machine
+    folder: Path
+    key: str
+
+    def certify(self) -> None:
+        """Another certificate."""
+        where = ["-keyout", self.folder / "key", "-out", self.folder / "pem"]
+        name = ["-subj", "/CN=sluice", "-addext", "subjectAltName=IP:192.0.2.1"]
+        made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        run_command([*made, "-days", "2", *where, *name])
+        self.machine.write("/etc/sluice/gateway.key", (self.folder / "key").read_text(), "640")
+        self.machine.write(_CERTIFICATE, (self.folder / "pem").read_text())
+        self.machine.run("chgrp", "sluice-gateway", "/etc/sluice/gateway.key")
+
+    @contextmanager
+    def client(self, do: str) -> Iterator[subprocess.Popen[str]]:
+        """One that has begun: it has said its first line."""
+        words = ["/opt/sluice/bin/python3", _CLIENTS, do, _URL, self.key, "words", _CERTIFICATE]
+        with subprocess.Popen(
+            self.machine.command(*words, user="alice"),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ) as process:  # fmt: skip
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    @contextmanager
+    def stream(self) -> Iterator[Callable[[], None]]:
+        """One in the middle of a stream, which must be whole in the end; a call waits for twenty more numbers."""
+        self.machine.run("rm", "-f", _ENOUGH)
+        said: list[str] = []
+
+        def go_on() -> None:
+            assert process.stdout is not None
+            said.extend(process.stdout.readline().strip() for _ in range(20))
+            assert said[-1].isdecimal(), said
+
+        with self.client("stream") as process:
+            go_on()
+            yield go_on
+            go_on()
+            self.machine.run("touch", _ENOUGH)
+            said += process.communicate(timeout=60)[0].split()
+        count = len(said) - 3
+        assert said == [*map(str, range(1, count + 1)), "stop", "tokens", str(count)]
+
+    def processes(self, unit: str = "sluice-gateway") -> set[str]:
+        """Of a unit, its main one first."""
+        return set(self.machine.run("cat", f"/sys/fs/cgroup/system.slice/{unit}.service/cgroup.procs").split())
+
+
+@pytest.fixture(scope="module")
+def serving(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Serving:
+    """Set up as docs/serve-operations.md and docs/serve-gateway.md say; the gateway listens when systemctl returns."""
+    policy = compile_services(parse(_SERVICES))
+    for user in ("sluice-serve", "sluice-gateway"):
+        machine.run("adduser", "--quiet", "--system", "--group", user)
+    machine.write(f"/etc/slurm/{SERVICES_FILE}", policy.render())
+    machine.write(f"/etc/slurm/{CALLERS_FILE}", policy.render_callers(), "640")
+    machine.run("chgrp", "sluice-serve", f"/etc/slurm/{CALLERS_FILE}")
+    made = f"mkdir -p /etc/sluice; {SLUICE} token create alice --for 1h --scope serve 2>/dev/null"
+    found = Serving(machine, tmp_path_factory.mktemp("serving"), machine.shell(made))
+    machine.run("chgrp", "sluice-gateway", "/etc/sluice/tokens.json")
+    found.certify()
+    machine.write("/etc/systemd/system/sluice-gateway.service.d/site.conf", _DROP_IN)
+    machine.shell(
+        f"systemctl daemon-reload; systemctl restart sluice-controllerd; systemctl start {' '.join(_SERVING)}"
+    )
+    return found
+
+
+def test_a_service_is_answered_by_a_job_through_units_that_have_no_rights(serving: Serving) -> None:
+    machine = serving.machine
+    with serving.stream():
+        assert machine.run("squeue", "--noheader", "--format=%u %T") == "alice RUNNING"
+    assert [unit for unit in _SERVING if not machine.is_active(unit)] == []
+    assert {machine.shown(unit, "NRestarts") for unit in _SERVING} == {"0"}
+    for unit in _SERVING[1:]:
+        user = "sluice-serve" if unit == "sluice-replicad" else "sluice-gateway"
+        uid = machine.run("id", "--user", user)
+        for process in serving.processes(unit):
+            lines = machine.run("cat", f"/proc/{process}/status").splitlines()
+            status = {name: words.split() for name, _, words in (line.partition(":") for line in lines)}
+            assert status["Uid"] == [uid] * 4 and status["NoNewPrivs"] == ["1"] and status["Seccomp"] == ["2"], status
+            assert {int(status[name][0], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {0}
+        inside = ["nsenter", "--mount", "--target", machine.shown(unit, "MainPID")]
+        assert machine.run(*inside, "ls", "-A", "/etc/munge") == "", "MUNGE's key"
+        assert "Read-only file system" in machine.run(*inside, "touch", "/etc/slurm/slurm.conf", check=False)
+
+
+def test_a_reload_drops_no_connection_and_takes_the_certificate_that_is_there(serving: Serving) -> None:
+    machine = serving.machine
+    main, before = machine.shown("sluice-gateway", "MainPID"), serving.processes()
+    address = ("openssl", "s_client", "-connect", "192.0.2.1:6825")
+    shown = machine.run(*address, text="")
+    with serving.client("crowd") as crowd, serving.stream():
+        assert crowd.stdout is not None and crowd.stdout.readline() == "begun\n"
+        machine.run("systemctl", "reload", "sluice-gateway")
+        machine.wait(lambda: len(serving.processes() - before) >= 2)
+        machine.run("systemctl", "restart", "sluice-replicad")  # the gateway goes on with what it knew
+        machine.wait(lambda: "answers again" in machine.journal("sluice-gateway"))
+        said, _ = crowd.communicate("", timeout=60)
+        number, _, failed = said.partition(" ")
+        assert int(number) > 2 and failed == "[]\n"
+    serving.certify()
+    machine.run("systemctl", "reload", "sluice-gateway")
+    machine.wait(lambda: shown.partition("-----BEGIN")[2] not in machine.run(*address, text=""))
+    machine.wait(lambda: not before & serving.processes() - {main})
+    with serving.stream():
+        pass
+    assert machine.shown("sluice-gateway", "MainPID") == main and machine.shown("sluice-gateway", "NRestarts") == "0"
+
+
+def test_a_restart_waits_for_streams(serving: Serving) -> None:
+    machine = serving.machine
+    main = machine.shown("sluice-gateway", "MainPID")
+    with serving.stream():
+        machine.run("systemctl", "restart", "--no-block", "sluice-gateway")
+        machine.wait(lambda: machine.shown("sluice-gateway", "ActiveState") == "deactivating")
+    machine.wait(lambda: machine.is_active("sluice-gateway"))
+    assert machine.shown("sluice-gateway", "MainPID") != main
+    with serving.stream():
+        pass
+
+
+def test_streams_outlive_a_gateways_parent_that_was_killed(serving: Serving) -> None:
+    machine = serving.machine
+    with serving.stream():
+        machine.run("systemctl", "kill", "--kill-who=main", "--signal=KILL", "sluice-gateway")
+        machine.wait(
+            lambda: machine.shown("sluice-gateway", "NRestarts") == "1" and machine.is_active("sluice-gateway")
+        )
+    with serving.stream():
+        pass
 
 
 # ---- what is left ----

@@ -37,6 +37,7 @@ from sluice.exchange.serving import (
     NO_LIMIT,
     NOBODY,
     REPLICAS,
+    REVOKED,
     SERVICES,
     Callers,
     LeaseAnswer,
@@ -63,8 +64,8 @@ _TIMEOUT_S: Final = 5.0
 _START_S: Final = 30.0  # until a worker must listen
 _AGAIN_S: Final = 0.5  # between two starts of one worker
 _DRAIN_S: Final = 3600.0
-_SECTIONS: Final = (SERVICES, REPLICAS, LIMITS, ACCOUNTS)
-REVOKED: Final = "revoked.json"
+_SECTIONS: Final = (SERVICES, REPLICAS, LIMITS, ACCOUNTS)  # what workers know
+REVOKED_FILE: Final = "revoked.json"
 """In the folder of records: keys that were revoked, on any host."""
 _BACKLOG: Final = 4096
 _DEMAND_S: Final = 3.0
@@ -95,11 +96,14 @@ class Options:
 
 
 class Follow:
-    """The rows of replicad, and what is reported to it."""
+    """The rows of replicad, and what is reported to it; `untold`: keys that were revoked, of which it has no row."""
 
-    def __init__(self, path: Path, changed: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, path: Path, changed: Callable[[dict[str, Any]], None], untold: Callable[[], list[tuple[str, float]]]
+    ) -> None:
         self.path = path
-        self.rows: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+        self._untold = untold
+        self.rows: dict[str, dict[str, Any]] = {name: {} for name in (*_SECTIONS, REVOKED)}
         self.complete = False
         self.demand: dict[str, tuple[float, list[dict[str, Any]]]] = {}
         """By worker, and when it said so."""
@@ -136,11 +140,12 @@ class Follow:
         """Ask for what is new; whether there is more. Raises SluiceError, and what a bad answer raises."""
         now = time.monotonic()
         lately = [one for said, rows in self.demand.values() if now - said < _DEMAND_S for one in rows]
-        answer = await self.ask(render_request("changes", epoch=self._epoch, last=self._last, demand=lately))
+        words: dict[str, Any] = {"demand": lately, "revoked": self._untold()}
+        answer = await self.ask(render_request("changes", epoch=self._epoch, last=self._last, **words))
         rows = self._coming if self._coming is not None else self.rows
         if answer["reset"]:
-            rows = {name: {} for name in _SECTIONS}
-        touched = {name for name in _SECTIONS if rows is not self.rows}
+            rows = {name: {} for name in self.rows}
+        touched = {name for name in rows if rows is not self.rows}
         for section, key, value in answer["rows"]:
             found = rows.get(section)
             if found is None:
@@ -157,7 +162,7 @@ class Follow:
         self.rows, self._coming = rows, None
         if touched or not self.complete:
             self.complete = True
-            self._changed({name: self.rows[name] for name in touched or _SECTIONS})
+            self._changed({name: self.rows[name] for name in touched or self.rows})
         return False
 
     async def ask(self, line: bytes, seconds: float = _TIMEOUT_S) -> dict[str, Any]:
@@ -203,11 +208,11 @@ class Leasing:
 
     def __init__(
         self, leases: Leases, ask: Callable[[LeaseReport], Awaitable[LeaseAnswer]], revoked: Revoked,
-        tell_keys: Callable[[], None],
+        revoked_here: Callable[[], None], tell_keys: Callable[[], None],
     ) -> None:  # fmt: skip
         self.leases = leases
         self.revoked = revoked
-        self._tell_keys = tell_keys
+        self._revoked_here, self._tell_keys = revoked_here, tell_keys
         self._keys_at = 0.0
         self._ask = ask
         self._waiting: list[tuple[Child, int]] = []  # who is to hear of the next answer, and of which request
@@ -236,8 +241,7 @@ class Leasing:
         if self.leases.state is State.SHARE and self._waiting:
             waiting, self._waiting = self._waiting, []
             self._tell(waiting, known=True)
-        if self.leases.due(now_us()) or self.claims.due or self._keys_due:
-            self._keys_due = False
+        if self.leases.due(now_us()) or self.claims.due:
             await self._exchange()
             await asyncio.sleep(_LEASE_LEAST_S)
             return
@@ -245,14 +249,12 @@ class Leasing:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._soon.wait(), self._pause())
 
-    _keys_due = False
-
     def _look_at_keys(self) -> None:
         """Ten times a second: what was revoked here is said at once."""
         if time.monotonic() - self._keys_at >= _LEASE_STEP_S:
             self._keys_at = time.monotonic()
             if self.revoked.look(time.time()):
-                self._keys_due = True
+                self._revoked_here()
                 self._tell_keys()
 
     def _pause(self) -> float:
@@ -273,7 +275,9 @@ class Leasing:
             self._problem = problem
             log.warning("limits: %s", problem or "are leased again")
         self.claims.take(report, answer)
-        if self.revoked.take(report, answer, time.monotonic()) or self.revoked.silent(time.monotonic()) != silent:
+        if answer is not None:
+            self.revoked.answered(answer, time.monotonic())
+        if self.revoked.silent(time.monotonic()) != silent:
             self._tell_keys()
         self._tell(waiting, known=not problem and self.leases.state is not State.NONE)
         if problem:
@@ -307,14 +311,15 @@ class Parent:
         self._children: set[Child] = set()
         self._current: dict[int, Child] = {}
         self._dead: Counter[Key] = Counter()
-        self._follow = Follow(options.replicad, self._changed)
         self._limits: dict[tuple[str, str], Limit] = {}
         self._records = RequestLog(Path(options.settings.records))
         self._store = TokenStore(Path(options.settings.tokens))
-        revoked = Revoked(self._store, self._records.folder / REVOKED, socket.gethostname(), time.time())
+        revoked = Revoked(self._store, self._records.folder / REVOKED_FILE, socket.gethostname(), time.time())
+        self._follow = Follow(options.replicad, self._changed, revoked.untold)
         self.leasing = Leasing(
-            Leases(self.gate, lambda: secrets.token_hex(8), self._limit), self._ask_for_parts, revoked, self._tell_keys
-        )
+            Leases(self.gate, lambda: secrets.token_hex(8), self._limit), self._ask_for_parts, revoked,
+            self._follow.ask_soon, self._tell_keys,
+        )  # fmt: skip
         self._sent: dict[str, Any] = {}
         self._late: deque[RequestRecord] = deque()
         self._spare = spare_of(self._records.folder)
@@ -572,7 +577,7 @@ class Parent:
     # ---- rows and figures ----
 
     def _rows(self) -> dict[str, Any]:
-        return {name: _plain(name, rows) for name, rows in self._follow.rows.items()}
+        return {name: _plain(name, self._follow.rows[name]) for name in _SECTIONS}
 
     def _limit(self, kind: SubjectKind, name: str) -> Limit | None:
         found = self._limits.get((kind, name)) or self._limits.get((kind, "*"))
@@ -584,6 +589,8 @@ class Parent:
 
     def _changed(self, sections: dict[str, Any]) -> None:
         """Tell the workers, where it is news for them."""
+        if (revoked := sections.pop(REVOKED, None)) is not None and self.leasing.revoked.hear(revoked):
+            self._tell_keys()
         if LIMITS in sections:
             known = [row(LimitRow, one) for one in sections[LIMITS].values()]
             limits: dict[tuple[str, str], Limit] = {(one.kind, one.name): one.limit for one in known}

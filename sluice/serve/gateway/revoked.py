@@ -1,9 +1,9 @@
 """Keys that were revoked on this gateway's host or on another one's, in the gateway's parent.
 
-Each host has a token store of its own, or a copy. What is revoked in one goes with the next report to the authority of
-limits, and from there to all gateways: digests of secrets, a set that only grows until they would be over anyway. It is
-kept in a file, so that a copy of the store from before does not bring a key back; with what the store had, so that
-what is revoked while no gateway runs here is seen when one does.
+Each host has a token store of its own, or a copy. What is revoked in one goes at once to replicad of its host, and
+from there to those of all controllers and their gateways: digests of secrets, a set that only grows until they would be
+over anyway. It is kept in a file, so that a copy of the store from before does not bring a key back; with what the
+store had, so that what is revoked while no gateway runs here is seen when one does.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Revoked:
         self._before: Mapping[str, Token] | None = None
         self._write_at = inf  # the file is not what it should be, and is to be written then
         self._failing = False
-        self._told = self._seen = 0  # of this gateway's list, to the authority; of the authority's
-        self._epoch = ""
+        self._rows: Mapping[str, float] = {}  # what replicad has
+        self._untold = dict(self.digests)
         self._heard: float | None = None
         self._others = False
 
@@ -70,6 +70,7 @@ class Revoked:
     def _add(self, digests: Mapping[str, float]) -> bool:
         new = {one: until for one, until in digests.items() if one not in self.digests}
         self.digests.update(new)
+        self._untold = {one: until for one, until in self.digests.items() if one not in self._rows}
         return bool(new)
 
     def _write(self, now: float) -> None:
@@ -84,27 +85,25 @@ class Revoked:
 
     # ---- the other gateways ----
 
-    def of_report(self, report: LeaseReport) -> LeaseReport:
-        """With what the authority does not know, and how much of its list is known here."""
-        mine = islice(self.digests.items(), self._told, self._told + MOST_REVOKED)
-        return replace(report, revoked=tuple(mine), revoked_seen=self._seen, host=self._host)
+    def untold(self) -> list[tuple[str, float]]:
+        """What replicad of this host does not have yet."""
+        return list(islice(self._untold.items(), MOST_REVOKED))
 
-    def take(self, report: LeaseReport, answer: LeaseAnswer | None, now: float) -> bool:
-        """The answer to that report; whether something is revoked by it. `now`: of a clock that goes on evenly."""
-        if answer is None:
-            return False
-        self._heard, self._others = now, answer.hosts > 1
-        if answer.epoch != self._epoch:  # another authority knows nothing yet, and what it said is from the begin
-            fresh = self._epoch == ""
-            self._epoch, self._told, self._seen = answer.epoch, 0, 0
-            if not fresh:
-                return False
-        self._told += len(report.revoked)
-        self._seen = answer.revoked_seen
-        found = self._add(dict(answer.revoked))
+    def hear(self, rows: Mapping[str, float]) -> bool:
+        """What it has; whether something is revoked by it."""
+        self._rows = dict(rows)
+        found = self._add(self._rows)
         if found:
             self._write_at = 0.0  # by the next look
         return found
+
+    def of_report(self, report: LeaseReport) -> LeaseReport:
+        """With this gateway's host, so that all know how many have some."""
+        return replace(report, host=self._host)
+
+    def answered(self, answer: LeaseAnswer, now: float) -> None:
+        """The authority's word. `now`: of a clock that goes on evenly."""
+        self._heard, self._others = now, answer.hosts > 1
 
     def silent(self, now: float) -> bool:
         """Whether there may be revocations that this gateway has not heard of for too long."""

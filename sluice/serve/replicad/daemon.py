@@ -281,6 +281,7 @@ class Replicad:
     def _tell_peers(self) -> None:
         """Tell the other controller's daemon each half second, and at once what is urgent."""
         mine: set[tuple[str, int]] = set()  # where this one itself answers
+        hosts: dict[tuple[str, int], str] = {}
         said: dict[tuple[str, int], str] = {}
         while not self.stopping.is_set():
             self._urgent.clear()
@@ -288,7 +289,9 @@ class Replicad:
                 if place in mine or self.stopping.is_set():
                     continue
                 try:
-                    note = tell(place, self.keeper.note(time.time()), PeerNote, self._own_uid)
+                    own = self.keeper.note(time.time(), hosts.get(place, ""))
+                    note = tell(place, own, PeerNote, self._own_uid)
+                    hosts[place] = note.host
                     problem = ""
                     if note.host == self.settings.host:
                         mine.add(place)
@@ -376,6 +379,8 @@ class Replicad:
             if do == "lease":
                 return render_answer({"lease": asdict(self._lease(row(LeaseReport, request.get("report"))))})
             if do == "changes":
+                if self.keeper.revoked.take((str(key), float(until)) for key, until in request.get("revoked", ())):
+                    self._urgent.set()
                 last = request.get("last")
                 return self.snapshot.after(str(request.get("epoch")), last if type(last) is int else 0)
             if do == "callers":

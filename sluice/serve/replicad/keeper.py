@@ -51,6 +51,7 @@ from sluice.exchange.snapshot import Snapshot, encode
 from sluice.serve.replicad.journal import Intent, Journal
 from sluice.serve.replicad.pattern import Patterns
 from sluice.serve.replicad.registry import Expected, names_node
+from sluice.serve.replicad.revoked import RevokedKeys
 from sluice.serve.replicad.scale import Decision, Memory, Need, Phase, Replica, Spec, decide, start_estimate
 from sluice.serve.replicad.slurm_view import ReplicaJob, View
 from sluice.serve.replicad.weights import peers_of
@@ -152,6 +153,7 @@ class Keeper:
     ) -> None:
         self.host = host
         self.snapshot = snapshot
+        self.revoked = RevokedKeys(snapshot)
         self._journal, self._patterns, self._acts, self._wake = journal, patterns, acts, wake
         self._lock = threading.RLock()
         self._begun = now
@@ -304,8 +306,8 @@ class Keeper:
 
     # ---- the other controller's keeper ----
 
-    def note(self, now: float) -> PeerNote:
-        """What the other one is to know."""
+    def note(self, now: float, host: str = "") -> PeerNote:
+        """What the other one is to know; `host`: which that is."""
         with self._lock:
             mine = [one for at, one, local in self._demands.values() if local and now - at < DEMAND_S]
             asked = [Launched(one.service, one.launch) for one in self._known.values() if one.seen is None]
@@ -318,14 +320,17 @@ class Keeper:
             leads, as_of = (False, 0.0) if view is None else (view.leads, view.at)
             callers = callers_of(one for at, one, local in self._callers.values() if local and now - at < DEMAND_S)
             return PeerNote(
-                self.host, leads, tuple(mine[:500]), tuple(asked[:500]), tuple(outlooks[:300]), as_of, callers
-            )
+                self.host, leads, tuple(mine[:500]), tuple(asked[:500]), tuple(outlooks[:300]), as_of, callers,
+                self.revoked.say(host),
+            )  # fmt: skip
 
     def take_note(self, note: PeerNote, now: float) -> PeerNote:
         """What the other one says; the answer is one's own."""
         if note.host == self.host:
             return self.note(now)
         self.demand(note.demands, now, local=False)
+        if note.revoked is not None:
+            self.revoked.hear(note.host, note.revoked)
         if note.callers is not None:
             self.count(note.host, note.callers, now, local=False)
         with self._lock:
@@ -337,7 +342,7 @@ class Keeper:
                 said = {one.service: one for one in note.outlooks}
                 for name, service in self._services.items():
                     service.outlook = said.get(name)
-        return self.note(now)
+        return self.note(now, note.host)
 
     # ---- the loop ----
 

@@ -21,13 +21,10 @@ report of each gateway, nothing is let in until those that run are fewer than th
 from __future__ import annotations
 
 import json
-import math
-import re
 import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +32,6 @@ from sluice.base.errors import SluiceError
 from sluice.base.files import write_atomic
 from sluice.exchange.serving import (
     LEASE_S,
-    MOST_REVOKED,
     LeaseAnswer,
     LeaseGrant,
     LeaseReport,
@@ -51,9 +47,7 @@ UNIT: Final = 60_000_000
 HOLD_US: Final = int(LEASE_S * 1.01e6) + 100_000
 """How long a gateway's lease is kept after its report came: clocks differ by less than one in a hundred."""
 MOST_HOLDERS: Final = 64
-MOST_REVOKED_KEYS: Final = 100_000
 """As many as a token store has."""
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 _MOST_SUBJECTS: Final = 200_000
 _TIDY_US: Final = 10_000_000
 _ASKS_US: Final = 500_000  # for so long who asked for a place in vain is taken to wait for it: it asks each 20 ms
@@ -149,7 +143,6 @@ class Book:
         self._holders: dict[str, _Holder] = {}
         self._tidied = grants_from
         self._claims = Claims()
-        self._revoked: dict[str, float] = {}  # digests of keys, in the order in which gateways reported them
 
     def set_limits(self, limits: Mapping[Subject, Limit]) -> None:
         """By kind and name; name "*": each one that has none of its own."""
@@ -180,22 +173,12 @@ class Book:
         granted = now >= self._from
         given = [self._row(row, report, holder, now, granted) for row in report.rows]
         held, billed = self._claims.take(report, now)
-        revoked, seen = self._take_revoked(report)
         names = sorted(self._holders)
         return LeaseAnswer(
             self.epoch, report.number, granted, len(names), names.index(report.holder), self.without,
-            tuple(one for one in given if one is not None), held, billed, revoked, seen,
+            tuple(one for one in given if one is not None), held, billed,
             len({one.host for one in self._holders.values()}),
         )  # fmt: skip
-
-    def _take_revoked(self, report: LeaseReport) -> tuple[tuple[tuple[str, float], ...], int]:
-        """What a gateway says of keys, and what it has not heard of them. They are few: nobody revokes all day."""
-        for digest, until in report.revoked[:MOST_REVOKED]:
-            if len(self._revoked) < MOST_REVOKED_KEYS and _DIGEST.match(digest) and math.isfinite(until):
-                self._revoked.setdefault(digest, until)
-        seen = min(max(report.revoked_seen, 0), len(self._revoked))
-        told = tuple(islice(self._revoked.items(), seen, seen + MOST_REVOKED))
-        return told, seen + len(told)
 
     def left(self, now: int) -> dict[Subject, list[int]]:
         """What is left of buckets that are not full, where all gateways have what they were given."""

@@ -33,6 +33,7 @@ from sluice.serve.client import AsyncResumingStream
 from sluice.serve.gateway.parent import Options, Parent
 from sluice.serve.gateway.worker import Settings
 from sluice.serve.replicad.leases import Book
+from sluice.serve.replicad.revoked import RevokedKeys
 from tests.unit.serve.gateway_bed import (
     DONE,
     STREAM_HEAD,
@@ -81,8 +82,14 @@ class Replicad:
     demand: list[dict[str, Any]] = field(default_factory=list)
     callers: dict[str, Any] = field(default_factory=dict)
     book: Book = field(default_factory=lambda: Book("e", 0, {}))
-    revoked: list[tuple[int, set[str], set[str]]] = field(default_factory=list)
-    """Of each report that was answered: when, what it said of keys, and what it was answered."""
+    peer: Replicad | None = None
+    """Of another host, who hears at once what was revoked here."""
+    asked: int = 0
+    told: dict[str, int] = field(default_factory=dict)
+    """By keys that the gateway said were revoked: how often it had asked before."""
+
+    def __post_init__(self) -> None:
+        self.revoked = RevokedKeys(self.snapshot)
 
     def answer(self, line: bytes, who: Any) -> bytes:
         asked = json.loads(line)
@@ -94,11 +101,13 @@ class Replicad:
                 self.book.set_limits({} if limit is None else {("tenant", "physics"): row(LimitRow, limit).limit})
                 report = row(LeaseReport, asked["report"])
                 answer = self.book.answer(report, time.monotonic_ns() // 1000)
-                if answer is not None:
-                    words = ({one for one, _ in report.revoked}, {one for one, _ in answer.revoked})
-                    self.revoked.append((time.monotonic_ns(), *words))
             return render_answer({"lease": asdict(answer)} if answer else {"error": "late"})
         if asked["do"] == "changes":
+            self.asked += 1
+            for digest, _ in asked["revoked"]:
+                self.told.setdefault(digest, self.asked)
+            if self.revoked.take((key, until) for key, until in asked["revoked"]) and self.peer is not None:
+                self.peer.revoked.hear("here", self.revoked.say("there"))
             return self.snapshot.after(asked["epoch"], asked["last"])
         return render_answer({"ok": True})
 
@@ -198,6 +207,7 @@ async def two_gateways(
         gateway(folder / "first", killed=killed) as (one, keeper_),
     ):
         keeper_.book = keeper.book
+        keeper.peer, keeper_.peer = keeper_, keeper
         for each in (keeper, keeper_):
             each.snapshot.put("limits", {f"{row.kind}/{row.name}": as_row(row) for row in limits})
             put(each, replica)
