@@ -1,4 +1,4 @@
-"""Two tiny models for llama.cpp whose output is known, made in a moment: `python -m tests.serve_models FOLDER`.
+"""Tiny models for llama.cpp whose output is known, made in a moment: `python -m tests.serve_models FOLDER`.
 
 `counting`: attention and MLP are computed, but their output projections are zero, so that the next word depends on the
 last one alone: " six" is followed by " seven", up to WORDS words, and then the stream ends. All that is no word is
@@ -7,6 +7,8 @@ Each stream is known word by word: `counted(after, number)`.
 
 `random`: weights from a seed, so that each word depends on the whole prompt: a text that was continued without all of
 its prompt is another text. It never ends by itself.
+
+`make_projector`: a vision encoder with weights from a seed for either, so that a text depends on the image, too.
 
 Prompts of completions begin with a space: the words are tokens with their space before them. The chat template puts
 the last message of the user after the assistant's mark: a chat of "six" is answered by " seven eight ...".
@@ -144,6 +146,52 @@ def make_model(
         add(f"{block}.ffn_down.weight", random(width, feed, out))
     add("output_norm.weight", np.ones(width))
     add("output.weight", output)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def make_projector(path: Path, *, seed: int = 18) -> Path:
+    """Write a vision encoder as Gemma 3's (SigLIP, one layer): an image is four tokens of a model of `WIDTH`."""
+    draw = np.random.default_rng(seed)
+    side, patch, width, feed = 32, 4, 32, 64
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_type("mmproj")
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_clip_projector_type("gemma3")
+    writer.add_vision_image_size(side)
+    writer.add_vision_patch_size(patch)
+    writer.add_vision_embedding_length(width)
+    writer.add_vision_feed_forward_length(feed)
+    writer.add_vision_block_count(1)
+    writer.add_vision_head_count(2)
+    writer.add_vision_projection_dim(WIDTH)
+    writer.add_vision_attention_layernorm_eps(1e-6)
+    writer.add_vision_image_mean([0.5, 0.5, 0.5])
+    writer.add_vision_image_std([0.5, 0.5, 0.5])
+    writer.add_vision_use_gelu(True)
+
+    def add(tensor: str, *shape: int, ones: bool = False) -> None:
+        value = np.ones(shape) if ones else draw.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+        writer.add_tensor(tensor, np.ascontiguousarray(value, dtype=np.float32))
+
+    add("v.patch_embd.weight", width, 3, patch, patch)
+    add("v.patch_embd.bias", width)
+    add("v.position_embd.weight", (side // patch) ** 2, width)
+    for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
+        add(f"v.blk.0.{part}.weight", width, width)
+        add(f"v.blk.0.{part}.bias", width)
+    for part, rows, columns in (("ffn_up", feed, width), ("ffn_down", width, feed)):
+        add(f"v.blk.0.{part}.weight", rows, columns)
+        add(f"v.blk.0.{part}.bias", rows)
+    for norm in ("v.blk.0.ln1", "v.blk.0.ln2", "v.post_ln"):
+        add(f"{norm}.weight", width, ones=True)
+        add(f"{norm}.bias", width)
+    add("mm.input_projection.weight", width, WIDTH)
+    add("mm.soft_emb_norm.weight", width, ones=True)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -62,8 +62,10 @@ from sluice.serve.gateway.worker import Settings, now_us, spare_of
 _PERIOD_S: Final = 0.1
 _TIMEOUT_S: Final = 5.0
 _START_S: Final = 30.0  # until a worker must listen
+_END_S: Final = 0.05
 _AGAIN_S: Final = 0.5  # between two starts of one worker
 _DRAIN_S: Final = 3600.0
+_STOP_S: Final = 300.0  # for answers that run when it is to end; shorter than TimeoutStopSec of the unit
 _SECTIONS: Final = (SERVICES, REPLICAS, LIMITS, ACCOUNTS)  # what workers know
 REVOKED_FILE: Final = "revoked.json"
 """In the folder of records: keys that were revoked, on any host."""
@@ -359,7 +361,7 @@ class Parent:
             one.close()
         for child in list(self._children):
             child.tell({"do": "drain"})
-        await asyncio.gather(*(child.process.wait() for child in self._children))
+        await self._end_all()
         writing.cancel()
         leasing.cancel()
         await self.leasing.leave()
@@ -427,6 +429,18 @@ class Parent:
             old.retired = True
             old.tell({"do": "drain", "replaced": True})
             self._start(self._end_of(old))
+
+    async def _end_all(self) -> None:
+        """Until all workers have ended and are billed; what takes too long is cut."""
+        end = time.monotonic() + _STOP_S
+        while self._children:
+            if time.monotonic() > end:
+                for child in self._children:
+                    log.warning("worker %d: has requests after %g s; ended", child.process.pid, _STOP_S)
+                    with suppress(ProcessLookupError):
+                        child.process.kill()
+                end += _TIMEOUT_S
+            await asyncio.sleep(_END_S)
 
     async def _end_of(self, child: Child) -> None:
         try:

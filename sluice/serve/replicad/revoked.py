@@ -22,7 +22,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class RevokedKeys:
-    """Digests, and when each key would have been over; gateways of this host follow them in the snapshot. Thread-safe."""
+    """Digests, and when each key would have been over; gateways of this host follow them. Thread-safe."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot

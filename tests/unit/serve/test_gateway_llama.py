@@ -6,14 +6,18 @@ With SLUICE_TEST_SCALE=full a thousand streams, else a few dozen.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
 import os
 import random
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ from typing import Any
 import pytest
 
 from sluice.exchange.serving import Abilities
-from tests.serve_models import counted, make_model, word
+from tests.serve_models import PLAIN_TEMPLATE, counted, make_model, make_projector, word
 from tests.unit.serve.gateway_bed import SECRET, Answer, Bed, Replica, bed, certificate, run, service_row, until
 
 FULL = os.environ.get("SLUICE_TEST_SCALE") == "full"
@@ -37,12 +41,14 @@ class LlamaReplica(Replica):
     process: subprocess.Popen[bytes] | None = None
     lets_through: int | None = None
     """Bytes of each answer, as of an engine that is killed before it has more. None: all."""
+    asked: bytearray = field(default_factory=bytearray)
+    """All that the gateway sent."""
 
-    def engine(self, model: Path, slots: int = 8) -> None:
+    def engine(self, model: Path, slots: int = 8, *options: str) -> None:
         assert isinstance(self.address, Path)
         self.address.unlink(missing_ok=True)
         arguments = ["--model", str(model), "--host", str(self.address), "--parallel", str(slots), "--alias", "m"]
-        arguments += ["--ctx-size", str(2048 * slots), "--threads", "1"]
+        arguments += ["--ctx-size", str(2048 * slots), "--threads", "1", *options]
         root = Path(__file__).resolve().parents[3]
         self.process = subprocess.Popen(
             [*_ENGINE, *arguments], cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, stderr=subprocess.DEVNULL
@@ -74,7 +80,7 @@ class LlamaReplica(Replica):
             writer.transport.abort()
             return
         self.writers |= {writer, engine}
-        await asyncio.gather(_pipe(reader, engine), _pipe(ours, writer, self.lets_through))
+        await asyncio.gather(_pipe(reader, engine, seen=self.asked), _pipe(ours, writer, self.lets_through))
         self.writers -= {writer, engine}
 
     def kill_engine(self) -> None:
@@ -88,10 +94,14 @@ class LlamaReplica(Replica):
         super().kill()
 
 
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int | None = None) -> None:
+async def _pipe(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int | None = None, seen: bytearray | None = None
+) -> None:
     left = sys.maxsize if most is None else most
     with contextlib.suppress(OSError):
         while data := await reader.read(1 << 16):
+            if seen is not None:
+                seen += data
             writer.write(data[:left])
             left -= len(data[:left])
             await writer.drain()
@@ -108,14 +118,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def llama(folder: Path, model: Path, count: int = 2) -> AsyncIterator[tuple[Bed, list[LlamaReplica]]]:
+async def llama(
+    folder: Path, model: Path, count: int = 2, *options: str
+) -> AsyncIterator[tuple[Bed, list[LlamaReplica]]]:
     context, fingerprint = certificate(folder)
     async with bed(folder, services={"m": service_row(engine="llama.cpp", deadline_s=60.0)}) as one:
         made = []
         for number in range(count):
             replica = LlamaReplica(unused, context, fingerprint, f"{0xB1 + number:016x}", slots=8, abilities=TOKENS)
             replica.address = folder / f"{number}.sock"
-            replica.engine(model)
+            replica.engine(model, 8, *options)
             made.append(replica)
             one.replicas.append(await replica.start())
         for replica in made:
@@ -287,5 +299,53 @@ def test_what_the_openai_client_can_ask(tmp_path: Path, models: Path) -> None:
 
             await asyncio.to_thread(by_openai)
             assert {record.completion_tokens for record in one.records()} == {3}
+
+    run(work())
+
+
+def png(rows: list[bytes]) -> bytes:
+    """An image of such rows, three bytes a pixel."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", len(rows[0]) // 3, len(rows), 8, 2, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def test_images_reach_the_engine_byte_for_byte_and_are_answered(tmp_path: Path) -> None:
+    """Of a model with a vision encoder of random weights: its text depends on the image, also on a large one's."""
+    model = make_model(tmp_path / "vision.gguf", "random", template=PLAIN_TEMPLATE)
+    projector = make_projector(tmp_path / "projector.gguf")
+    draw = random.Random(18)
+    images = [png([colour * 32] * 32) for colour in (b"\xff\0\0", b"\0\0\xff")]
+    images.append(png([draw.randbytes(3 * 200) for _ in range(200)]))
+    assert len(images[-1]) > 100_000
+
+    def chat(image: bytes, **more: Any) -> dict[str, Any]:
+        url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+        content = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}]
+        return {
+            "model": "m",
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": 8,
+            "temperature": 0,
+        } | more
+
+    async def work() -> None:
+        async with llama(tmp_path, model, 1, "--mmproj", str(projector)) as (one, (replica,)):
+            said = []
+            for image in images:
+                for stream in (False, True):
+                    body = chat(image, stream=stream, **({"stream_options": {"include_usage": True}} if stream else {}))
+                    answer = await one.ask(body)
+                    assert answer.status == 200 and answer.whole, answer.body[-300:]
+                    assert json.dumps(body).encode() in replica.asked
+                    said.append(answer.text if stream else json.loads(answer.body)["choices"][0]["message"]["content"])
+            assert said[0::2] == said[1::2] and len(set(said)) == 3, said
+            # As many tokens as the engine says: the image's are four, however many bytes it has.
+            assert {(record.outcome, record.completion_tokens) for record in one.records()} == {("ok", 8)}
+            assert len({record.prompt_tokens for record in one.records()}) == 1
 
     run(work())
