@@ -15,10 +15,12 @@ from sluice.serve.engines.base import Engine, Figures, Place, Start, has_option,
 
 
 def start(spec: ReplicaSpec, place: Place) -> Start:
-    """A folder as model is the first of its .gguf files: the others are its parts."""
-    model = place.model
+    """A folder as model is the first of its .gguf files: the others are its parts. One that is named mmproj... is its
+    encoder of images."""
+    model, encoders = place.model, list[Path]()
     if model.is_dir():
-        model = min(model.glob("*.gguf"), default=model / "model.gguf")
+        encoders = sorted(model.glob("mmproj*.gguf"))
+        model = min(set(model.glob("*.gguf")) - set(encoders), default=model / "model.gguf")
     found = shutil.which("llama-server")
     program = (found,) if found else (*PYTHON, "-m", "sluice.serve.engines.xllamacpp_server")
     arguments = [
@@ -32,6 +34,8 @@ def start(spec: ReplicaSpec, place: Place) -> Start:
     ]  # fmt: skip
     if place.gpus and not has_option(spec.options, "-ngl", "--n-gpu-layers", "--gpu-layers"):
         arguments += ["--n-gpu-layers", "999"]
+    if encoders and not has_option(spec.options, "-mm", "--mmproj", "--no-mmproj"):
+        arguments += ["--mmproj", str(encoders[0])]
     return Start((*arguments, *spec.options), Path(place.socket))
 
 

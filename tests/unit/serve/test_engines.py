@@ -100,6 +100,18 @@ def test_llama_cpp(tmp_path: Path) -> None:
     assert start.arguments[start.arguments.index("--model") + 1] == str(tmp_path / "model-00001-of-00002.gguf")
 
 
+def test_llama_cpp_takes_the_encoder_of_images_that_lies_with_its_model(tmp_path: Path) -> None:
+    for name in ("model-00001-of-00002.gguf", "model-00002-of-00002.gguf", "mmproj-f16.gguf"):
+        (tmp_path / name).touch()
+    place = Place(PLACE.folder, 1, KEY, tmp_path)
+    words = start_of("llama.cpp", place).arguments
+    assert words[words.index("--model") + 1] == str(tmp_path / "model-00001-of-00002.gguf")
+    assert words[words.index("--mmproj") + 1] == str(tmp_path / "mmproj-f16.gguf")
+    for own in (("--mmproj", "/other.gguf"), ("--mmproj=/other.gguf",)):
+        words = start_of("llama.cpp", place, options=own).arguments
+        assert str(tmp_path / "mmproj-f16.gguf") not in words
+
+
 def test_llama_cpp_takes_its_own_program_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "llama-server"
     program.write_text("#!/bin/sh\n")
