@@ -112,7 +112,7 @@ class Revoking(threading.Thread):
         self._stores = {host: TokenStore(folder / f"keys-{host}.json") for host in _HOSTS}
         self._ports = dict(zip(_HOSTS, free_ports(2), strict=True))
         one, other = self._stores.values()
-        made = [one.create("alice", ["serve"], now=time.time(), seconds=3600) for _ in range(120)]
+        made = [one.create("alice", ["serve"], now=time.time(), seconds=3600) for _ in range(400)]
         self._keys = iter([(token.id, key) for token, key in made])
         other.path.write_bytes(one.path.read_bytes())
         for host, store in self._stores.items():
@@ -127,7 +127,7 @@ class Revoking(threading.Thread):
     def run(self) -> None:
         """Two keys at a time, one in each store."""
         try:
-            while not self.over.wait(0.5):
+            while not self.over.wait(1.0):
                 self._revoke({host: next(self._keys) for host in _HOSTS})
         except Exception as error:
             self.error = repr(error)

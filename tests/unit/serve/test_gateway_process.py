@@ -85,8 +85,9 @@ class Replicad:
     peer: Replicad | None = None
     """Of another host, who hears at once what was revoked here."""
     asked: int = 0
+    reports: int = 0
     told: dict[str, int] = field(default_factory=dict)
-    """By keys that the gateway said were revoked: how often it had asked before."""
+    """By keys that the gateway said were revoked: how many reports of its limits came before."""
 
     def __post_init__(self) -> None:
         self.revoked = RevokedKeys(self.snapshot)
@@ -96,6 +97,7 @@ class Replicad:
         self.demand += asked.get("demand", ())
         self.callers = asked.get("callers", self.callers)
         if asked["do"] == "lease":
+            self.reports += 1
             limit = self.snapshot.get("limits", "tenant/physics")
             with _BOOK:
                 self.book.set_limits({} if limit is None else {("tenant", "physics"): row(LimitRow, limit).limit})
@@ -105,7 +107,7 @@ class Replicad:
         if asked["do"] == "changes":
             self.asked += 1
             for digest, _ in asked["revoked"]:
-                self.told.setdefault(digest, self.asked)
+                self.told.setdefault(digest, self.reports)
             if self.revoked.take((key, until) for key, until in asked["revoked"]) and self.peer is not None:
                 self.peer.revoked.hear("here", self.revoked.say("there"))
             return self.snapshot.after(asked["epoch"], asked["last"])
