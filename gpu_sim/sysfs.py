@@ -102,6 +102,15 @@ def _write_sys(root: Path, platform: Platform) -> None:
         _write_nic(root, platform, nic)
 
 
+_DATA_COUNTERS = ("port_xmit_data", "port_rcv_data")
+_COUNTERS = (
+    *_DATA_COUNTERS, "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards",
+    "port_xmit_wait",
+)  # fmt: skip
+_HARDWARE_COUNTERS = (  # of mlx5
+    "packet_seq_err", "local_ack_timeout_err", "implied_nak_seq_err", "rnr_nak_retry_err", "out_of_sequence",
+    "np_ecn_marked_roce_packets", "rp_cnp_handled",
+)  # fmt: skip
 _PORT_STATES = {"DOWN": 1, "INIT": 2, "ARMED": 3, "ACTIVE": 4}
 
 
@@ -142,6 +151,8 @@ def _write_interface(root: Path, device: Path, name: str, nic: Nic) -> None:
     identity = {"node_guid": guid, "fw_ver": nic.firmware, "board_id": "MT_0000000838"}
     _files(entry, identity)
     _files(entry / "ports/1", port)
+    _files(entry / "ports/1/counters", dict.fromkeys(_COUNTERS if not ethernet else _DATA_COUNTERS, "0"))
+    _files(entry / "ports/1/hw_counters", dict.fromkeys(_HARDWARE_COUNTERS, "0"))
     _files(entry / "ports/1/gids", {"0": f"fe80:0000:0000:0000:{guid}"})
     _files(entry / "ports/1/gid_attrs/ndevs", {"0": f"net_{name}"} if ethernet else {})
     _link(entry / "device", device)

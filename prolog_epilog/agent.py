@@ -29,6 +29,7 @@ from prolog_epilog.live_reports import PERIOD_S as LIVE_REPORTS_S
 from prolog_epilog.live_reports import LiveReports
 from prolog_epilog.nccl_topology import Topologies
 from prolog_epilog.network import NETWORK_S, Network
+from prolog_epilog.nics import NICS_S, Nics
 from prolog_epilog.outages import PERIOD_S as OUTAGES_S
 from prolog_epilog.outages import Outages
 from prolog_epilog.power.keeper import CHECK_S, PowerKeeper
@@ -55,6 +56,7 @@ from sluice.base.duties import Duties
 from sluice.base.log import log
 from sluice.exchange.courier import VERSION, Courier, slurmd_spool
 from sluice.exchange.power import PERIOD_S
+from sluice.exchange.record import JobRecord
 from sluice.exchange.uplink import Uplink
 
 _DAY_S = 86400.0
@@ -104,6 +106,10 @@ class Agent:
         self.watcher.on_sample.append(self.accounting.sample)
         self.jobs.on_end.append(self.accounting.finish)
         self.duties.add("accounting", SAVE_SECONDS, self.accounting.save)
+        self.nics = Nics(self.state)
+        self.jobs.on_opened = self.nics.opened
+        self.jobs.on_end.append(self.nics.finish)
+        self.duties.add("nics", NICS_S, self.nics.run)
         self.holds = Holds(settings.run / "agent/refused")
         self.holds.on_put = self.duties.add("holds", _IDLE_S, self.holds.run, retry=5.0).wake
         self.jobs.on_refused = self.holds.put
@@ -143,9 +149,7 @@ class Agent:
         self._watch_outages()
         self._watch_health()
         policy = settings.policy.with_name(FILE_NAME)
-        live_reports = LiveReports(
-            self.state, self.watcher, policy, self.accounting.of_job, self.profiles.saved, self.uplink.send
-        )
+        live_reports = LiveReports(self.state, self.watcher, policy, self._used, self.profiles.saved, self.uplink.send)
         self.watcher.on_sample.append(live_reports.on_sample)
         self.accounting.on_tick.append(live_reports.on_tick)
         self.duties.add("live-reports", LIVE_REPORTS_S, live_reports.run)
@@ -156,6 +160,10 @@ class Agent:
         self.duties.add("unkillable", UNKILLABLE_S, Unkillable().run)
         courier = Courier(self.state.outbox, self.uplink.asking)
         self.state.outbox.on_put = self.duties.add("courier", _IDLE_S, courier.run, retry=1.0).wake
+
+    def _used(self, record: JobRecord) -> dict[str, Any]:
+        """What a running job has used until now, as `JobRecord.usage`."""
+        return self.accounting.of_job(record) | self.nics.of_job(record)
 
     def _limits(self) -> tuple[Ladder, GpuReset]:
         """What holds jobs to their limits, and what resets their GPUs for the next job."""
@@ -205,6 +213,7 @@ class Agent:
             spools=(str(settings.run), str(settings.records.parent), slurmd_spool()),
             outages=self.outages.last,
             fabric=self.preflights.found,
+            nics=self.nics,
         )
         self.health = monitor
         self.watcher.on_sample.append(monitor.on_sample)
@@ -220,6 +229,7 @@ class Agent:
         self._prepare()
         self.outages.judge()
         self.health.start(self._vigil.inventory)
+        self.nics.start(self._vigil.inventory)
         self.accounting.load()
         self.power.load()
         self.jobs.take_over()

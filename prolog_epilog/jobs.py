@@ -101,6 +101,7 @@ class Jobs:
         self._topologies = topologies
         self._reclaim = Reclaim(state, watcher)
         self.rdma = RdmaBounds(NodeLimits)  # none, until the agent says which
+        self.on_opened: Callable[[JobRecord, Sequence[str]], None] = lambda record, nics: None  # of a step, by RDMA
         self.on_prolog: list[Callable[[list[NodeDevice]], None]] = []  # each may refuse a job these devices
         self.preflight_s: Callable[[], int] = lambda: 0  # of a job's preflight at most; 0: there is none
         self.preflight_alone: Callable[[JobRecord], bool] = lambda _: False  # also where the job has this node alone
@@ -319,14 +320,15 @@ class Jobs:
         gpus: list[int],
         shards: int,
         open: list[str],
-        nics: Sequence[str] = (),
+        nics: Sequence[str] | None = None,
         saved: bool = False,
     ) -> dict[str, Any]:
         """Set what the job may hold, as its step requests; `region` is where the preloaded library finds it, or None.
 
         `whole`: the step has all that the job was given. Steps that srun starts each name their own part of it; the
         largest one is the job's limit, until a whole one comes. `open` and `nics`: what root can open in the task's
-        cgroup. `saved`: the job is to be saved as it runs (`--checkpoint=system`); `saves` says whether it can be.
+        cgroup; None: a program of an earlier version does not say. `saved`: the job is to be saved as it runs
+        (`--checkpoint=system`); `saves` says whether it can be.
         """
         began = uptime()
         why = self.unsaved(job) if saved else ""  # the driver may take its time
@@ -358,8 +360,10 @@ class Jobs:
             for device in chosen:
                 self.limit_device(record, device, shards * MIB if shards and not record.split else None, whole)
             self._ladder.hold(record)
-            self._topologies.write(record, open, nics)
-            self.rdma.hold(record, place, nics)
+            self._topologies.write(record, open, nics or ())
+            self.rdma.hold(record, place, nics or ())
+            if nics is not None:
+                self.on_opened(record, nics)
             self._watch_over(record, peer)
             region = self._regions.of(job)
             if saved:

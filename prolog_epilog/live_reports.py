@@ -45,12 +45,26 @@ class _Work:
     seconds: float = 0.0
     busy_s: float = 0.0
     unknown: bool = False
+    energy_mj: float | None = 0.0  # None: not known of some of the time
+    throttled_s: float = 0.0
     memory: int = 0  # bytes, at the last sample
 
     @property
     def percent(self) -> float | None:
         """Utilisation of the GPU; None where it is not known."""
         return round(100 * self.busy_s / self.seconds, 2) if self.seconds > 0 and not self.unknown else None
+
+    @property
+    def watts(self) -> float | None:
+        """The job's part of the GPU's power; None where it is not known."""
+        if self.seconds <= 0 or self.energy_mj is None:
+            return None
+        return round(self.energy_mj / 1000 / self.seconds, 1)
+
+    @property
+    def throttled_percent(self) -> float | None:
+        """The part of the time in which power, heat or the hardware slowed the GPU down."""
+        return round(100 * self.throttled_s / self.seconds, 2) if self.seconds > 0 else None
 
 
 Sums = Callable[[JobRecord], dict[str, Any]]
@@ -98,6 +112,11 @@ class LiveReports:
                 work = self._work.setdefault((tick.uuid, job), _Work())
                 work.seconds += interval.seconds
                 work.memory = interval.memory
+                work.throttled_s += interval.seconds if interval.throttled else 0.0
+                if interval.energy_mj is None or work.energy_mj is None:
+                    work.energy_mj = None
+                else:
+                    work.energy_mj += interval.energy_mj
                 if interval.utilisation is None:
                     work.unknown = True
                 else:
@@ -166,7 +185,12 @@ class LiveReports:
             for uuid, use in usage["gpus"].items():
                 work = self._now.get((uuid, record.job))
                 if work is not None:
-                    use["now"] = {"utilisation": work.percent, "memory": work.memory}
+                    use["now"] = {
+                        "utilisation": work.percent,
+                        "memory": work.memory,
+                        "watts": work.watts,
+                        "throttled": work.throttled_percent,
+                    }
             usage["at"], saved = round(time.time(), 1), self._saved(record)
             with self._state.lock:
                 fields = asdict(record)

@@ -13,6 +13,7 @@ from policy.monitoring import NodeMetrics
 from policy.node import FILE_NAME, NodePolicyFile
 from prolog_epilog.accounting import Tick, error_counters, share_of
 from prolog_epilog.agent import Agent
+from prolog_epilog.nics import Job
 from prolog_epilog.watching import Watch
 from sluice.base.log import log
 from sluice.exchange.readings import Reading, readings_of
@@ -132,7 +133,7 @@ class NodeExporter:
         self._xids: Counter[str] = Counter()
         self._sums: dict[tuple[int, str], _Sum] = {}
         self._before: dict[str, tuple[float, dict[str, dict[int, int]]]] = {}  # vendor -> time, busy by GPU and process
-        self._job_slots, self._process_slots = Slots(), Slots()
+        self._job_slots, self._process_slots, self._nic_slots = Slots(), Slots(), Slots()
         self._problem = ""
         agent.watcher.on_sample.append(self.sample)
         agent.accounting.on_tick.append(self.tick)
@@ -171,6 +172,7 @@ class NodeExporter:
             if since is None or watch.problem is not None:
                 self._ask(vendor, watch, now)
         stamp = self.output.stamp()
+        self.output.put("nics", [*self._nic_points(stamp), *self._job_nic_points(stamp)])
         self.output.put("agent", [*self._agent_points(stamp), *self.output.sender_points(stamp)])
         return min(max(0.0, self._next - self._clock()), _LOOK_S)
 
@@ -201,6 +203,32 @@ class NodeExporter:
         ]
 
     # ---- what ----
+
+    def _nic_points(self, stamp: int) -> Iterable[Point]:
+        for nic in self.agent.nics.interfaces() or ():
+            fields: dict[str, Value] = {"present": int(nic.present), "full_counters": nic.full}
+            if nic.up is not None:
+                fields["up"] = int(nic.up)
+            fields |= {f"{name}_total": count for name, count in nic.counts.items()}
+            yield Point("sluice_nic", {"node": self.state.node, "nic": nic.name, "kind": nic.kind}, fields, stamp)
+
+    def _job_nic_points(self, stamp: int) -> Iterable[Point]:
+        with self.state.lock:
+            records = {(record.job, record.started): record for record in self.state.records.values()}
+        jobs: dict[str, dict[Job, dict[str, Any]]] = {}
+        for job, nics in self.agent.nics.uses().items():
+            for nic, use in nics.items() if job in records else ():
+                jobs.setdefault(nic, {})[job] = use
+        for nic, uses in jobs.items():
+            slots = self._nic_slots.of(nic, uses)
+            for job, use in uses.items():
+                record = records[job]
+                fields: dict[str, Value] = {"shared": int(use["shared"])}
+                fields |= {f"{name}_total": count for name, count in use.items() if name != "shared"}
+                tags = {"node": self.state.node, "nic": nic, "account": record.account, "user": record.user}
+                tags |= {"partition": record.partition, "slot": str(slots[job])}
+                named, identity = self._named(tags, {"job": record.job})
+                yield Point("sluice_jobnic", named, fields, stamp, identity)
 
     def tick(self, tick: Tick) -> None:
         """A reader of what each sample says of jobs (`Accounting.on_tick`)."""

@@ -47,6 +47,8 @@ class NodeFacts:
     free_percent: dict[str, float | None] = field(default_factory=dict)  # by path
     room_mib: dict[str, float | None] = field(default_factory=dict)  # free, by folder that jobs need
     fabric: dict[str, list[str]] | None = None  # what the last preflight found here, by check; None: there was none
+    lost_nics: list[str] | None = None  # adapters that the kernel does not have any more; None: not known
+    nic_counts: dict[str, dict[str, int]] | None = None  # of RDMA interfaces, by name; None: not known
     skew_s: float | None = None  # this clock less the controller's
     outages: tuple[int, str] = (0, "")  # times in which jobs were unwatched, and the last one in words
     gpus: list[GpuFacts] = field(default_factory=list)

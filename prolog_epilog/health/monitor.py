@@ -23,6 +23,7 @@ from prolog_epilog.devices import NodeDevice
 from prolog_epilog.health import memory as memories
 from prolog_epilog.health.facts import Gpu, GpuFacts, NodeFacts
 from prolog_epilog.health.judge import NODE, Finding, Round, judge
+from prolog_epilog.nics import Nics
 from prolog_epilog.refusals import Refusal
 from prolog_epilog.server import Peer
 from prolog_epilog.state import MIB, RefusalError, State
@@ -70,14 +71,17 @@ class Monitor:
         spools: Iterable[str] = (),
         outages: Callable[[], tuple[int, str]] = lambda: (0, ""),
         fabric: Callable[[], dict[str, list[str]] | None] = lambda: None,
+        nics: Nics | None = None,
     ) -> None:
         """`spools`: folders without room in which no job can start, as slurm.conf names them (%n, %h: the node).
 
         `outages`: how often jobs were unwatched, and the last time as text. `fabric`: what the last preflight found.
+        `nics`: what network interfaces count; None: nobody reads it.
         """
         self._spools = list(spools)
         self._outages = outages
         self._fabric = fabric
+        self._nics = nics
         self._state = state
         self._watcher = watcher
         self._policy = NodePolicyFile(policy)
@@ -240,6 +244,8 @@ class Monitor:
         facts.room_mib = self._room()
         facts.outages = self._outages()
         facts.fabric = self._fabric()
+        if self._nics is not None:
+            facts.lost_nics, facts.nic_counts = self._nics.gone(), self._nics.rdma_counts()
         with self._lock:
             if now - self._memory.skew_at < _SKEW_KEPT_S:
                 facts.skew_s = self._memory.skew_s

@@ -143,7 +143,7 @@ def _used(page: dict[str, Any], fancy: bool) -> list[str]:
             lines.append(f"  GPU memory   {format_mib(used['gpu_memory_peak_mib'])}{of} at most on one GPU")
         if not used["gpus"] and used["utilisation_percent"] is not None:
             lines.append(f"  GPUs         {bar(used['utilisation_percent'], fancy)} {used['utilisation_percent']:.0f}%")
-        lines += _sums(used) + _bindings(used)
+        lines += _sums(used) + _slowest(used) + _nics(used) + _bindings(used)
     if host["cpu_percent"] is not None:
         lines.append(f"  CPUs         {bar(host['cpu_percent'], fancy)} {host['cpu_percent']:.0f}%")
     if host["memory_peak_mib"] is not None:
@@ -183,6 +183,44 @@ def _sums(used: dict[str, Any]) -> list[str]:
     if used.get("saved_at") is not None:
         words.append(f"last saved {moment(used['saved_at'])}")
     return [f"  {', '.join(words)}"] if words else []
+
+
+_SLOW = {
+    "throttled": "slowed down by power, heat or the hardware {value:.0f} % of the time (others: {others:.0f} %)",
+    "busy": "busy {value:.0f} % of the time, and the others {others:.0f} %, as they wait for it",
+    "power": "draws {value:.0f} W, and the others {others:.0f} W, as they wait for it inside kernels",
+}
+
+
+def _slowest(used: dict[str, Any]) -> list[str]:
+    """The GPU that the others wait for."""
+    one = used.get("slowest")
+    if not one:
+        return []
+    said = _SLOW[one["why"]].format(value=one["value"], others=one["others"])
+    return [f"  slowest      {one['node']} GPU {one['index']}: {said}"]
+
+
+def _nics(used: dict[str, Any]) -> list[str]:
+    """What the job's network interfaces counted."""
+    found = used.get("nics") or []
+    lines = [f"  network      {one['node']} {one['nic']}: {_nic(one)}" for one in found[:_MOST_LINES]]
+    if len(found) > _MOST_LINES:
+        lines.append(f"    ... and {len(found) - _MOST_LINES} interfaces more: see --json")
+    return lines
+
+
+def _nic(one: dict[str, Any]) -> str:
+    counts = dict(one["counts"])
+    words = [
+        f"{format_mib(counts.pop(name) >> 20)} {shown}"
+        for name, shown in (("transmit_bytes", "sent"), ("receive_bytes", "received"))
+        if name in counts
+    ]
+    words += [f"{name.replace('_', ' ')} {count}" for name, count in sorted(counts.items())]
+    shared = "shared with other jobs" if one["shared"] else ""
+    alone = f"counted while it was not: {', '.join(words)}" if words and shared else ", ".join(words)
+    return "; ".join(filter(None, (shared, alone))) or "nothing counted yet"
 
 
 def _bindings(used: dict[str, Any]) -> list[str]:

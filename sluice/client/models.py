@@ -1197,6 +1197,27 @@ class JobGpuUse(Model):
     errors: int | None
     now_percent: float | None
     now_mib: int | None
+    now_watts: float | None = Field(None, description="Its part of the GPU's power since the previous report.")
+    now_throttled_percent: float | None = Field(None, description="Part of that time in which the GPU was slowed down.")
+
+
+class JobNic(Model):
+    """What an RDMA interface that a job can open has counted, while no other job could use it."""
+
+    node: str
+    nic: str
+    shared: bool = Field(description="Another job could use it for some of the time.")
+    counts: dict[str, int] = Field(description="By counter (docs/metrics.md, sluice_jobnic); those that are not 0.")
+
+
+class SlowestGpu(Model):
+    """The GPU of a running job that its others wait for (docs/fabric.md)."""
+
+    node: str
+    index: int
+    why: Literal["throttled", "busy", "power"]
+    value: float = Field(description="Its own: percent of the time, or watts (power).")
+    others: float = Field(description="The middle one of the others.")
 
 
 class JobBinding(Model):
@@ -1228,6 +1249,8 @@ class JobUsed(Model):
     reported_at: float | None = Field(description="Of a running job: when its node last reported it.")
     saved_at: float | None = Field(None, description="When it last saved its state, on all of its nodes.")
     bindings: list[JobBinding] = Field([], description="What its tasks were bound to, and what is near their GPUs.")
+    nics: list[JobNic] = Field([], description="What its network interfaces counted.")
+    slowest: SlowestGpu | None = Field(None, description="The GPU that the others wait for; null: none stands out.")
     told: float | None = Field(None, description="`reported_at` under its earlier name.", deprecated=True)
 
 

@@ -134,6 +134,7 @@ class JobRecord:
     unsaved: str | None = None  # why its node cannot save it as it runs; "": it can; None: it is not to
     stages: list[Stage] = field(default_factory=list)
     refused: str = ""  # why the job was refused here for what its user asked; such a job has no grants
+    nics: list[str] | None = None  # RDMA interfaces that its steps can open; None: it has had none
     schema_version: int = SCHEMA_VERSION
 
     def ran(self, up: float) -> float | None:

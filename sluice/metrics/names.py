@@ -55,6 +55,23 @@ _GPU_TAGS = {
     "vendor": "nvidia, amd or intel",
     "model": "its model",
 }
+_NIC_COUNTS = (
+    _count("transmit_bytes", "sent; of RoCE by RDMA only"),
+    _count("receive_bytes", "received; of RoCE by RDMA only"),
+    _count("link_downs", "times that the link went down"),
+    _count("link_recoveries", "times that the link had to be trained again (InfiniBand)"),
+    _count("symbol_errors", "symbol errors of InfiniBand; packets with a wrong checksum of Ethernet"),
+    _count("receive_errors", "packets that were received with an error"),
+    _count("transmit_discards", "packets that could not be sent"),
+    _count(
+        "transmit_wait_ticks", "the adapter's ticks in which the network took none of what it had to send (InfiniBand)"
+    ),
+    _count("retransmissions", "times that RDMA sent again: timeouts, and what receivers missed or were not ready for"),
+    _count("out_of_sequence", "packets of RDMA that came out of order"),
+    _count("congestion_marks", "packets that switches had marked for congestion (RoCE)"),
+    _count("congestion_notifications", "requests of receivers to send more slowly (RoCE)"),
+)
+"""Since the node agent started, or of a job since it has the interface."""
 _WHOSE = {"account": "the tenant's account", "user": "the user"}
 
 MEASUREMENTS: tuple[Measurement, ...] = (
@@ -127,6 +144,34 @@ MEASUREMENTS: tuple[Measurement, ...] = (
             _count("busy_seconds", "of that, the GPU's time that was the job's"),
             _gauge("processes", "processes on the GPU"),
         ),
+        ("job",),
+    ),
+    Measurement(
+        "sluice_nic",
+        "node",
+        "A network interface, for all its users. What its driver does not count is left out.",
+        {"node": "its node", "nic": "its name", "kind": "ib (InfiniBand), roce or ethernet"},
+        (
+            _gauge("present", "0 where the adapter was there and is not any more, else 1"),
+            _gauge("up", "1 where the links of all its ports are up, else 0"),
+            _gauge(
+                "full_counters", "counters of its ports that are at their maximum, until they are reset (InfiniBand)"
+            ),
+            *_NIC_COUNTS,
+        ),
+    ),
+    Measurement(
+        "sluice_jobnic",
+        "node",
+        "A job with GPUs on an RDMA interface that it can open. Counted while no other job could use it.",
+        {
+            "node": "the node",
+            "nic": "the interface's name",
+            **_WHOSE,
+            "partition": "the job's",
+            "slot": "0 and up: which of the jobs on this interface",
+        },
+        (_gauge("shared", "1 where another job could use it, for some of the job's time, else 0"), *_NIC_COUNTS),
         ("job",),
     ),
     Measurement(

@@ -99,6 +99,8 @@ def _used(use: JobUse) -> dict[str, Any]:
         "reported_at": use.reported_at,
         "saved_at": use.saved_at,
         "bindings": list(use.bindings),
+        "nics": list(use.nics),
+        "slowest": None if use.slowest is None else asdict(use.slowest),
         "told": use.reported_at,  # its name until 0.1.0
     }
 

@@ -14,6 +14,7 @@ from sluice.exchange.admin_comment import parse
 from sluice.exchange.job_runs import Began, nearest, runs_of
 from sluice.exchange.record import JobRecord
 from sluice.exchange.running import now_of
+from sluice.report.slowest import Slowest, slowest
 
 _MIB = 1 << 20
 
@@ -41,6 +42,8 @@ class GpuUse:
     errors: int | None = None
     now_percent: float | None = None  # of a running job, since its node's previous report
     now_mib: int | None = None
+    now_watts: float | None = None
+    now_throttled_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class JobUse:
     saved_at: float | None = None  # when all its nodes had said that the job has saved its state
     events: tuple[dict[str, Any], ...] = ()  # limits hit and the like, with "node", "time", "action"
     bindings: tuple[dict[str, Any], ...] = ()  # of tasks, with "node" and "tasks": prolog_epilog/binding.py
+    nics: tuple[dict[str, Any], ...] = ()  # "node", "nic", "shared", "counts": prolog_epilog/nics.py
+    slowest: Slowest | None = None  # of a running job: the GPU that others wait for
 
 
 def of_records(records: Iterable[JobRecord]) -> JobUse:
@@ -68,6 +73,7 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
     gpus: list[GpuUse] = []
     events: list[dict[str, Any]] = []
     bindings: list[dict[str, Any]] = []
+    nics: list[dict[str, Any]] = []
     sums: dict[str, float] = {}
     reported: list[float] = []
     saved: list[float | None] = []
@@ -80,6 +86,7 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
                 sums[name] = sums.get(name, 0) + value
         at = _number(usage.get("at"))
         reported += [] if at is None else [at]
+        nics += _nics(record.node, usage.get("nics"))
         measured = usage.get("gpus")
         for grant in record.grants:
             found = measured.get(grant.uuid) if isinstance(measured, dict) else None
@@ -96,7 +103,25 @@ def of_records(records: Iterable[JobRecord]) -> JobUse:
         reported_at=min(reported, default=None),
         saved_at=saved_at,
         bindings=tuple(bindings),
+        nics=tuple(nics),
+        slowest=slowest(gpus),
     )
+
+
+def _nics(node: str, said: object) -> list[dict[str, Any]]:
+    """The interfaces of a job on a node, and what they counted for it."""
+    return [
+        {
+            "node": node,
+            "nic": str(nic),
+            "shared": use.get("shared") is True,
+            "counts": {
+                str(name): int(count) for name, value in use.items() if name != "shared" and (count := _number(value))
+            },
+        }
+        for nic, use in (said.items() if isinstance(said, Mapping) else ())
+        if isinstance(use, Mapping)
+    ]
 
 
 def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
@@ -108,6 +133,8 @@ def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
     errors = measured.get("errors")
     count = sum(v for v in errors.values() if isinstance(v, int)) if isinstance(errors, Mapping) else _number(errors)
     now_percent, now_mib = now_of(measured)
+    now = measured.get("now")
+    more = now if isinstance(now, Mapping) else {}
     return GpuUse(
         node=node,
         index=grant.index,
@@ -130,6 +157,8 @@ def _gpu(node: str, grant: Any, measured: Mapping[str, Any]) -> GpuUse:
         errors=None if count is None else int(count),
         now_percent=now_percent,
         now_mib=now_mib,
+        now_watts=_number(more.get("watts")),
+        now_throttled_percent=_number(more.get("throttled")),
     )
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +19,15 @@ from dev_cluster.cluster import DevCluster
 from gres_probe.collect import load_inventories
 from gres_probe.writer import generate
 from policy.compiled import CompiledPolicy, Global
+from policy.monitoring import NodeMetrics
+from policy.node import FILE_NAME, NodePolicy
 from sluice.base.slurm_version import parse_slurm_version
 from sluice.explain.decisions import check_file, list_files
 from sluice.explain.explanation import explain_job, parse_job
 from tests.integration.conftest import MakeCluster
 from tests.integration.jobs import shown, submit
-from tests.integration.settled import fresh_status, until
+from tests.integration.private_slurm import free_ports
+from tests.integration.settled import PATIENCE, fresh_status, until
 from tests.unit.prolog_epilog.nccl_rules import read
 
 simulates = pytest.mark.skipif(
@@ -115,6 +119,62 @@ def test_a_job_opens_its_own_interfaces(dgx: DevCluster) -> None:
         assert len(near) == min(opened, 1), near
         own = dgx.run(["srun", f"--gres={asked}", "sh", "-c", "echo $NCCL_IB_HCA"], env={"NCCL_IB_HCA": "mine"})
         assert own.stdout == "mine\n"
+
+
+@pytest.mark.cluster
+def test_what_interfaces_count_is_the_jobs_that_has_them(dgx: DevCluster) -> None:
+    """Errors that the driver counts while two jobs run; an adapter that vanishes under one of them."""
+    (port,) = free_ports(1)
+    settings = dgx.slurm_conf_dir() / FILE_NAME
+    settings.write_text(NodePolicy(metrics=NodeMetrics(prometheus=f"127.0.0.1:{port}", interval=1)).render())
+
+    def samples(name: str) -> dict[str, int]:
+        """By interface."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if line.startswith(f"{name}{{")]
+        return {re.findall(r'nic="(\w+)"', line)[0]: int(line.rpartition("}")[2].split()[0]) for line in lines}
+
+    def count(nic: str, value: int) -> None:
+        dgx.run(["sh", "-c", f"echo {value} >/sys/class/infiniband/{nic}/ports/1/counters/link_downed"], node="h-1")
+
+    def has(name: str, wanted: dict[str, int]) -> bool:
+        try:
+            return samples(name) == wanted
+        except OSError:  # the page is not served yet
+            return False
+
+    jobs = [submit(dgx, "--gres=gpu:2,nic:2", "--wrap=srun sleep 600", user="root") for _ in range(2)]
+    until(lambda: all(len(shown_nics(dgx, job)) == 2 for job in jobs))
+    own = [shown_nics(dgx, job) for job in jobs]
+    all_own = {nic: 0 for nics in own for nic in nics}
+    assert len(all_own) == 4
+    until(lambda: has("sluice_jobnic_shared", all_own))
+    until(lambda: has("sluice_nic_link_downs_total", dict.fromkeys(INTERFACES, 0)))
+    foreign = next(nic for nic in INTERFACES if nic not in all_own)
+    count(own[0][0], 3)
+    count(foreign, 9)
+    until(lambda: has("sluice_jobnic_link_downs_total", {own[0][0]: 3}))
+    until(lambda: samples("sluice_nic_link_downs_total")[foreign] == 9)
+    dgx.run(["rm", f"/sys/class/infiniband/{own[0][0]}"], node="h-1")
+    until(lambda: samples("sluice_nic_present")[own[0][0]] == 0)
+    until(lambda: f"not there any more: {own[0][0]}" in health(dgx), patience=PATIENCE)
+    dgx.run(["scancel", *map(str, jobs)])
+    records = [dgx.node_folder("h-1") / "records" / f"{job}.json" for job in jobs]
+    until(lambda: all(path.exists() for path in records))
+    first, second = (json.loads(path.read_text())["usage"]["nics"] for path in records)
+    assert first == {own[0][0]: {"shared": False, "link_downs": 3}, own[0][1]: {"shared": False}}
+    assert second == {nic: {"shared": False} for nic in own[1]}
+    settings.unlink()
+
+
+def shown_nics(cluster: DevCluster, job: int) -> list[str]:
+    """The RDMA interfaces that a running job can open."""
+    known = json.loads(cluster.run(["sluice", "agent", "status", "--json"], node="h-1").stdout)["jobs"]
+    return next((one["nics"] or [] for one in known if one["job"] == job), [])
+
+
+def health(cluster: DevCluster) -> str:
+    return cluster.run(["sluice", "health", "check"], node="h-1", check=False).stdout
 
 
 INTERFACES = [f"mlx5_{number}" for number in (0, 1, 3, 4, 5, 6, 7, 9, 10, 11)]

@@ -9,6 +9,7 @@ from prolog_epilog.health.check import Answer, Measured, NodeCheck, Status, repo
 from prolog_epilog.health.facts import NodeFacts
 
 _UP = ("ACTIVE", "up")
+_MOST_NAMED = 4  # interfaces
 
 
 def driver(node: NodeFacts, policy: NodeHealth) -> Answer:
@@ -68,6 +69,43 @@ def fabric_gpu(node: NodeFacts, policy: NodeHealth) -> Answer:
     return _named(node, "fabric_gpu")
 
 
+def fabric_lost(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """Adapters of the inventory that are not there any more."""
+    del policy
+    if node.lost_nics is None:
+        return Status.UNKNOWN if node.nics else Status.SKIPPED
+    return Measured(len(node.lost_nics), ", ".join(node.lost_nics))
+
+
+def fabric_flaps(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """Times that links of RDMA interfaces went down, or had to be trained again."""
+    del policy
+    return _counted(node, "link_downs", "link_recoveries")
+
+
+def fabric_errors(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """Errors on the wire: of symbols, and of packets that came."""
+    del policy
+    return _counted(node, "symbol_errors", "receive_errors")
+
+
+def fabric_retransmissions(node: NodeFacts, policy: NodeHealth) -> Answer:
+    """What RDMA interfaces had to send again."""
+    del policy
+    return _counted(node, "retransmissions")
+
+
+def _counted(node: NodeFacts, *names: str) -> Answer:
+    """The sum of the node's RDMA interfaces, and which have most of it."""
+    if node.nic_counts is None:
+        return Status.UNKNOWN if node.nics else Status.SKIPPED
+    by_nic = {nic: sum(counts.get(name, 0) for name in names) for nic, counts in node.nic_counts.items()}
+    if not by_nic:
+        return Status.SKIPPED
+    worst = sorted((nic for nic, count in by_nic.items() if count), key=lambda nic: (-by_nic[nic], nic))[:_MOST_NAMED]
+    return Measured(sum(by_nic.values()), ", ".join(f"{nic} {by_nic[nic]}" for nic in worst))
+
+
 def _named(node: NodeFacts, check: str) -> Answer:
     if node.fabric is None:
         return Status.SKIPPED
@@ -109,6 +147,7 @@ def agent_lost(node: NodeFacts, policy: NodeHealth) -> Answer:
     return Measured(count, words)
 
 
+_SINCE = " (since the agent started: {detail})"
 CHECKS = {
     "driver": NodeCheck(driver, "{detail}"),
     "driver_version": NodeCheck(driver_version, "driver versions: {detail}"),
@@ -116,6 +155,12 @@ CHECKS = {
     "fabric_nic": NodeCheck(fabric_nic, "{detail}"),
     "fabric_link": NodeCheck(fabric_link, "{detail}"),
     "fabric_gpu": NodeCheck(fabric_gpu, "{detail}"),
+    "fabric_lost": NodeCheck(fabric_lost, "not there any more: {detail}"),
+    "fabric_flaps": NodeCheck(fabric_flaps, "{value:.0f} link failures within {window}" + _SINCE, kind="growth"),
+    "fabric_errors": NodeCheck(fabric_errors, "{value:.0f} errors on links within {window}" + _SINCE, kind="growth"),
+    "fabric_retransmissions": NodeCheck(
+        fabric_retransmissions, "{value:.0f} retransmissions within {window}" + _SINCE, kind="growth"
+    ),
     "free_space": NodeCheck(free_space, "{detail}", below=True),
     "spool": NodeCheck(spool, "{detail}", below=True),
     "clock_skew": NodeCheck(clock_skew, "clock differs from the controller's by {value:.1f} s"),

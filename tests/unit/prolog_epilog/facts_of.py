@@ -48,6 +48,8 @@ def node(now: float, *gpus: GpuFacts, **changes: Any) -> NodeFacts:
         "problems": {one.gpu.vendor: None for one in gpus},
         "modules": {one.gpu.vendor: "570.1" for one in gpus},
         "nics": {"mlx5_0": "ACTIVE"},
+        "lost_nics": [],
+        "nic_counts": {"mlx5_0": {"link_downs": 0}},
         "free_percent": {"/tmp": 50.0},
         "skew_s": 0.1,
         "gpus": list(gpus),

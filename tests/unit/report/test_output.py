@@ -346,6 +346,8 @@ def test_a_page_is_lines_of_text(name: str) -> None:
                            "utilisation": {"mean": 50.0}, "peak_mib": 5}], "utilisation_percent": 50.0,
                  "gpu_energy_j": 1.0, "idle_gpu_s": 1.0, "throttled_s": 0, "refused": 1, "saved_at": 9,
                  "gpu_memory_peak_mib": 5, "gpu_memory_asked_mib": 10,
+                 "nics": [{"node": name, "nic": name, "shared": True, "counts": {name: 3, "transmit_bytes": 5 << 20}}],
+                 "slowest": {"node": name, "index": 0, "why": "busy", "value": 90.0, "others": 10.0},
                  "bindings": [{"node": name, "step": name, "tasks": 2, "gpu_nodes": name, "cpus": 4, "cpus_near": 1,
                                "cpu_nodes": name, "memory_nodes": name, "agrees": False}]},
         "host": {"cpu_percent": 10.0, "memory_peak_mib": 10},

@@ -599,6 +599,27 @@ def test_the_page_of_a_job_says_which_tasks_were_far_from_their_gpus(tmp_path: P
     )
 
 
+def test_the_page_of_a_job_says_which_gpu_is_slow_and_what_its_interfaces_counted(tmp_path: Path) -> None:
+    web = Web(tmp_path, [])
+    answer = web.daemon.answer
+    counts = {"transmit_bytes": 5000, "link_downs": 2}
+    used: dict[str, Any] = {
+        "gpus": [], "utilisation_percent": None, "gpu_memory_asked_mib": None, "gpu_memory_peak_mib": None,
+        "idle_gpu_s": None, "gpu_energy_j": None, "throttled_s": None, "refused": 0, "rung": "", "reported_at": None,
+        "saved_at": None, "nics": [{"node": "<n1>", "nic": "mlx5_0", "shared": True, "counts": counts}],
+        "slowest": {"node": "<n1>", "index": 3, "why": "power", "value": 650.4, "others": 330.0},
+    }  # fmt: skip
+
+    async def with_use(do: str, **words: Any) -> dict[str, Any]:
+        found = answer(do, **words)
+        return found | {"document": found["document"] | {"used": used}} if do == "job-page" else found
+
+    web.site.feed.ask = with_use  # type: ignore[method-assign]
+    text = " ".join(re.sub(r"<[^>]*>", " ", fetch(web, "/jobs/1", "alice").text).split())
+    assert "Slowest GPU &lt;n1&gt; GPU 3: draws 650" in text
+    assert "&lt;n1&gt; mlx5_0: shared with other jobs transmit bytes 5,000, link downs 2" in text
+
+
 def test_the_page_of_a_job_that_waits_says_what_its_priority_is_made_of_and_what_pools_do(tmp_path: Path) -> None:
     demo = Demo(40)
     number = next(job.id for job in demo.jobs.values() if job.state == "PENDING")
