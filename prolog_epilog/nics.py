@@ -186,14 +186,14 @@ class Nics:
         with self._lock:
             self._closed |= closed
 
-    def _owners(self) -> dict[str, list[Job]]:
-        """The jobs that can open each interface."""
+    def _owners(self) -> tuple[dict[str, list[Job]], set[int]]:
+        """The jobs that can open each interface; and those that are known: no step of theirs begins without `opened`."""
         found: dict[str, list[Job]] = {}
         with self._state.lock:
             for record in self._state.records.values():
                 for nic in record.nics or ():
                     found.setdefault(nic, []).append((record.job, record.started))
-        return found
+            return found, set(self._state.records)
 
     # ---- readings ----
 
@@ -201,23 +201,24 @@ class Nics:
         """A duty: read all counters, and count what has grown for the jobs that had an interface to themselves."""
         interfaces = self._find()
         grown = {name: one.read() for name, one in interfaces.items() if one.present}
-        owners, here = self._owners(), self._jobs_here()
+        here = self._jobs_here()
+        owners, known = self._owners()
         with self._lock:
             self._interfaces = interfaces
             self._shown = [replace(one, counts=Counter(one.counts)) for _, one in sorted(interfaces.items())]
             self._read_at = self._clock()
             for nic, jobs in owners.items():
-                self._count(nic, jobs, here, grown.get(nic, Counter()))
+                self._count(nic, jobs, not here <= known, grown.get(nic, Counter()))
             self._alone = {nic: job for nic, job in self._alone.items() if job in owners.get(nic, ())}
             having = {job for jobs in owners.values() for job in jobs}
             self._uses = {job: uses for job, uses in self._uses.items() if job in having}
 
-    def _count(self, nic: str, jobs: list[Job], here: set[int], grown: Mapping[str, int]) -> None:
+    def _count(self, nic: str, jobs: list[Job], others: bool, grown: Mapping[str, int]) -> None:
         """Where a job has it alone now, and had at the reading before, what has grown meanwhile is the job's.
 
-        Where devices are not confined, any other job on the node can use it, whether it has GPUs or not.
+        `others`: there are jobs without GPUs, which can use it where devices are not confined.
         """
-        alone = len(jobs) == 1 and (nic in self._closed or here <= {jobs[0][0]})
+        alone = len(jobs) == 1 and (nic in self._closed or not others)
         for job in jobs:
             use = self._uses.setdefault(job, {}).setdefault(nic, _Use())
             use.shared = use.shared or not alone

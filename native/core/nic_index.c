@@ -2,8 +2,8 @@
 /*
  * Nodes compared by the pairs of GPUs and NICs that they have for a request.
  *
- * For each of the last few kinds of requests, bitmaps say which nodes have room for it, and for how many pairs. A change
- * of a node marks it, and the next search for such a request counts its pairs again. Then the policy searches the nodes
+ * For each of the last few kinds of requests, bitmaps say which nodes have room for it, and for how many pairs. When a
+ * node changes, its pairs are counted again, for kinds that are seldom asked for by the next search. The policy searches the nodes
  * with the most pairs alone, without a look at NICs, and only what it has chosen is paired.
  */
 #include "cluster.h"
@@ -14,6 +14,7 @@
 enum {
     ASKS = 16,                    /* kinds of requests that are remembered */
     LEVELS = SLUICE_MAX_NICS + 1, /* room for 0 .. SLUICE_MAX_NICS pairs */
+    LATELY = 4 * ASKS,            /* searches with NICs */
 };
 
 /* What of a request decides how many pairs a node has for it. */
@@ -84,13 +85,6 @@ static void note_changed(struct ask *ask, uint32_t node)
     ask->changed_words[word / 64] |= UINT64_C(1) << (word % 64);
 }
 
-void sluice_nic_index_node_changed(struct sluice_cluster *cluster, uint32_t node)
-{
-    struct nic_index *index = cluster->nic_index;
-    for (int i = 0; i < ASKS && index->asks[i].used; i++)
-        note_changed(&index->asks[i], node);
-}
-
 /* In how many levels the node is; which nodes are open is another bitmap's. */
 static int level_of(const struct sluice_cluster *cluster, uint32_t node, const struct key *key)
 {
@@ -121,16 +115,35 @@ bool sluice_nic_index_sound(const struct sluice_cluster *cluster)
     return true;
 }
 
+static void count_again(const struct sluice_cluster *cluster, struct ask *ask, uint32_t node)
+{
+    int level = level_of(cluster, node, &ask->key);
+    if (level == ask->level[node])
+        return;
+    ask->nodes[ask->level[node]]--;
+    ask->nodes[level]++;
+    sluice_set_level(ask->levels, node, level, &ask->level[node]);
+}
+
+/* Kinds that were asked for lately are kept up to date: what is known of the node has just been touched, while a search
+ * that comes upon many changed nodes would wait for the memory of each. Of others the node is only marked. */
+void sluice_nic_index_node_changed(struct sluice_cluster *cluster, uint32_t node)
+{
+    struct nic_index *index = cluster->nic_index;
+    for (int i = 0; i < ASKS && index->asks[i].used; i++) {
+        struct ask *ask = &index->asks[i];
+        if (index->now - ask->used < LATELY)
+            count_again(cluster, ask, node);
+        else
+            note_changed(ask, node);
+    }
+}
+
 /* The nodes of one word of the bitmaps. */
 static void bring_up_to_date(const struct sluice_cluster *cluster, struct ask *ask, uint32_t word)
 {
-    for (uint64_t set = ask->changed[word]; set; set &= set - 1) {
-        uint32_t node = word * 64 + (uint32_t)__builtin_ctzll(set);
-        int level = level_of(cluster, node, &ask->key);
-        ask->nodes[ask->level[node]]--;
-        ask->nodes[level]++;
-        sluice_set_level(ask->levels, node, level, &ask->level[node]);
-    }
+    for (uint64_t set = ask->changed[word]; set; set &= set - 1)
+        count_again(cluster, ask, word * 64 + (uint32_t)__builtin_ctzll(set));
     ask->changed[word] = 0;
 }
 
@@ -174,17 +187,25 @@ static struct ask *ask_of(struct sluice_cluster *cluster, const struct need *nee
     return ask;
 }
 
-/* The candidates with at least `pairs` pairs: index->within. How many there are. */
+/* The candidates with at least `pairs` pairs: index->within. How many there are, at most; 0: none. */
 static uint32_t gather(struct sluice_cluster *cluster, const struct need *need, const struct ask *ask, int pairs)
 {
-    const uint64_t *candidates = sluice_candidates(cluster, need);
-    uint32_t count = 0;
-    for (size_t word = 0; word < (cluster->node_count + 63) / 64; word++) {
-        uint64_t set = sluice_candidate_word(need, candidates, word) & ask->levels[pairs][word];
-        cluster->nic_index->within[word] = set;
-        count += (uint32_t)__builtin_popcountll(set);
+    const uint64_t *candidates = sluice_candidates(cluster, need), *level = ask->levels[pairs];
+    uint64_t *within = cluster->nic_index->within, any = 0;
+    const size_t words = (cluster->node_count + 63) / 64;
+    uint32_t most = 0;
+    if (need->allowed) { /* they may be few, so that they are counted */
+        for (size_t word = 0; word < words; word++) {
+            within[word] = sluice_candidate_word(need, candidates, word) & level[word];
+            most += (uint32_t)__builtin_popcountll(within[word]);
+        }
+        return most;
     }
-    return count;
+    for (size_t word = 0; word < words; word++)
+        any |= within[word] = candidates[word] & level[word];
+    for (int more = pairs + 1; any && more <= LEVELS; more++)
+        most += ask->nodes[more];
+    return most;
 }
 
 /* NICs for a placement that was found without them. */

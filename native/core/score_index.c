@@ -218,10 +218,9 @@ uint32_t sluice_next_allowed(const struct need *need, uint32_t node)
     return NONE;
 }
 
-/* The same, of those that have as many idle GPUs as `node` - 1, from `node` on: for whole GPUs a bucket has no others. */
-static uint32_t next_alike(const struct sluice_cluster *cluster, const struct need *need, uint32_t node)
+/* The same, of those that have so many idle GPUs: for whole GPUs a bucket has no others. */
+static uint32_t next_alike(const struct sluice_cluster *cluster, const struct need *need, int idle, uint32_t node)
 {
-    const int idle = sluice_count(cluster->nodes[node - 1].idle);
     const uint64_t *at_least = cluster->open[idle], *more = idle + 1 < KINDS ? cluster->open[idle + 1] : NULL;
     for (size_t word = node / 64; word < need->allowed_words && word < (cluster->node_count + 63) / 64; word++) {
         uint64_t set = need->allowed[word] & at_least[word] & ~(more ? more[word] : 0);
@@ -233,12 +232,49 @@ static uint32_t next_alike(const struct sluice_cluster *cluster, const struct ne
     return NONE;
 }
 
+/* Is the node in the bucket, one of nodes by idle GPUs, and has it room? Without a walk through the tree. */
+static bool is_good(const struct score_index *index, const struct bucket *bucket, const struct need *need,
+                    uint32_t node)
+{
+    const struct filing *filing = &index->filings[node];
+    const uint8_t slot = filing->slot[ENTRY_IDLE];
+    return slot != NO_SLOT && &index->kinds[filing->kind]->groups[filing->kappa].buckets[slot] == bucket &&
+           has_room(&index->entries[entry_of(index, node, ENTRY_IDLE)].free, need);
+}
+
+/*
+ * Whole GPUs on allowed nodes, where ranks are the nodes' numbers: the bitmaps say which nodes are allowed and have as
+ * many idle GPUs, and most often the first of them is the one. The tree passes over those without room.
+ */
+static uint32_t first_allowed(const struct sluice_cluster *cluster, const struct bucket *bucket,
+                              const struct need *need, struct reach *reach)
+{
+    const struct entry *entries = cluster->index->entries;
+    const int idle = sluice_count(cluster->nodes[entries[bucket->root].node].idle);
+    uint32_t from = next_alike(cluster, need, idle, reach->from);
+    while (from < reach->before) {
+        if (is_good(cluster->index, bucket, need, from))
+            return from;
+        uint32_t found = first_with_room(entries, bucket->root, need, from);
+        if (found == NO_ENTRY || entries[found].rank >= reach->before)
+            return NONE;
+        if (sluice_node_allowed(need, entries[found].node))
+            return entries[found].node;
+        if (++reach->met > reach->patience)
+            return NONE;
+        from = next_alike(cluster, need, idle, entries[found].node + 1);
+    }
+    return NONE;
+}
+
 uint32_t sluice_bucket_first(const struct sluice_cluster *cluster, const struct bucket *bucket, const struct need *need,
                              struct reach *reach)
 {
     const struct entry *entries = cluster->index->entries;
     if (bucket->root == NO_ENTRY || bucket->first_rank >= reach->before || !has_room(&bucket->bounds, need))
         return NONE;
+    if (need->allowed && need->gpus && !need->share && !cluster->ordered)
+        return first_allowed(cluster, bucket, need, reach);
     for (uint32_t from = reach->from; from < reach->before;) {
         uint32_t found = first_with_room(entries, bucket->root, need, from);
         if (found == NO_ENTRY || entries[found].rank >= reach->before)
@@ -248,10 +284,7 @@ uint32_t sluice_bucket_first(const struct sluice_cluster *cluster, const struct 
         if (++reach->met > reach->patience)
             return NONE;
         /* Where ranks are the nodes' numbers, go on with the next node that is allowed. */
-        const uint32_t next = entries[found].node + 1;
-        from = cluster->ordered             ? entries[found].rank + 1
-               : need->gpus && !need->share ? next_alike(cluster, need, next)
-                                            : sluice_next_allowed(need, next);
+        from = cluster->ordered ? entries[found].rank + 1 : sluice_next_allowed(need, entries[found].node + 1);
     }
     return NONE;
 }

@@ -27,7 +27,7 @@ from sluice.explain.explanation import explain_job, parse_job
 from tests.integration.conftest import MakeCluster
 from tests.integration.jobs import shown, submit
 from tests.integration.private_slurm import free_ports
-from tests.integration.settled import PATIENCE, fresh_status, until
+from tests.integration.settled import fresh_status, until
 from tests.unit.prolog_epilog.nccl_rules import read
 
 simulates = pytest.mark.skipif(
@@ -143,7 +143,7 @@ def test_what_interfaces_count_is_the_jobs_that_has_them(dgx: DevCluster) -> Non
         except OSError:  # the page is not served yet
             return False
 
-    jobs = [submit(dgx, "--gres=gpu:2,nic:2", "--wrap=srun sleep 600", user="root") for _ in range(2)]
+    jobs = [submit(dgx, "--gres=gpu:2,nic:2", wrap="srun sleep 600", user="root") for _ in range(2)]
     until(lambda: all(len(shown_nics(dgx, job)) == 2 for job in jobs))
     own = [shown_nics(dgx, job) for job in jobs]
     all_own = {nic: 0 for nics in own for nic in nics}
@@ -157,8 +157,8 @@ def test_what_interfaces_count_is_the_jobs_that_has_them(dgx: DevCluster) -> Non
     until(lambda: samples("sluice_nic_link_downs_total")[foreign] == 9)
     dgx.run(["rm", f"/sys/class/infiniband/{own[0][0]}"], node="h-1")
     until(lambda: samples("sluice_nic_present")[own[0][0]] == 0)
-    until(lambda: f"not there any more: {own[0][0]}" in health(dgx), patience=PATIENCE)
-    dgx.run(["scancel", *map(str, jobs)])
+    until(lambda: f"not there any more: {own[0][0]}" in health(dgx))
+    dgx.run(["scancel", *jobs])
     records = [dgx.node_folder("h-1") / "records" / f"{job}.json" for job in jobs]
     until(lambda: all(path.exists() for path in records))
     first, second = (json.loads(path.read_text())["usage"]["nics"] for path in records)
@@ -167,10 +167,10 @@ def test_what_interfaces_count_is_the_jobs_that_has_them(dgx: DevCluster) -> Non
     settings.unlink()
 
 
-def shown_nics(cluster: DevCluster, job: int) -> list[str]:
+def shown_nics(cluster: DevCluster, job: str) -> list[str]:
     """The RDMA interfaces that a running job can open."""
     known = json.loads(cluster.run(["sluice", "agent", "status", "--json"], node="h-1").stdout)["jobs"]
-    return next((one["nics"] or [] for one in known if one["job"] == job), [])
+    return next((one["nics"] or [] for one in known if str(one["job"]) == job), [])
 
 
 def health(cluster: DevCluster) -> str:
