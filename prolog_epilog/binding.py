@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,17 @@ class Binding:
     cpu_nodes: str
     memory_nodes: str
     agrees: bool  # all of its CPUs are near, and so may be its memory
+    huge_mib: int | None = None  # reserved as huge pages on its GPUs' NUMA nodes; None: the kernel has none at all
+    huge_far_mib: int | None = None  # and on the node's others
 
     def detail(self, step: str) -> dict[str, Any]:
         """For the event."""
         return {"step": step, **asdict(self)}
 
 
-def binding_of(pid: int, devices: Iterable[NodeDevice], numa: Mapping[int, str], proc: Path = PROC) -> Binding | None:
+def binding_of(
+    pid: int, devices: Iterable[NodeDevice], numa: Mapping[int, str], proc: Path = PROC, sys: Path = Path("/sys")
+) -> Binding | None:
     """A process's binding, seen from its GPUs; `numa`: the CPUs of the node's NUMA nodes.
 
     None where there is nothing to be near: one NUMA node, GPUs whose place is not known, or a process that has ended.
@@ -53,6 +58,7 @@ def binding_of(pid: int, devices: Iterable[NodeDevice], numa: Mapping[int, str],
         nodes = {node: set(expand_ranges(text)) for node, text in numa.items()}
     except (KeyError, OSError, SluiceError):
         return None
+    huge = {node: _huge_mib(sys, node) for node in numa}
     cpus_near = cpus & set().union(*(nodes[node] for node in near))
     return Binding(
         gpu_nodes=fold_ranges(near),
@@ -61,4 +67,21 @@ def binding_of(pid: int, devices: Iterable[NodeDevice], numa: Mapping[int, str],
         cpu_nodes=fold_ranges(node for node, of_node in nodes.items() if cpus & of_node),
         memory_nodes=fold_ranges(memory),
         agrees=cpus_near == cpus and bool(memory & near),
+        huge_mib=_sum(huge[node] for node in near),
+        huge_far_mib=_sum(huge[node] for node in numa.keys() - near),
     )
+
+
+def _huge_mib(sys: Path, node: int) -> int | None:
+    """What a NUMA node has reserved as huge pages, of all sizes, used or not; None where it has no such thing."""
+    found = []
+    for folder in (sys / f"devices/system/node/node{node}/hugepages").glob("hugepages-*kB"):
+        with suppress(OSError, ValueError):
+            kib = int(folder.name.removeprefix("hugepages-").removesuffix("kB"))
+            found.append(kib * int((folder / "nr_hugepages").read_text()))
+    return sum(found) >> 10 if found else None
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None

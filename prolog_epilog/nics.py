@@ -187,7 +187,7 @@ class Nics:
             self._closed |= closed
 
     def _owners(self) -> tuple[dict[str, list[Job]], set[int]]:
-        """The jobs that can open each interface; and those that are known: no step of theirs begins without `opened`."""
+        """The jobs that can open each interface; and all jobs with GPUs, of which no step begins without `opened`."""
         found: dict[str, list[Job]] = {}
         with self._state.lock:
             for record in self._state.records.values():

@@ -227,8 +227,10 @@ def _bindings(used: dict[str, Any]) -> list[str]:
     """Tasks that were bound far from their GPUs, and what to do about it; one line where there are none."""
     found = used.get("bindings") or []
     far = [one for one in found if not one["agrees"]]
+    huge = _huge(found)
     if not far:
-        return ["  binding      the CPUs of all tasks are near their GPUs, and so may be their memory"] if found else []
+        near = ["  binding      the CPUs of all tasks are near their GPUs, and so may be their memory"] if found else []
+        return near + huge
     lines = ["  binding      tasks are not near their GPUs, which makes copies to and from these slower:"]
     lines += [
         f"    {one['node']} step {one['step']}, {one['tasks']} {'task' if one['tasks'] == 1 else 'tasks'}: {_far(one)} "
@@ -237,7 +239,17 @@ def _bindings(used: dict[str, Any]) -> list[str]:
     ]
     if len(far) > _MOST_LINES:
         lines.append(f"    ... and {len(far) - _MOST_LINES} more: see --json")
-    return [*lines, "    try --gres-flags=enforce-binding, or srun's --cpu-bind and --mem-bind"]
+    return [*lines, "    try --gres-flags=enforce-binding, or srun's --cpu-bind and --mem-bind", *huge]
+
+
+def _huge(bindings: list[dict[str, Any]]) -> list[str]:
+    """Huge pages of the nodes, where there are any: those near the GPUs, and the others."""
+    sizes = {one["node"]: (one.get("huge_mib") or 0, one.get("huge_far_mib") or 0) for one in bindings}
+    return [
+        f"  huge pages   {node}: {format_mib(near)} on the GPUs' NUMA nodes, {format_mib(far)} on others"
+        for node, (near, far) in list(sizes.items())[:_MOST_LINES]
+        if near or far
+    ]
 
 
 def _far(one: dict[str, Any]) -> str:

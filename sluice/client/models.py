@@ -1232,6 +1232,8 @@ class JobBinding(Model):
     cpu_nodes: str
     memory_nodes: str
     agrees: bool = Field(description="All of its CPUs are near, and its memory may be.")
+    huge_mib: int | None = Field(None, description="Reserved as huge pages on the GPUs' NUMA nodes, used or not.")
+    huge_far_mib: int | None = Field(None, description="The same on the node's other NUMA nodes.")
 
 
 class JobUsed(Model):

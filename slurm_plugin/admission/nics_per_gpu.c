@@ -82,11 +82,28 @@ static const char *contradiction(const struct sluice_submission *submission, con
     for (int per = 0; per < SLUICE_PER_COUNT; per++)
         if (sluice_tres_names(submission->tres[per], "nic"))
             return "the job counts its interfaces in another way, too; leave out either";
-    uint32_t parts;
-    if (only_in_total(request) && counted_by(submission, request, &parts) == SLUICE_PER_JOB)
-        return "Slurm divides --gpus among nodes without a look at interfaces; add a number of nodes (-N) or tasks "
-               "(-n) that divides it, or count GPUs with --gpus-per-node or --gpus-per-task";
     return NULL;
+}
+
+/* GPUs in total that neither a number of nodes nor of tasks divides: which numbers of nodes would, e.g. "-N1, -N5". */
+static bool refuse_open(const struct sluice_submission *submission, const struct sluice_tres_request *request,
+                        struct sluice_admission *admission)
+{
+    enum { LISTED = 5, MOST_NODES = 1024 };
+    const uint64_t gpus = gpus_per(request, SLUICE_PER_JOB);
+    char fit[LISTED * 8] = "", why[256];
+    for (uint32_t nodes = 1, listed = 0; listed < LISTED && nodes <= gpus && nodes <= MOST_NODES; nodes++) {
+        if (!is_divisible(request, nodes))
+            continue;
+        size_t length = strlen(fit);
+        snprintf(fit + length, sizeof fit - length, "%s-N%" PRIu32, length ? ", " : "", nodes);
+        listed++;
+    }
+    snprintf(why, sizeof why,
+             "Slurm divides --gpus among nodes without a look at interfaces; add a number of nodes (-N) or tasks (-n) "
+             "that divides %" PRIu64 " (%s), or count GPUs with --gpus-per-node or --gpus-per-task",
+             gpus, fit);
+    return refuse(submission, why, admission);
 }
 
 bool sluice_add_nics_per_gpu(const struct sluice_slurm *slurm, const struct sluice_submission *submission,
@@ -98,6 +115,8 @@ bool sluice_add_nics_per_gpu(const struct sluice_slurm *slurm, const struct slui
     const bool total = only_in_total(request);
     bool fits = true;
     uint32_t parts = 1;
+    if (total && counted_by(submission, request, &parts) == SLUICE_PER_JOB)
+        return refuse_open(submission, request, admission);
     const int divided = total ? (int)counted_by(submission, request, &parts) : SLUICE_PER_COUNT;
     for (int per = 0; per < SLUICE_PER_COUNT; per++) {
         uint64_t gpus = per == divided          ? gpus_per(request, SLUICE_PER_JOB) / parts

@@ -54,10 +54,17 @@ static bool is_step_of_allocation(void)
 #define ROLE_VARIABLE "SLUICE_STEP_ROLE" /* for the task prolog */
 static char role_of_step[SLUICE_GPU_ROLE_NAME_MAX + 1];
 
-static int take_role_of_step(const char *value)
+static int take_role_of_step(const char *value, int remote)
 {
     if (!value || !sluice_is_role_name(value)) {
         slurm_error("sluice: --" ROLE " of a step is the name of one of its job's roles, e.g. --" ROLE "=decode");
+        return ESPANK_BAD_ARG;
+    }
+    /* srun parses the options of all components of a heterogeneous step in one process. */
+    if (!remote && role_of_step[0] && strcmp(role_of_step, value) != 0) {
+        slurm_error("sluice: --" ROLE "=%s and --" ROLE "=%s: a step has one role; start a step for each, as in "
+                    "`srun --" ROLE "=%s ... & srun --" ROLE "=%s ... & wait`",
+                    role_of_step, value, role_of_step, value);
         return ESPANK_BAD_ARG;
     }
     snprintf(role_of_step, sizeof role_of_step, "%s", value);
@@ -71,7 +78,7 @@ static int take(int index, const char *value, int remote)
     if (!name)
         return ESPANK_BAD_ARG;
     if (strcmp(name, ROLE) == 0 && (remote ? !strchr(value ? value : "", ':') : is_step_of_allocation()))
-        return take_role_of_step(value);
+        return take_role_of_step(value, remote);
     if (!remote && is_step_of_allocation() && strcmp(name, PROFILE) != 0) {
         slurm_error(
             "sluice: --%s is an option of jobs, and this srun starts a step of job %s; give a step its part of the "

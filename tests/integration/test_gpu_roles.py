@@ -180,6 +180,10 @@ def test_what_is_refused(cluster: DevCluster) -> None:
         ["salloc", "--gpus=8", "--gpu-role=a:4,b:4", "srun", "--gpu-role=a:4", "true"], user="alice", check=False
     )
     assert "of a step is the name of one of its job's roles" in done.stderr
+    steps = ["srun", "-n1", "--gpu-role=a", "true", ":", "-n1", "--gpu-role=b", "true"]
+    done = cluster.run(["salloc", "--gpus=8", "--gpu-role=a:4,b:4", *steps], user="alice", check=False)
+    assert done.returncode != 0
+    assert "--gpu-role=a and --gpu-role=b: a step has one role; start a step for each, as in" in done.stderr
     job = submit(cluster, "-H", "--gpus=8", "--gpu-role=a:4,b:4")
     changed = cluster.run(["scontrol", "update", f"jobid={job}", "numtasks=2"], check=False)
     assert changed.returncode == 0, changed.stderr

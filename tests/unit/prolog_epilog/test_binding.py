@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from prolog_epilog.binding import binding_of
+from prolog_epilog.devices import NodeDevice
 from sluice.exchange.record import MOST_RECORD, JobRecord
 from sluice.report.summaries import of_records
 from tests.unit.prolog_epilog.examples import device, record
@@ -43,6 +44,24 @@ def test_binding_next_to_gpus(tmp_path: Path, devices, cpus: str, memory: str, e
     assert shown == expected
 
 
+def test_huge_pages_near_the_gpus_and_elsewhere(tmp_path: Path) -> None:
+    proc, sys = proc_with(tmp_path / "proc", "0-3", "0-1"), tmp_path / "sys"
+
+    def huge(*devices: NodeDevice) -> tuple[int | None, int | None]:
+        found = binding_of(5, devices, NUMA, proc, sys)
+        assert found is not None
+        return found.huge_mib, found.huge_far_mib
+
+    assert huge(GPU_0) == (None, None)  # a kernel without
+    for node, size, count in ((0, 2048, 512), (0, 1048576, 2), (1, 2048, 0)):
+        folder = sys / f"devices/system/node/node{node}/hugepages/hugepages-{size}kB"
+        folder.mkdir(parents=True)
+        (folder / "nr_hugepages").write_text(f"{count}\n")
+    assert huge(GPU_0) == (1024 + 2048, 0)
+    assert huge(GPU_1) == (0, 1024 + 2048)
+    assert huge(GPU_0, GPU_1) == (1024 + 2048, None)
+
+
 @pytest.mark.parametrize(
     ("devices", "numa", "pid"),
     [
@@ -69,7 +88,7 @@ def test_a_record_keeps_few_and_counts_alike_ones(tmp_path: Path) -> None:
     """A user's tasks may be bound in as many ways as they like."""
     one = record()
     for task in range(1000):
-        found = binding_of(5, [GPU_0], NUMA, proc_with(tmp_path, f"0-{task % 31}", "0"))
+        found = binding_of(5, [GPU_0], NUMA, proc_with(tmp_path, f"0-{task % 31}", "0"), tmp_path)
         assert found is not None
         one.note("binding", **found.detail("0"))
     assert len(one.events) == 16
@@ -79,6 +98,6 @@ def test_a_record_keeps_few_and_counts_alike_ones(tmp_path: Path) -> None:
     assert len(bindings) == 16
     assert bindings[0] | {"tasks": 0} == {
         "node": "n1", "tasks": 0, "step": "0", "gpu_nodes": "0", "cpus": 1, "cpus_near": 1, "cpu_nodes": "0",
-        "memory_nodes": "0", "agrees": True,
+        "memory_nodes": "0", "agrees": True, "huge_mib": None, "huge_far_mib": None,
     }  # fmt: skip
     assert bindings[0]["tasks"] > 30
