@@ -3,7 +3,7 @@
 #include "admission/description_slurm.h"
 
 #include "admission/admission_slurm.h"
-#include "runtime/log.h"
+#include "runtime/runtime.h"
 
 #include <errno.h>
 #include <stdio.h>
