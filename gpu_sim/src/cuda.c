@@ -25,6 +25,13 @@ static void inject(void)
     }
 }
 
+static uint64_t pool_step(void)
+{
+    const char *mib = getenv("SLUICE_SIM_POOL_STEP_MIB");
+    long step = mib != NULL ? strtol(mib, NULL, 10) : 0;
+    return step > 0 && step <= 1024 && step % 2 == 0 ? (uint64_t)step * SIM_MIB : POOL_STEP;
+}
+
 static void begin(void)
 {
     cuda_await_checkpoints();
@@ -47,7 +54,7 @@ CU(cuInit, unsigned int flags)
     if (!finds_itself()) {
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
-    CUresult result = flags != 0 ? CUDA_ERROR_INVALID_VALUE : result_of(rt_open(SIM_VENDOR_NVIDIA, GRANULE, lists, 1));
+    CUresult result = flags != 0 ? CUDA_ERROR_INVALID_VALUE : result_of(rt_open(SIM_VENDOR_NVIDIA, GRANULE, pool_step(), lists, 1));
     if (result == CUDA_SUCCESS) {
         pthread_once(&once, begin);
     }

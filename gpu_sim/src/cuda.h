@@ -58,6 +58,7 @@ typedef struct {
 } CUmemAccessDesc;
 
 #define GRANULE (2 * SIM_MIB) /* device memory comes in pages of 2 MiB */
+#define POOL_STEP (32 * SIM_MIB) /* pools grow by: measured on an H200, driver 580.159.04; of graphs' memory assumed */
 static inline CUresult result_of(enum rt_status status)
 {
     static const CUresult results[] = {
@@ -170,6 +171,7 @@ void cuda_drop_variables(CUcontext context);
 CU(cuDriverGetVersion, int *version);
 CU(cuDeviceGetUuid_v2, unsigned char *uuid, CUdevice device);
 CU(cuMemFree_v2, CUdeviceptr address);
+CUresult cuda_free_in_stream(CUdeviceptr address);
 /* Before a context is gone: what the runtime library keeps with it. */
 void cuda_context_ends(CUcontext context);
 

@@ -79,7 +79,7 @@ CU(cuMemAllocPitch_v2, CUdeviceptr *address, size_t *pitch, size_t width, size_t
     return cuda_allocate(RT_DEVICE, address, *pitch * height);
 }
 
-CU(cuMemFree_v2, CUdeviceptr address)
+static CUresult free_by(enum rt_status (*way)(void *memory), CUdeviceptr address)
 {
     CUresult result = result_of(rt_ready());
     if (result == CUDA_SUCCESS && cuda_graph_free(address)) {
@@ -89,7 +89,22 @@ CU(cuMemFree_v2, CUdeviceptr address)
     if (address != 0 && cuda_context(&context) == CUDA_SUCCESS) {
         cuda_held(context, SIM_FREED, address);
     }
-    return result != CUDA_SUCCESS || address == 0 ? result : result_of(rt_free(cuda_pointer(address), RT_DEVICE));
+    return result != CUDA_SUCCESS || address == 0 ? result : result_of(way(cuda_pointer(address)));
+}
+
+static enum rt_status free_now(void *memory)
+{
+    return rt_free(memory, RT_DEVICE);
+}
+
+CU(cuMemFree_v2, CUdeviceptr address)
+{
+    return free_by(free_now, address);
+}
+
+CUresult cuda_free_in_stream(CUdeviceptr address)
+{
+    return free_by(rt_free_in_stream, address);
 }
 
 CU(cuMemGetAddressRange_v2, CUdeviceptr *base, size_t *size, CUdeviceptr address)

@@ -163,7 +163,7 @@ CU(cuMemFreeAsync, CUdeviceptr address, CUstream stream)
     if (cuda_recording(stream) != NULL) {
         return cuda_graph_capture_free(stream->capture, address);
     }
-    return cuMemFree_v2(address);
+    return cuda_free_in_stream(address);
 }
 
 /* ---- streams and events ---- */

@@ -37,6 +37,7 @@ static CUresult wait_until(CUcontext context, CUstream stream, uint64_t when, ui
 {
     struct sim_activity activity = {.kind = SIM_WAITED, .start = line_now(), .waited = how};
     line_sleep_until(when);
+    rt_waited(context->device);
     activity.end = line_now();
     cuda_happened(context, stream, &activity);
     return CUDA_SUCCESS;

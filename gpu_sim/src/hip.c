@@ -56,7 +56,7 @@ hipError_t hip_start(void)
 {
     static const char *const lists[] = {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"};
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    hipError_t error = hip_result(rt_open(SIM_VENDOR_AMD, HIP_GRANULE, lists, 2));
+    hipError_t error = hip_result(rt_open(SIM_VENDOR_AMD, HIP_GRANULE, HIP_GRANULE, lists, 2));
     static _Thread_local bool loading; /* tools may use HIP */
     if (error == hipSuccess && !loading) {
         loading = true;

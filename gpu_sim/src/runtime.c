@@ -108,6 +108,7 @@ static void drop_context(struct rt_context *context)
         }
         rt_forget(victim);
     }
+    rt_settle_pending(context->device);
     struct rt_block *block = rt_block_of(context, RT_CONTEXT);
     if (block != NULL) {
         for (unsigned i = 0; i < RT_EXTRAS; i++) {
@@ -247,14 +248,14 @@ void *rt_reserve(size_t size, int protection)
 
 void rt_pool_release(struct rt_pool *pool, uint64_t keep)
 {
-    uint64_t stay = pool->used > keep ? pool->used : keep;
+    uint64_t busy = pool->used + pool->pending, stay = busy > keep ? busy : keep;
     if (pool->reserved > stay) {
-        uint64_t granules = rt_round_up(stay, rt_all.granule);
-        if (pool->reserved > granules) {
+        uint64_t steps = rt_round_up(stay, rt_all.pool_step);
+        if (pool->reserved > steps) {
             if (pool->home != RT_IN_HOST) {
-                rt_give_back(pool->device, pool->reserved - granules);
+                rt_give_back(pool->device, pool->reserved - steps);
             }
-            pool->reserved = granules;
+            pool->reserved = steps;
         }
     }
 }
@@ -365,6 +366,23 @@ enum rt_status rt_free(void *memory, enum rt_kind kind)
     }
     pthread_mutex_unlock(&rt_all.lock);
     return match ? RT_OK : RT_INVALID;
+}
+
+enum rt_status rt_free_in_stream(void *memory)
+{
+    pthread_mutex_lock(&rt_all.lock);
+    struct rt_block *block = rt_ready() == RT_OK ? rt_block_of(memory, RT_DEVICE) : NULL;
+    struct rt_pool *pool = block != NULL ? block->pool : NULL;
+    if (pool != NULL) {
+        if (pool->pending == 0) {
+            pool->next_pending = rt_all.pending;
+            rt_all.pending = pool;
+        }
+        pool->pending += block->charge;
+        rt_forget(block);
+    }
+    pthread_mutex_unlock(&rt_all.lock);
+    return pool != NULL ? RT_OK : rt_free(memory, RT_DEVICE);
 }
 
 enum rt_status rt_find(const void *memory, struct rt_block *block)

@@ -57,11 +57,14 @@ struct rt_pool {
     int device;
     enum rt_home home;
     uint64_t threshold, reserved, used, reserved_high, used_high;
+    uint64_t pending; /* freed in a stream, for which the host has not waited since: can be used again, but is kept */
+    struct rt_pool *next_pending;
 };
 
 /* `lists` are environment variables, applied one on the result of the other; `granule` is what device memory comes
- * in. */
-enum rt_status rt_open(enum sim_vendor vendor, uint64_t granule, const char *const *lists, size_t list_count);
+ * in, `pool_step` what pools grow and shrink by. */
+enum rt_status rt_open(enum sim_vendor vendor, uint64_t granule, uint64_t pool_step, const char *const *lists,
+                       size_t list_count);
 enum rt_status rt_ready(void); /* RT_CLOSED before rt_open and after a fork */
 int rt_count(void);
 /* The GPU behind an ordinal, fresh; `index` and `instance` may be NULL. */
@@ -85,6 +88,10 @@ enum rt_status rt_context_grow(struct rt_context *context, unsigned which, int64
 
 enum rt_status rt_alloc(struct rt_context *context, enum rt_kind kind, size_t size, void **memory);
 enum rt_status rt_free(void *memory, enum rt_kind kind);
+/* Device memory, in a stream: a pool's own keeps it until rt_waited. */
+enum rt_status rt_free_in_stream(void *memory);
+/* The host has waited for a device: pools give up what was freed in streams, as far as their thresholds say. */
+void rt_waited(int device);
 /* Keep `about`, which is then its, with an allocation. */
 void rt_describe(void *memory, void *about);
 /* Move managed memory as a whole; to the device only where it has room. */

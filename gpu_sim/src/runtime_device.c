@@ -182,7 +182,8 @@ static void after_fork(void)
     rt_all.forked = rt_all.owner != 0;
 }
 
-enum rt_status rt_open(enum sim_vendor vendor, uint64_t granule, const char *const *lists, size_t list_count)
+enum rt_status rt_open(enum sim_vendor vendor, uint64_t granule, uint64_t pool_step, const char *const *lists,
+                       size_t list_count)
 {
     pthread_mutex_lock(&rt_all.lock);
     enum rt_status status = RT_OK;
@@ -191,6 +192,7 @@ enum rt_status rt_open(enum sim_vendor vendor, uint64_t granule, const char *con
         if (status == RT_OK) {
             rt_all.owner = getpid();
             rt_all.granule = granule;
+            rt_all.pool_step = pool_step;
             find_devices(lists, list_count);
             vram_find();
             if (vendor == SIM_VENDOR_NVIDIA) {

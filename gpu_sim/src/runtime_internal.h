@@ -23,9 +23,10 @@ extern struct rt_state {
     pthread_mutex_t lock;
     pid_t owner; /* 0: closed */
     bool forked; /* since then: a driver does not survive that */
-    uint64_t granule;
+    uint64_t granule, pool_step;
     int count;
     struct rt_device devices[RT_MAX_DEVICES];
+    struct rt_pool *pending; /* pools that have some */
     struct rt_pool host; /* of the host's memory, which costs nothing here */
     void *blocks;        /* tree of struct rt_block by address */
     void *mappings;      /* tree of struct rt_mapping by address; runtime_range.c */
@@ -50,5 +51,7 @@ struct rt_block *rt_place(struct rt_context *context, enum rt_kind kind, size_t 
 void *rt_reserve(size_t size, int protection);
 /* Give back what a pool has beyond its use and `keep`. */
 void rt_pool_release(struct rt_pool *pool, uint64_t keep);
+/* What was freed in streams is free. */
+void rt_settle_pending(int device);
 
 #endif

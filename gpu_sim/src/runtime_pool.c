@@ -66,12 +66,44 @@ enum rt_status rt_pool_new(int device, enum rt_home home, struct rt_pool **pool)
     return status;
 }
 
+/* The lock is held. */
+static void not_pending(struct rt_pool *pool)
+{
+    struct rt_pool **place = &rt_all.pending;
+    while (*place != NULL && *place != pool) {
+        place = &(*place)->next_pending;
+    }
+    if (*place != NULL) {
+        *place = pool->next_pending;
+    }
+    pool->pending = 0;
+}
+
+void rt_settle_pending(int device)
+{
+    for (struct rt_pool *pool = rt_all.pending, *next; pool != NULL; pool = next) {
+        next = pool->next_pending;
+        if (pool->device == device) {
+            not_pending(pool);
+            rt_pool_release(pool, pool->threshold);
+        }
+    }
+}
+
+void rt_waited(int device)
+{
+    pthread_mutex_lock(&rt_all.lock);
+    rt_settle_pending(device);
+    pthread_mutex_unlock(&rt_all.lock);
+}
+
 enum rt_status rt_pool_free(struct rt_pool *pool)
 {
     pthread_mutex_lock(&rt_all.lock);
     struct rt_block *block = rt_ready() == RT_OK ? rt_block_of(pool, RT_POOL) : NULL;
     enum rt_status status = block == NULL ? RT_INVALID : pool->used > 0 ? RT_BUSY : RT_OK;
     if (status == RT_OK) {
+        not_pending(pool);
         rt_pool_release(pool, 0);
         struct rt_pool **current = current_place(pool->device, pool->home);
         if (*current == pool) {
@@ -90,7 +122,7 @@ static enum rt_status pool_grow(struct rt_pool *pool, uint64_t bytes)
     uint64_t need = pool->used + bytes;
     enum rt_status status = RT_OK;
     if (need > pool->reserved) {
-        uint64_t more = rt_round_up(need - pool->reserved, rt_all.granule);
+        uint64_t more = rt_round_up(need - pool->reserved, rt_all.pool_step);
         status = pool->home == RT_IN_HOST ? RT_OK : rt_hold(pool->device, (int64_t)more);
         pool->reserved += status == RT_OK ? more : 0;
     }
@@ -100,6 +132,12 @@ static enum rt_status pool_grow(struct rt_pool *pool, uint64_t bytes)
 static void pool_take(struct rt_pool *pool, uint64_t bytes)
 {
     pool->used += bytes;
+    if (pool->used + pool->pending > pool->reserved) { /* it is used again */
+        pool->pending = pool->reserved - pool->used;
+        if (pool->pending == 0) {
+            not_pending(pool);
+        }
+    }
     pool->used_high = pool->used > pool->used_high ? pool->used : pool->used_high;
     pool->reserved_high = pool->reserved > pool->reserved_high ? pool->reserved : pool->reserved_high;
 }

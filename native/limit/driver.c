@@ -168,12 +168,27 @@ static struct limit_pool_record *know_pool(struct limit_session *session, struct
     return record ? record : add_pool(session, pool, pool.driver->device(pool.ordinal));
 }
 
-/* Bring the charge to what the driver keeps; true: something was given back. */
+static void trim(struct limit_pool pool)
+{
+    if (pool.handle)
+        pool.driver->trim_pool(pool.handle);
+    else
+        pool.driver->trim_graphs(pool.ordinal);
+}
+
+/* Bring the charge to what the driver keeps; true: something was given back. While it holds more than there is room for,
+ * pools keep nothing that is unused: what was freed in a stream goes once the host has waited for that. */
 static bool settle(struct limit_pool_record *record)
 {
     uint64_t reserved, before = record->bytes;
-    if (record->device < 0 || !reserved_of(record->pool, &reserved) || reserved == before)
+    if (record->device < 0 || !reserved_of(record->pool, &reserved))
         return false;
+    if (reserved > before && limit_take(record->device, reserved - before))
+        before = reserved;
+    if (reserved > before || limit_owes(record->device)) {
+        trim(record->pool);
+        reserved_of(record->pool, &reserved);
+    }
     if (reserved > before)
         limit_owe(record->device, reserved - before);
     else
@@ -207,18 +222,23 @@ static void look_later(struct limit_session *session)
     atomic_store_explicit(&session->late_looks, LATE_LOOKS, memory_order_relaxed);
 }
 
+static uint64_t whole(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
 /* Charge growth by `size` bytes in use before it happens. */
 static bool take_growth(struct limit_session *session, struct limit_pool pool, uint64_t size)
 {
     struct limit_pool_record *record = know_pool(session, pool);
-    uint64_t used, granule = pool.driver->granule;
+    uint64_t used;
     if (!record || record->device < 0)
         return record && record->device == LIMIT_NO_LIMIT;
     settle(record);
     if (size > far_too_much || !used_of(pool, &used))
         return false;
-    uint64_t need = used + (size + 511) / 512 * 512, reserved = record->bytes;
-    uint64_t growth = need > reserved ? (need - reserved + granule - 1) / granule * granule : 0;
+    uint64_t need = used + whole(size, 512), reserved = record->bytes;
+    uint64_t growth = need > reserved ? whole(need - reserved, pool.driver->pool_step) : 0;
     if (!limit_take(record->device, growth))
         return false;
     record->bytes += growth;
@@ -244,14 +264,16 @@ bool limit_pool_end(struct limit_session *session, struct limit_pool pool, bool 
     if (record && record->device >= 0 && reserved_of(pool, &reserved)) {
         if (reserved < record->bytes)
             limit_give(record->device, record->bytes - reserved);
-        else if (reserved > record->bytes && allocated)
+        else if (reserved > record->bytes)
             covered = limit_take(record->device, reserved - record->bytes);
         record->bytes = covered ? reserved : record->bytes;
     }
+    if (!covered && !allocated)
+        settle(record);
     pthread_mutex_unlock(&session->pools);
     if (!covered)
         look_later(session);
-    return covered;
+    return covered || !allocated;
 }
 
 void limit_pool_made(struct limit_pool pool, int device)

@@ -12,9 +12,12 @@
 /* The vendor's own answers; each false where it has none. Ordinals are the driver's numbers of devices. */
 struct limit_driver {
     uint64_t granule;           /* bytes of a page of device memory */
+    uint64_t pool_step;         /* bytes that pools grow by, or a multiple of it */
     int (*device)(int ordinal); /* of the ledger */
     bool (*pool_attribute)(void *pool, int attribute, uint64_t *value);
     bool (*graph_attribute)(int ordinal, int attribute, uint64_t *value);
+    void (*trim_pool)(void *pool);
+    void (*trim_graphs)(int ordinal);
     bool (*graph_nodes)(void *graph, void **nodes, size_t *count);
     bool (*node_memory)(void *node, int *ordinal, uint64_t *bytes); /* of a node that allocates device memory */
     bool (*node_graph)(void *node, void **graph);                   /* of a node that is a graph */
@@ -62,10 +65,10 @@ uint64_t limit_array_3d_bytes(const struct array_3d *what, unsigned levels);
 
 /* ---- pools: charged with what the driver keeps in them (its own figure), not with what it handed out ---- */
 
-/* Charge growth by `size` bytes before it happens. True: the lock is held until limit_pool_end, which must follow. */
+/* Charge what `size` bytes more in use make the pool grow by, in whole steps, before it happens. True: the lock is held
+ * until limit_pool_end, which must follow. */
 bool limit_pool_begin(struct limit_session *session, struct limit_pool pool, uint64_t size);
-/* `allocated`: the driver did. False: its pool grew by more than there is room for; the caller frees, trims,
- * settles. */
+/* `allocated`: the driver did. False: its pool grew by more than there is room for; the caller frees and settles. */
 bool limit_pool_end(struct limit_session *session, struct limit_pool pool, bool allocated);
 void limit_pool_made(struct limit_pool pool, int device);
 /* The ordinal of a known pool's device; -1: unknown. */

@@ -34,6 +34,8 @@ HOOK(API(MemPrefetchAsync), device_address, size_t, int, void *);
 HOOK(API(MemPrefetchAsync_v2), device_address, size_t, struct location, unsigned, void *);
 HOOK(MALLOC_ASYNC, device_address *, size_t, void *);
 HOOK(MALLOC_FROM_POOL_ASYNC, device_address *, size_t, void *, void *);
+HOOK(API(MemPoolTrimTo), void *, size_t);
+HOOK(API(DeviceGraphMemTrim), int);
 HOOK(FREE_ASYNC, device_address, void *);
 HOOK(API(GraphLaunch), void *, void *);
 
@@ -122,6 +124,16 @@ static bool graph_attribute(int ordinal, int attribute, uint64_t *value)
     return VENDOR(API(DeviceGetGraphMemAttribute), ordinal, attribute, value) == SUCCESS;
 }
 
+static void trim_pool(void *pool)
+{
+    VENDOR(API(MemPoolTrimTo), pool, 0);
+}
+
+static void trim_graphs(int ordinal)
+{
+    VENDOR(API(DeviceGraphMemTrim), ordinal);
+}
+
 static bool graph_nodes(void *graph, void **nodes, size_t *count)
 {
     return VENDOR(API(GraphGetNodes), graph, nodes, count) == SUCCESS;
@@ -152,9 +164,12 @@ static bool node_graph(void *node, void **graph)
 
 static const struct limit_driver driver = {
     .granule = GRANULE,
+    .pool_step = POOL_STEP,
     .device = device_of,
     .pool_attribute = pool_attribute,
     .graph_attribute = graph_attribute,
+    .trim_pool = trim_pool,
+    .trim_graphs = trim_graphs,
     .graph_nodes = graph_nodes,
     .node_memory = node_memory,
     .node_graph = node_graph,
@@ -316,7 +331,8 @@ HOOK(API(MemPoolTrimTo), void *pool, size_t keep)
     (named ? VENDOR_AS(MALLOC_FROM_POOL_ASYNC, call, address, size, handle, stream)                                    \
            : VENDOR_AS(MALLOC_ASYNC, call, address, size, stream))
 
-/* Freed again where the driver's pool grew by more than there is room for: it may take more at a time than is asked. */
+/* Freed again where the driver's pool grew by more than was charged, and there is no room for it: where its free memory
+ * is in pieces that are too small. */
 static int alloc_from(struct limit_call *call, bool named, device_address *address, size_t size, void *handle,
                       void *stream)
 {
@@ -341,7 +357,6 @@ static int alloc_from(struct limit_call *call, bool named, device_address *addre
     int result = VENDOR_ASYNC();
     if (!limit_pool_end(session, pool, result == SUCCESS)) {
         VENDOR(FREE_ASYNC, *address, stream);
-        VENDOR(API(MemPoolTrimTo), pool.handle, 0);
         limit_settle_pools(&driver, session);
         return OUT_OF_MEMORY;
     }

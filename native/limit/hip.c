@@ -110,7 +110,7 @@
 #define GET_ADDRESS_RANGE hipMemGetAddressRange
 #define LIBRARY limit_hip
 #define ORDINALS LIMIT_HIP
-enum { GRANULE = 4096 };
+enum { GRANULE = 4096, POOL_STEP = GRANULE };
 
 #include "driver_wrappers.h"
 

@@ -269,7 +269,7 @@ bool limit_take(int device, uint64_t bytes)
     struct limit_session *session = device >= 0 ? limit_session() : NULL;
     if (!session)
         return false;
-    return bytes == 0 || (pay_debt(session, device) && reserve(session, (uint32_t)device, bytes));
+    return pay_debt(session, device) && (bytes == 0 || reserve(session, (uint32_t)device, bytes));
 }
 
 void limit_give(int device, uint64_t bytes)
@@ -298,6 +298,12 @@ void limit_owe(int device, uint64_t bytes)
     pthread_mutex_lock(&it->lock);
     __atomic_store_n(&it->owed, it->owed + bytes, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&it->lock);
+}
+
+bool limit_owes(int device)
+{
+    struct limit_session *session = device >= 0 ? limit_session() : NULL;
+    return session && __atomic_load_n(&session->devices[device].owed, __ATOMIC_RELAXED) != 0;
 }
 
 bool limit_take_spill(int device, uint64_t bytes)

@@ -51,11 +51,12 @@ struct limit_session *limit_session(void);
 int limit_device(const unsigned char uuid[16], const char *pci, const char *name);
 
 /* Charge bytes before the driver is asked for them; false: over the limit, or closed. Processes that died are
- * reaped. */
+ * reaped. 0 bytes are refused, too, while something is owed: the driver may hand that out. */
 bool limit_take(int device, uint64_t bytes);
 void limit_give(int device, uint64_t bytes);
 /* The driver holds bytes that no program asked for: charge them now or, when there is no room, before anything else. */
 void limit_owe(int device, uint64_t bytes);
+bool limit_owes(int device);
 
 /* The same of host memory beyond the limit. */
 bool limit_take_spill(int device, uint64_t bytes);
