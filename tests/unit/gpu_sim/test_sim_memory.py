@@ -103,12 +103,17 @@ ok(cu.cuMemAllocPitch_v2(c.byref(p), c.byref(pitch), c.c_size_t(1000), c.c_size_
 assert pitch.value == 1024
 ok(cu.cuMemFree_v2(p))
 ok(cu.cuMemAllocAsync(c.byref(p), size, None)); step("pool")
-ok(cu.cuMemFreeAsync(p, None)); step("pool freed")
+ok(cu.cuMemFreeAsync(p, None)); step("pool freed in the stream")
+ok(cu.cuStreamSynchronize(None)); step("pool freed")
+ok(cu.cuMemAllocAsync(c.byref(p), c.c_size_t(100 * MIB), None)); step("pool in steps")
+ok(cu.cuMemFree_v2(p)); step("pool freed at once")
 pool = c.c_void_p()
 ok(cu.cuDeviceGetDefaultMemPool(c.byref(pool), 0))
 ok(cu.cuMemPoolSetAttribute(pool, 4, c.byref(c.c_uint64(2**63))))
 ok(cu.cuMemAllocAsync(c.byref(p), size, None))
-ok(cu.cuMemFreeAsync(p, None)); step("pool kept")
+ok(cu.cuMemFreeAsync(p, None))
+ok(cu.cuMemPoolTrimTo(pool, c.c_size_t(0))); step("pool trimmed too early")
+ok(cu.cuCtxSynchronize()); step("pool kept")
 ok(cu.cuMemPoolTrimTo(pool, c.c_size_t(0))); step("pool trimmed")
 array = c.c_void_p()
 ok(cu.cuArrayCreate_v2(c.byref(array), c.byref(Array(4096, 4096, 0x20, 1)))); step("array")
@@ -135,7 +140,11 @@ print(json.dumps(steps))
         "managed": 64,
         "pitch": 64,
         "pool": 64,
+        "pool freed in the stream": 64,
         "pool freed": 0,
+        "pool in steps": 128,
+        "pool freed at once": 0,
+        "pool trimmed too early": 64,
         "pool kept": 64,
         "pool trimmed": 0,
         "array": 64,

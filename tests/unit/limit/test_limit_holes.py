@@ -72,11 +72,11 @@ def take(mib):
 @pytest.mark.parametrize("kind", IN_DOMAIN)
 def test_a_part_of_a_device_is_charged_to_the_device(make_job: MakeJob, kind: str) -> None:
     """CUDA 13 names a domain of locality as a place: the device in the lowest byte, the domain in the next one."""
-    job = make_job(CONTEXT + 50, 600)
-    out, _ = job.run(CUDA + "start()\nwhere = 1\n" + IN_DOMAIN[kind] + "print(json.dumps([take(602), take(600)]))")
+    job = make_job(CONTEXT + 50, 608)
+    out, _ = job.run(CUDA + "start()\nwhere = 1\n" + IN_DOMAIN[kind] + "print(json.dumps([take(610), take(608)]))")
     assert json.loads(out) == [2, 0]
     with job.region() as region:
-        assert (region.usage(0).peak >> 20, region.usage(1).peak >> 20) == (CONTEXT, 600)
+        assert (region.usage(0).peak >> 20, region.usage(1).peak >> 20) == (CONTEXT, 608)
 
 
 def test_contexts_of_the_drivers_unnamed_function_are_charged(make_job: MakeJob) -> None:
@@ -188,7 +188,7 @@ print(json.dumps(said))
 
 def test_recorded_allocations_are_charged_when_they_run(make_job: MakeJob) -> None:
     """A stream's recording allocates nothing; its graph does, and is refused where there is no room."""
-    job = make_job(CONTEXT + 100)
+    job = make_job(CONTEXT + 128)
     out, _ = job.run(
         CUDA
         + """
@@ -203,17 +203,17 @@ def record(*mibs):
     ok(cu.cuStreamEndCapture(stream, c.byref(graph)))
     ok(cu.cuGraphInstantiateWithFlags(c.byref(executable), graph, c.c_ulonglong(1)))
     return executable
-large, fits = record(60, 50), record(60, 40)
+large, fits = record(60, 70), record(60, 68)
 said = [info()[0], cu.cuGraphLaunch(large, stream), info()[0], cu.cuGraphLaunch(fits, stream), info()[0], alloc(1)]
 said += [cu.cuGraphLaunch(fits, stream), info()[0]]
 print(json.dumps(said))
 """
     )
-    assert json.loads(out) == [100, 2, 100, 0, 0, -2, 0, 0]
+    assert json.loads(out) == [128, 2, 128, 0, 0, -2, 0, 0]
 
 
 def test_graphs_within_graphs_are_charged(make_job: MakeJob) -> None:
-    job = make_job(CONTEXT + 100)
+    job = make_job(CONTEXT + 128)
     out, _ = job.run(
         CUDA
         + """
@@ -226,14 +226,14 @@ def within(mib):
     ok(cu.cuGraphAddChildGraphNode(c.byref(c.c_void_p()), outer, None, c.c_size_t(0), inner))
     ok(cu.cuGraphInstantiateWithFlags(c.byref(executable), outer, c.c_ulonglong(1)))
     return executable
-print(json.dumps([cu.cuGraphLaunch(within(101), None), info()[0], cu.cuGraphLaunch(within(90), None), info()[0]]))
+print(json.dumps([cu.cuGraphLaunch(within(129), None), info()[0], cu.cuGraphLaunch(within(90), None), info()[0]]))
 """
     )
-    assert json.loads(out) == [2, 100, 0, 10]
+    assert json.loads(out) == [2, 128, 0, 32]
 
 
 def test_pools_are_charged_with_what_they_keep(make_job: MakeJob) -> None:
-    job = make_job(CONTEXT + 100)
+    job = make_job(CONTEXT + 128)
     out, _ = job.run(
         CUDA
         + """
@@ -241,10 +241,10 @@ start()
 pool = c.c_void_p()
 ok(cu.cuDeviceGetDefaultMemPool(c.byref(pool), 0))
 ok(cu.cuMemPoolSetAttribute(pool, 4, c.byref(c.c_uint64(2**63))))
-one = alloc_async(100)
+one = alloc_async(128)
 said = [one > 0, alloc_async(1)]
 ok(cu.cuMemFreeAsync(c.c_uint64(one), None))
-said += [info()[0], alloc(2), alloc_async(60) > 0, alloc_async(40) > 0, alloc_async(1)]
+said += [info()[0], alloc(2), alloc_async(60) > 0, alloc_async(68) > 0, alloc_async(1)]
 print(json.dumps(said))
 """
     )

@@ -1,9 +1,11 @@
-"""Pools, which grow in steps and keep what was freed in a stream until the host has waited: the limit holds for what the
-driver has for them, as its own figures and the vendor's tool show it."""
+"""Pools, which grow in steps and keep what was freed in a stream until the host has waited: the limit holds for what
+the driver has for them, as its own figures and the vendor's tool show it."""
 
 from __future__ import annotations
 
 import json
+import select
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -45,6 +47,12 @@ def wait():
 def shown(node: Node, *processes: int) -> int:
     """MiB on GPU 0, as the vendor's tool shows them."""
     return sum(h.memory_mib for h in holdings(node.folder) if h.gpu == 0 and h.pid in processes)
+
+
+def answer(process: subprocess.Popen[str]) -> None:
+    assert process.stdin
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 @pytest.mark.parametrize("threshold", ["", "keep()"], ids=["releases", "keeps"])
@@ -103,16 +111,15 @@ def test_a_driver_with_larger_steps_is_corrected(make_job: MakeJob, dgx: Node) -
 keep()
 step(json.dumps([alloc(200) > 0, alloc_async(90), alloc_async(90), alloc_async(1 / MIB), alloc(2), figure(USED)]))
 wait()
-step(json.dumps([figure(RESERVED), info()[0], alloc_async(64) > 0, alloc_async(1), alloc(36) > 0, info()[0]]))
+step(json.dumps([figure(RESERVED), info()[0], alloc_async(64) > 0, alloc_async(1), wait(), alloc(36) > 0, info()[0]]))
 """,
         SLUICE_SIM_POOL_STEP_MIB="64",
     )
-    assert process.stdout and process.stdin
+    assert process.stdout
     assert json.loads(process.stdout.readline()) == [True, -2, -2, -2, -2, 0]
     assert job.charged() == CONTEXT + 296
-    process.stdin.write("\n")
-    process.stdin.flush()
-    assert json.loads(process.stdout.readline()) == [0, 100, True, -2, True, 0]
+    answer(process)
+    assert json.loads(process.stdout.readline()) == [0, 100, True, -2, None, True, 0]
     assert job.charged() == shown(dgx, process.pid) == CONTEXT + 300
 
 
@@ -129,12 +136,11 @@ step(json.dumps([one > 0, two > 0, figure(RESERVED)]))
 step(json.dumps([alloc_async(96) > 0, alloc_async(100), figure(RESERVED), alloc(2), info()[0]]))
 """
     )
-    assert process.stdout and process.stdin
+    assert process.stdout
     assert json.loads(process.stdout.readline()) == [True, True, 320]
     with job.region() as region:
         region.set_limit(0, (CONTEXT + 200) << 20)
-    process.stdin.write("\n")
-    process.stdin.flush()
+    answer(process)
     assert json.loads(process.stdout.readline()) == [True, -2, 320, -2, 0]
     assert job.charged() == shown(dgx, process.pid) == CONTEXT + 320
 
@@ -196,8 +202,8 @@ step(json.dumps([*said, cu.cuGraphLaunch(small, None), reserved(), info()[0], al
 
 
 def test_processes_and_threads_race_with_their_pools(make_job: MakeJob, dgx: Node, full_scale: bool) -> None:
-    """Looked at from outside all the time: never above the limit, and in the end all of it is in use but for less than a
-    step."""
+    """Looked at from outside all the time: never above the limit, and in the end all of it is in use but for less than
+    a step."""
     rounds = 400 if full_scale else 60
     job = make_job(2 * CONTEXT + 330)
     processes = [
@@ -238,25 +244,18 @@ step("full")
         for who in range(2)
     ]
 
-    def answer(process: object) -> None:
-        process.stdin.write("\n")  # type: ignore[attr-defined]
-        process.stdin.flush()  # type: ignore[attr-defined]
-
     ids = [process.pid for process in processes]
     for process in processes:
         assert process.stdout and process.stdout.readline() == "ready\n"
     for process in processes:
         answer(process)
     most = 0
-    import select
-
-    waiting = {process.stdout: process for process in processes}
+    waiting = [process.stdout for process in processes if process.stdout]
     while waiting:
         most = max(most, shown(dgx, *ids))
-        for stream in select.select(list(waiting), [], [], 0.001)[0]:
-            line = stream.readline()  # type: ignore[union-attr]
-            assert line == "done\n", processes[0].stderr
-            del waiting[stream]
+        for stream in select.select(waiting, [], [], 0.001)[0]:
+            assert stream.readline() == "done\n"
+            waiting.remove(stream)
     assert 2 * CONTEXT < most <= 2 * CONTEXT + 330
     assert job.charged() == shown(dgx, *ids) == 2 * CONTEXT
     for process in processes:
