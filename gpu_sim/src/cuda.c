@@ -54,7 +54,8 @@ CU(cuInit, unsigned int flags)
     if (!finds_itself()) {
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
-    CUresult result = flags != 0 ? CUDA_ERROR_INVALID_VALUE : result_of(rt_open(SIM_VENDOR_NVIDIA, GRANULE, pool_step(), lists, 1));
+    CUresult result =
+        flags != 0 ? CUDA_ERROR_INVALID_VALUE : result_of(rt_open(SIM_VENDOR_NVIDIA, GRANULE, pool_step(), lists, 1));
     if (result == CUDA_SUCCESS) {
         pthread_once(&once, begin);
     }

@@ -57,7 +57,7 @@ typedef struct {
     int flags;
 } CUmemAccessDesc;
 
-#define GRANULE (2 * SIM_MIB) /* device memory comes in pages of 2 MiB */
+#define GRANULE (2 * SIM_MIB)    /* device memory comes in pages of 2 MiB */
 #define POOL_STEP (32 * SIM_MIB) /* pools grow by: measured on an H200, driver 580.159.04; of graphs' memory assumed */
 static inline CUresult result_of(enum rt_status status)
 {

@@ -27,9 +27,9 @@ extern struct rt_state {
     int count;
     struct rt_device devices[RT_MAX_DEVICES];
     struct rt_pool *pending; /* pools that have some */
-    struct rt_pool host; /* of the host's memory, which costs nothing here */
-    void *blocks;        /* tree of struct rt_block by address */
-    void *mappings;      /* tree of struct rt_mapping by address; runtime_range.c */
+    struct rt_pool host;     /* of the host's memory, which costs nothing here */
+    void *blocks;            /* tree of struct rt_block by address */
+    void *mappings;          /* tree of struct rt_mapping by address; runtime_range.c */
 } rt_all;
 
 uint64_t rt_round_up(uint64_t bytes, uint64_t unit);

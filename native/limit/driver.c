@@ -374,7 +374,8 @@ void limit_graph_made(const struct limit_driver *driver, void *graph, void *exec
     atomic_fetch_add(&session->graphs, 1);
 }
 
-/* The lock `pools` is held. A graph that ran before has its memory still, or again. */
+/* The lock `pools` is held. A graph that is launched again has its memory still. Not so if another ran since, or memory
+ * of graphs was freed: what is reserved may be in use by others. */
 static bool take_graph(struct limit_session *session, const struct limit_driver *driver,
                        const struct limit_entry *entry)
 {
@@ -382,8 +383,8 @@ static bool take_graph(struct limit_session *session, const struct limit_driver 
     for (int i = 0; i < LIMIT_ORDINALS; i++) {
         struct limit_pool pool = {.driver = driver, .ordinal = i};
         uint64_t reserved, bytes = memory->bytes[i];
-        bool ran = entry->size != 0;
-        bool has = bytes == 0 || (ran && reserved_of(pool, &reserved) && reserved >= bytes) ||
+        bool again = session->last_graph == entry->key;
+        bool has = bytes == 0 || (again && reserved_of(pool, &reserved) && reserved >= bytes) ||
                    take_growth(session, pool, bytes);
         if (!has)
             return false;
@@ -422,10 +423,8 @@ enum limit_launch limit_graph_begin(const struct limit_driver *driver, void *exe
 void limit_graph_end(const struct limit_driver *driver, struct limit_entry *entry, bool launched)
 {
     struct limit_session *session = limit_session();
-    if (launched && entry->size == 0) {
-        entry->size = 1;
-        limit_table_put(&session->table, entry);
-    }
+    if (launched)
+        session->last_graph = entry->key;
     settle_graph(session, driver, entry);
     pthread_mutex_unlock(&session->pools);
     look_later(session);
@@ -436,8 +435,20 @@ bool limit_graph_take(struct limit_session *session, void *executable, struct li
     return limit_table_take(&session->table, LIMIT_GRAPH, (uint64_t)(uintptr_t)executable, entry);
 }
 
+void limit_graph_memory_freed(const struct limit_driver *driver, struct limit_session *session)
+{
+    pthread_mutex_lock(&session->pools);
+    session->last_graph = 0;
+    pthread_mutex_unlock(&session->pools);
+    limit_settle_pools(driver, session);
+}
+
 void limit_graph_destroyed(struct limit_session *session, struct limit_entry *entry, bool destroyed)
 {
+    pthread_mutex_lock(&session->pools);
+    if (destroyed && session->last_graph == entry->key)
+        session->last_graph = 0; /* the next graph may get its address */
+    pthread_mutex_unlock(&session->pools);
     if (destroyed)
         free((void *)(uintptr_t)entry->link);
     else

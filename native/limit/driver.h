@@ -87,6 +87,8 @@ void limit_graph_made(const struct limit_driver *driver, void *graph, void *exec
 enum limit_launch { LIMIT_PLAIN, LIMIT_CHARGED, LIMIT_REFUSED };
 enum limit_launch limit_graph_begin(const struct limit_driver *driver, void *executable, struct limit_entry *entry);
 void limit_graph_end(const struct limit_driver *driver, struct limit_entry *entry, bool launched);
+/* Something at an address that is not known here was freed, which may be a graph's. */
+void limit_graph_memory_freed(const struct limit_driver *driver, struct limit_session *session);
 /* Takes a graph out before it is destroyed; what became of it decides `destroyed`. */
 bool limit_graph_take(struct limit_session *session, void *executable, struct limit_entry *entry);
 void limit_graph_destroyed(struct limit_session *session, struct limit_entry *entry, bool destroyed);

@@ -208,7 +208,7 @@ static const struct limit_driver driver = {
         else if (known)                                                                                                \
             limit_table_put(&session->table, &entry);                                                                  \
         else if (session && atomic_load_explicit(&session->graphs, memory_order_relaxed) != 0)                         \
-            limit_settle_pools(&driver, session); /* a graph's memory may be freed like any other */                   \
+            limit_graph_memory_freed(&driver, session);                                                                \
         return result;                                                                                                 \
     } while (0)
 

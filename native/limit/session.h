@@ -41,6 +41,7 @@ struct limit_session {
     bool opened[SLUICE_LIMIT_MAX_DEVICES];    /* where OpenCL or HIP has a context */
     void *in_files;                           /* physical memory that only exported files keep */
     struct limit_pool_record *pool_list;      /* pools that this process is charged for */
+    uint64_t last_graph;                      /* launched, and has its memory still; under `pools` */
     atomic_uint graphs, spills, late_looks;   /* how many need attention; 0 spares looking */
 };
 

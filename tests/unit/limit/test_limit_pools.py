@@ -201,6 +201,31 @@ step(json.dumps([*said, cu.cuGraphLaunch(small, None), reserved(), info()[0], al
     assert job.charged() == shown(dgx, process.pid) == CONTEXT + 96
 
 
+def test_graphs_in_turns_hold_no_more_than_the_limit(make_job: MakeJob, dgx: Node) -> None:
+    """What a graph had when it ran last may be another's now."""
+    job = make_job(CONTEXT + 100)
+    process = job.start(
+        BEGIN
+        + """
+def made():
+    graph, executable, node = c.c_void_p(), c.c_void_p(), Node(pool=Pool(1, 0, 1, 0), bytes=90 * MIB)
+    ok(cu.cuGraphCreate(c.byref(graph), 0))
+    ok(cu.cuGraphAddMemAllocNode(c.byref(c.c_void_p()), graph, None, c.c_size_t(0), c.byref(node)))
+    ok(cu.cuGraphInstantiateWithFlags(c.byref(executable), graph, c.c_ulonglong(1)))
+    return executable, node.address
+def launch(graph):
+    return cu.cuGraphLaunch(graph, None)
+(one, its), (other, others) = made(), made()
+said = [launch(one), launch(other), launch(one), free(its), launch(other), launch(one), launch(other)]
+said += [free(others), launch(one), launch(one), info()[0]]
+step(json.dumps(said))
+"""
+    )
+    assert process.stdout
+    assert json.loads(process.stdout.readline()) == [0, 2, 0, 0, 0, 2, 0, 0, 0, 0, 4]
+    assert job.charged() == shown(dgx, process.pid) == CONTEXT + 96
+
+
 def test_processes_and_threads_race_with_their_pools(make_job: MakeJob, dgx: Node, full_scale: bool) -> None:
     """Looked at from outside all the time: never above the limit, and in the end all of it is in use but for less than
     a step."""
