@@ -18,7 +18,7 @@ from sluice.base.text import one_line
 _AMD_PLUGINS = ("/usr/lib/criu/amdgpu_plugin.so", "/usr/lib64/criu/amdgpu_plugin.so",
                 "/usr/lib/x86_64-linux-gnu/criu/amdgpu_plugin.so")  # fmt: skip
 _DRIVER_S = 20.0
-_OFF_S = 600.0  # for all of a GPU's memory: 2.4 GiB/s were measured on an H200 with driver 580
+_OFF_S = 600.0  # for all of a GPU's memory: 1.3 to 1.7 GiB/s were measured on an H200 with driver 580
 
 
 class NeverError(SluiceError):

@@ -113,6 +113,10 @@ class Holder:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.outer.wait()
+        end = time.monotonic() + SECONDS
+        while Path(f"/proc/{self.pid}").exists():  # a name of its sockets is in use until then
+            assert time.monotonic() < end, self.pid
+            time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
