@@ -393,12 +393,16 @@ class Jobs:
                 self._state.jobs.save(record)
 
     def keep_stage(self, job: int, name: str, began: float) -> None:
-        """A part of the job's start has ended, which began at that time as of `uptime`."""
+        """A part of the job's start has ended, which began at that time as of `uptime`.
+
+        On a full /run it is written with the record's next change: the job does not depend on it.
+        """
         with self._state.lock:
             record = self._state.records.get(job)
             if record is not None:
                 record.keep_stage(name, began, uptime())
-                self._state.jobs.save(record)
+                with suppress(OSError):
+                    self._state.jobs.save(record)
 
     def held_by(self, job: int) -> int:
         """The most that a job was seen to hold on its GPUs, in bytes."""

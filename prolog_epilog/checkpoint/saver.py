@@ -74,7 +74,7 @@ class Saver:
         self.told: Callable[[int, str], None] = lambda job, words: None
         """What happened to a job, for its record."""
         self.restored_from: Callable[[int, float], None] = lambda job, began: None
-        """What was saved of a job runs, or cannot; `began`: when it was asked for, as of `uptime`."""
+        """What was saved of a job runs, or cannot; `began`: when it was asked for, as of `uptime`. Raises nothing."""
         self._resuming: dict[int, float] = {}  # since when, by job
         self.found_unsaved: Callable[[int, str], None] = lambda job, why: None
         """What a job's program does with its GPUs cannot be saved, as its driver has said."""
@@ -490,7 +490,9 @@ class Saver:
 
     def prune(self) -> None:
         """A duty: remove what was kept long enough. Raises OSError."""
-        now = time.time()
+        now, asked = time.time(), uptime() - _DAY_S
+        for job in [job for job, began in [*self._resuming.items()] if began < asked]:
+            self._resuming.pop(job, None)
         self.images.prune(now - self._policy().keep_s)
         running = jobs_here()
         self.images.keys.prune(now - PRUNE_S, lambda job: job in running or self.images.find(job) is not None)

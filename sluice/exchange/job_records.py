@@ -109,20 +109,27 @@ def check_record(record: JobRecord, *, running: bool = False) -> None:
     """Raise SluiceError unless the fields that readers rely on have the right types. `running`: it has no end yet."""
     whole = isinstance(record.job, int) and isinstance(record.uid, int)
     texts = all(isinstance(text, str) for text in (record.user, record.account, record.partition, record.node))
-    ended = record.ended is None if running else isinstance(record.ended, int | float)
+    ended = record.ended is None if running else _is_time(record.ended)
     clocks = (record.restarts, record.begun, record.started_uptime, record.ran_s, record.saved)
-    known = all(isinstance(one, int | float) and 0 <= one < 1e12 for one in clocks if one is not None)
-    times = isinstance(record.started, int | float) and ended and known
+    known = all(_is_time(one) for one in (record.started, *clocks) if one is not None)
+    events = all(_is_time(one.time) and isinstance(one.times, int) for one in record.events)
+    times = record.started is not None and ended and known and events
     sizes = all(
         isinstance(number, int) and number >= 0
         for grant in record.grants
         for number in (grant.total, grant.peak, grant.refused, grant.limit or 0, grant.asked or 0)
     )
     stages = all(
-        isinstance(one.name, str) and _is_length(one.after_s) and _is_length(one.took_s) for one in record.stages
+        isinstance(one.name, str) and len(one.name) <= 64 and _is_length(one.after_s) and _is_length(one.took_s)
+        for one in record.stages
     )
     if not (whole and texts and times and sizes and stages):
         raise SluiceError(f"record of job {one_line(str(record.job))[:20]}: fields of the wrong type")
+
+
+def _is_time(seconds: object) -> bool:
+    """Not beyond the year 2106, so that sums of times and lengths are times, too, for who stores or sends them."""
+    return isinstance(seconds, int | float) and 0 <= seconds < 1 << 32
 
 
 def _is_length(seconds: object) -> bool:

@@ -10,7 +10,10 @@ enum { TRACE_AT = 3, TRACE_DIGITS = 32, SPAN_AT = 36, SPAN_DIGITS = 16, FLAGS_AT
 /* Lower case only, as the grammar has it. */
 static bool is_hex(const char *text, size_t count)
 {
-    return strspn(text, "0123456789abcdef") >= count;
+    for (size_t i = 0; i < count; i++) /* no further: who sent it may have sent megabytes */
+        if (!text[i] || !strchr("0123456789abcdef", text[i]))
+            return false;
+    return true;
 }
 
 static bool is_id(const char *text, size_t count)
@@ -46,8 +49,9 @@ void sluice_trace_begin(const unsigned char random[SLUICE_TRACE_RANDOM], char pa
 
 bool sluice_trace_is_time(const char *text)
 {
-    return text && text[0] != '0' && strspn(text, "0123456789") == SLUICE_TRACE_TIME_SIZE - 1 &&
-           !text[SLUICE_TRACE_TIME_SIZE - 1];
+    const size_t digits = SLUICE_TRACE_TIME_SIZE - 1;
+    return text && memchr(text, '\0', SLUICE_TRACE_TIME_SIZE) == text + digits && text[0] != '0' &&
+           strspn(text, "0123456789") == digits;
 }
 
 void sluice_trace_comment(const char *parent, int64_t arrived_us, uint64_t took_us, const char *began,

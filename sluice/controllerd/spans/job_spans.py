@@ -316,9 +316,12 @@ class _Spans:
             yield from self._node(run, record, times)
 
     def _records_of(self, start: float, end: float) -> Sequence[JobRecord]:
-        """The records of the attempt that ran then; the only ones are its own if it was the only one that ran,
-        whatever the clocks of its nodes say."""
-        return self.runs[0][1] if self.ran_once and len(self.runs) == 1 else nearest(self.runs, start, end) or ()
+        """The records of the attempt that ran then. The only ones are its own if it was the only one that ran, and
+        the clocks of its nodes alone say otherwise."""
+        found = nearest(self.runs, start, end)
+        if found is None and self.ran_once and len(self.runs) == 1:
+            return [] if any(one.begun is not None for one in self.runs[0][1]) else self.runs[0][1]
+        return found or ()
 
     def _checkpoint(self, run: Span, row: Allocation, records: Sequence[tuple[JobRecord, NodeTimes]]) -> Iterator[Span]:
         """From the signal, where the save answered one, else from the first node's save, to the last one's."""

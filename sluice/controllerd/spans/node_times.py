@@ -23,10 +23,12 @@ class NodeTimes:
     def of(cls, record: JobRecord, start: float, end: float) -> NodeTimes:
         """Of a record of the run that accounting has from `start` to `end`.
 
-        A job comes to its node within its run: where the node's clock says otherwise, it came when the run began. How
-        long it was there is known by the monotonic clock; without that, as after a reboot, by the other one alone.
+        A job's prolog begins on its node within its run: where the node's clock says otherwise, it came when the run
+        began. How long it was there is known by the monotonic clock; without that, as after a reboot, by the other one
+        alone.
         """
-        within = start - CLOCKS_S <= record.started <= end + CLOCKS_S
+        prolog = record.started + min((stage.after_s for stage in record.stages), default=0.0)
+        within = start - CLOCKS_S <= record.started and min(prolog, record.started) <= end + CLOCKS_S
         ahead = 0.0 if within else record.started - start
         ended = end + ahead if record.ended is None else record.ended
         by_clock = ended - record.started

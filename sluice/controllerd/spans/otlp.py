@@ -54,7 +54,10 @@ class Receiver:
     def _export(self, spans: Sequence[ReadableSpan]) -> bool:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        return self._exporter.export(spans) is SpanExportResult.SUCCESS
+        try:
+            return self._exporter.export(spans) is SpanExportResult.SUCCESS
+        except (TypeError, ValueError):  # what protobuf cannot have, e.g. half a surrogate pair, or the year 9999
+            return False
 
 
 def make_exporter(settings: NodeTraces, headers: dict[str, str]) -> SpanExporter:

@@ -386,6 +386,24 @@ def test_a_nodes_clock_that_is_wrong_or_is_set(name: str) -> None:
     assert node.attributes.get("slurm.clock.set_s", 0) == pytest.approx(moved, abs=0.001)
 
 
+def test_a_job_that_is_cancelled_while_its_drivers_do_not_answer() -> None:
+    """It is on its node after its end; the clock there is right, as its prolog began within the run."""
+    record = replace(RECORD, started=1190.0, ended=1191.0, ran_s=1.0, started_uptime=99.0, events=[])
+    record.stages = [Stage("prolog.drivers", -89.5, 89.0)]
+    spans = spans_of(JobLife("main", [row(end=1130, state="CANCELLED")], records=[record]))
+    (drivers,), (prolog,) = named(spans, "slurm.node.prolog.drivers"), named(spans, "slurm.node.prolog")
+    assert (drivers.start, drivers.end, prolog.end) == (1100.5, 1189.5, 1189.5)
+    assert "slurm.clock.ahead_s" not in named(spans, "slurm.node")[0].attributes
+
+
+def test_a_record_of_another_job_under_the_same_number() -> None:
+    """As after a slurmctld that lost its state: the controller's own clock says that it is another run."""
+    record = replace(STAGED, begun=1100)
+    assert named(spans_of(JobLife("main", [JOB], records=[record])), "slurm.node")
+    later = row(submit=9000, eligible=9000, start=9100, end=9400)
+    assert named(spans_of(JobLife("main", [later], records=[record])), "slurm.node") == []
+
+
 def test_a_record_of_before_stages_and_monotonic_times() -> None:
     """As after a reboot in the middle: its clock alone says how long it was there."""
     before = shown_by(lambda now: now + 3 * HOUR, RECORD)

@@ -218,6 +218,22 @@ def test_a_receiver_that_is_away_is_not_one_that_refuses(receiver: OtlpReceiver)
         one.write(span("good").to_line())
 
 
+@pytest.mark.parametrize("bad", [{"end": 2.5e11}, {"error": "\ud800"}])
+def test_a_span_that_cannot_be_encoded_holds_up_no_others(
+    receiver: OtlpReceiver, tmp_path: Path, bad: dict[str, Any]
+) -> None:
+    """As of a record that an earlier version has stored."""
+    one, other = span("good"), replace(span("good"), id=f"{2:016x}")
+    writer = Writer(tmp_path, 1 << 20)
+    for line in (replace(one, **bad).to_line() + b" " * (1 << 10), other.to_line()):
+        writer.append(line)
+    settings = NodeTraces(endpoint=receiver.endpoint, protocol=receiver.protocol, headers_file="/none")
+    sender = Sender(Reader(tmp_path), lambda: Receiver(settings), lambda _: None)
+    while sender.step() == 0:
+        pass
+    assert {int(one, 16) for one in receiver.by_id()} == {2} and sender.status.rejected
+
+
 @pytest.mark.parametrize("receiver", ["http"], indirect=True)
 def test_a_redirection_is_no_success_and_an_endless_answer_ends(receiver: OtlpReceiver) -> None:
     one = Receiver(NodeTraces(endpoint=receiver.endpoint, headers_file="/none"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from sluice.base.errors import SluiceError
 from sluice.exchange.job_records import check_record
 from sluice.exchange.job_runs import Began, from_to, nearest, runs_of
-from sluice.exchange.record import Grant, JobRecord
+from sluice.exchange.record import Event, Grant, JobRecord, Stage
 from sluice.report.summaries import Uses
 
 T = 1_790_000_000
@@ -122,9 +123,18 @@ def test_a_record_without_a_length_is_as_long_as_its_times_say() -> None:
         {"ran_s": float("nan")},
         {"ran_s": -1.0},
         {"started_uptime": []},
+        {"ran_s": 9e11},
+        {"started": float("nan")},
+        {"started": -1.0},
+        {"started": None},
+        {"ended": 2.5e11},
+        {"events": [Event("x", "grant")]},  # type: ignore[arg-type]
+        {"events": [Event(float("nan"), "grant")]},
+        {"events": [Event(T, "grant", times=[1])]},  # type: ignore[arg-type]
+        {"stages": [Stage("x" * 65, 0.0, 0.0)]},
     ],
 )
 def test_fields_of_the_wrong_kind_are_not_taken(wrong: dict[str, Any]) -> None:
     check_record(record("n1", 0, 10, restarts=0, begun=T, ran_s=10.0, started_uptime=5.5))
     with pytest.raises(SluiceError, match="wrong type"):
-        check_record(record("n1", 0, 10, **wrong))
+        check_record(replace(record("n1", 0, 10), **wrong))

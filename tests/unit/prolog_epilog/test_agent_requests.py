@@ -191,6 +191,15 @@ def test_a_task_of_a_job_that_ends_meanwhile_does_not_write_its_record_again(
     assert list(agent.state.jobs.folder.iterdir()) == []
 
 
+def test_a_stage_is_no_reason_to_fail_on_a_full_disk(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that runs again would be taken for one that does not, and started a second time."""
+    agent.state.records[7] = one = granted(GIB)
+    one.started_uptime = 5.0
+    monkeypatch.setattr(type(agent.state.jobs), "save", lambda *_: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+    agent.saver.restored_from(7, 6.0)
+    assert [stage.name for stage in one.stages] == ["restore"]
+
+
 def test_the_drivers_are_let_go_for_a_change_of_layout(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, asked = Watch(Worker("nvidia")), []
     agent.watcher.watches["nvidia"] = watch
