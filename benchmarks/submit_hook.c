@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * Times job_submit/sluice on a corpus of job descriptions: submit_hook CALLS TENANTS. Each is submitted twice, in turns
- * first and last: traced, and with other variables of the same length instead. Prints one line for each: nanoseconds of
- * the traced call, whether it was refused (1) or not (0), nanoseconds of the other call, and of what the trace adds
- * alone (0 where refused). Each description is made afresh, outside the time.
+ * first and last: traced, and without what spank_sluice passes for it. Prints one line for each: nanoseconds of the
+ * traced call, whether it was refused (1) or not (0), nanoseconds of the other call, and of what the trace adds alone (0
+ * where refused). Each description is made afresh, outside the time.
  */
 #include "../slurm_plugin/tests/job_submit_harness.h"
 
-enum { ENVIRONMENT = 7 };
+enum { OTHERS = 5, TRACED = 2 }; /* variables of SPANK */
 
 struct shape {
     const char *per_job, *per_node, *per_task, *features, *option;
@@ -65,13 +65,12 @@ static char *copy(const char *text)
     return text ? strdup(text) : NULL;
 }
 
-/* What spank_sluice passes, and the same of another plugin. */
-static const char *const traced[2] = {SLUICE_TRACE_VARIABLE "=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-                                      SLUICE_TRACE_BEGAN "=1760000000123456"},
-                         *const untraced[2] = {"OTHERPARENT=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-                                               "OTHERS_TRACE_BEGAN=1760000000123456"};
+/* What spank_sluice passes, after the others. */
+static const char *const passed_on[TRACED] = {SLUICE_TRACE_VARIABLE
+                                              "=00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+                                              SLUICE_TRACE_BEGAN "=1760000000123456"};
 
-static void make(job_desc_msg_t *job, const struct shape *shape, unsigned long tenant, const char *const last[2])
+static void make(job_desc_msg_t *job, const struct shape *shape, unsigned long tenant, bool traced)
 {
     char account[32];
     memset(job, 0, sizeof *job);
@@ -89,12 +88,12 @@ static void make(job_desc_msg_t *job, const struct shape *shape, unsigned long t
     job->ntasks_per_node = job->ntasks_per_tres = job->sockets_per_node = job->cpus_per_task = NO_VAL16;
     job->pn_min_cpus = job->shared = NO_VAL16;
     job->pn_min_memory = NO_VAL64;
-    job->spank_job_env = calloc(ENVIRONMENT, sizeof(char *));
-    for (uint32_t i = 0; i < ENVIRONMENT; i++)
+    job->spank_job_env_size = traced ? OTHERS + TRACED : OTHERS;
+    job->spank_job_env = calloc(job->spank_job_env_size, sizeof(char *));
+    for (uint32_t i = 0; i < job->spank_job_env_size; i++)
         job->spank_job_env[i] = copy(i == 3 && shape->option ? shape->option
-                                     : i + 2 < ENVIRONMENT   ? "_SLURM_SPANK_OPTION_other_plugin=value"
-                                                             : last[i + 2 - ENVIRONMENT]);
-    job->spank_job_env_size = ENVIRONMENT;
+                                     : i < OTHERS            ? "_SLURM_SPANK_OPTION_other_plugin=value"
+                                                             : passed_on[i - OTHERS]);
 }
 
 static void discard(job_desc_msg_t *job)
@@ -104,7 +103,7 @@ static void discard(job_desc_msg_t *job)
                      job->partition,     job->qos,           job->admin_comment};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         free(texts[i]);
-    for (uint32_t i = 0; i < ENVIRONMENT; i++)
+    for (uint32_t i = 0; i < job->spank_job_env_size; i++)
         free(job->spank_job_env[i]);
     free(job->spank_job_env);
 }
@@ -128,13 +127,12 @@ static char *make_policy(unsigned long tenants)
     return text;
 }
 
-/* Nanoseconds that a submission takes, and if `alone` is not NULL those of keeping its trace, once more. */
-static int submit(const struct shape *shape, unsigned long tenant, const char *const last[2], uint64_t *took,
-                  uint64_t *alone)
+/* Nanoseconds that a submission takes, and if `alone` is not NULL it is traced: those of keeping its trace, once more. */
+static int submit(const struct shape *shape, unsigned long tenant, uint64_t *took, uint64_t *alone)
 {
     job_desc_msg_t job;
     char *message = NULL;
-    make(&job, shape, tenant, last);
+    make(&job, shape, tenant, alone);
     uint64_t began = sluice_now_ns();
     int code = job_submit(&job, 1000, &message);
     *took = sluice_now_ns() - began;
@@ -169,9 +167,9 @@ int main(int count, char **words)
         int code = 0;
         for (unsigned long turn = 0; turn < 2; turn++)
             if ((i / (sizeof shapes / sizeof shapes[0]) + turn) % 2)
-                code = submit(shape, tenant, traced, &with, &alone);
+                code = submit(shape, tenant, &with, &alone);
             else
-                submit(shape, tenant, untraced, &without, NULL);
+                submit(shape, tenant, &without, NULL);
         printf("%llu %d %llu %llu\n", (unsigned long long)with, code != SLURM_SUCCESS, (unsigned long long)without,
                (unsigned long long)alone);
     }

@@ -128,9 +128,9 @@ def test_a_record_without_a_length_is_as_long_as_its_times_say() -> None:
         {"started": -1.0},
         {"started": None},
         {"ended": 2.5e11},
-        {"events": [Event("x", "grant")]},  # type: ignore[arg-type]
+        {"events": [Event("x", "grant")]},
         {"events": [Event(float("nan"), "grant")]},
-        {"events": [Event(T, "grant", times=[1])]},  # type: ignore[arg-type]
+        {"events": [Event(T, "grant", times=[1])]},
         {"stages": [Stage("x" * 65, 0.0, 0.0)]},
     ],
 )
