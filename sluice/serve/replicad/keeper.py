@@ -31,6 +31,7 @@ from sluice.exchange.serving import (
     ACCOUNTS,
     LIMITS,
     LOST_S,
+    MOST_MESSAGE,
     REPLICAS,
     SERVICES,
     SUSPECT_S,
@@ -46,6 +47,7 @@ from sluice.exchange.serving import (
     State,
     as_row,
     callers_of,
+    render,
 )
 from sluice.exchange.snapshot import Snapshot, encode
 from sluice.serve.replicad.journal import Intent, Journal
@@ -132,6 +134,16 @@ class _Service:
     decision: Decision | None = None
     outlook: Outlook | None = None  # of the other controller's keeper
     said: str = ""
+
+
+def _fitting(note: PeerNote) -> PeerNote:
+    """As much of it as the other one takes: keys that were revoked are always in it."""
+    while len(render(note)) > MOST_MESSAGE and (note.demands or note.launched or note.outlooks):
+        demands, launched, outlooks = (len(one) // 2 for one in (note.demands, note.launched, note.outlooks))
+        note = replace(
+            note, demands=note.demands[:demands], launched=note.launched[:launched], outlooks=note.outlooks[:outlooks]
+        )
+    return note
 
 
 class Keeper:
@@ -319,10 +331,11 @@ class Keeper:
             view = self._view
             leads, as_of = (False, 0.0) if view is None else (view.leads, view.at)
             callers = callers_of(one for at, one, local in self._callers.values() if local and now - at < DEMAND_S)
-            return PeerNote(
+            note = PeerNote(
                 self.host, leads, tuple(mine[:500]), tuple(asked[:500]), tuple(outlooks[:300]), as_of, callers,
                 self.revoked.say(host),
             )  # fmt: skip
+        return _fitting(note)
 
     def take_note(self, note: PeerNote, now: float) -> PeerNote:
         """What the other one says; the answer is one's own."""

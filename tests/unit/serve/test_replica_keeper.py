@@ -12,7 +12,17 @@ import pytest
 
 from policy.service_jobs import ServicesPolicy
 from sluice.base.errors import SluiceError
-from sluice.exchange.serving import MOST_CALLERS, Callers, State, Weights
+from sluice.exchange.serving import (
+    MOST_CALLERS,
+    MOST_REVOKED,
+    Callers,
+    Demand,
+    PeerNote,
+    State,
+    Weights,
+    parse,
+    render,
+)
 from sluice.serve.replicad.journal import Intent, Journal
 from sluice.serve.replicad.pattern import Patterns
 from tests.unit.serve.replicad_world import STEP, Job, World, make_world, policy_of
@@ -653,3 +663,12 @@ def test_rows_follow_the_policy_and_the_state(make_world: Make) -> None:
     world.policy = ServicesPolicy()
     world.run(1)
     assert world.keeper.snapshot.get("services", "words") is None
+
+
+def test_a_note_is_one_that_is_taken_and_has_the_keys_that_were_revoked(make_world: Make) -> None:
+    world = make_world()
+    busy = [Demand(f"service-{number}", "ctl1.cluster:1234567", 3, 1.5, 12, 34567, 0.5) for number in range(1000)]
+    world.keeper.demand(busy, world.now)
+    world.keeper.revoked.take((f"{number:064x}", 1e10) for number in range(MOST_REVOKED))
+    note = parse(PeerNote, render(world.keeper.note(world.now)))
+    assert note.revoked is not None and len(note.revoked.keys) == MOST_REVOKED and len(note.demands) > 200
