@@ -116,6 +116,16 @@ class Asking:
             self._done(Result(request.do, request.service, request.launch, None, error))
 
 
+@dataclass(slots=True)
+class _Peer:
+    """The daemon at an address of a controller, which may be this one itself; `host`: as it says, once it has."""
+
+    place: tuple[str, int]
+    host: str = ""
+    said: str = ""
+    telling: threading.Thread | None = None
+
+
 class Replicad:
     """The daemon."""
 
@@ -279,33 +289,33 @@ class Replicad:
         return self.registry.answer(message)
 
     def _tell_peers(self) -> None:
-        """Tell the other controller's daemon each half second, and at once what is urgent."""
-        mine: set[tuple[str, int]] = set()  # where this one itself answers
-        hosts: dict[tuple[str, int], str] = {}
-        said: dict[tuple[str, int], str] = {}
+        """Tell the other controllers' daemons each half second, and at once what is urgent. One that does not answer
+        holds up no other."""
+        peers: dict[tuple[str, int], _Peer] = {}
         while not self.stopping.is_set():
             self._urgent.clear()
             for place in self._peers():
-                if place in mine or self.stopping.is_set():
-                    continue
-                try:
-                    own = self.keeper.note(time.time(), hosts.get(place, ""))
-                    note = tell(place, own, PeerNote, self._own_uid)
-                    hosts[place] = note.host
-                    problem = ""
-                    if note.host == self.settings.host:
-                        mine.add(place)
-                    else:
-                        self.keeper.take_note(note, time.time())
-                        if note.leads or self._leader == place:
-                            self._leader = place if note.leads else None
-                except (SluiceError, OSError) as error:
-                    problem = one_line(str(error))
-                if problem != said.get(place, ""):
-                    said[place] = problem
-                    log.info("%s:%d: %s", *place, problem or "answers")
+                peer = peers.setdefault(place, _Peer(place))
+                if peer.host != self.settings.host and not (peer.telling and peer.telling.is_alive()):
+                    peer.telling = threading.Thread(target=self._tell_peer, args=(peer,), daemon=True)
+                    peer.telling.start()
             self._urgent.wait(_NOTE_S)
             self.stopping.wait(_LEAST_STEP_S)
+
+    def _tell_peer(self, peer: _Peer) -> None:
+        try:
+            note = tell(peer.place, self.keeper.note(time.time(), peer.host), PeerNote, self._own_uid)
+            peer.host = note.host
+            problem = ""
+            if note.host != self.settings.host:
+                self.keeper.take_note(note, time.time())
+                if note.leads or self._leader == peer.place:
+                    self._leader = peer.place if note.leads else None
+        except (SluiceError, OSError) as error:
+            problem = one_line(str(error))
+        if problem != peer.said:
+            peer.said = problem
+            log.info("%s:%d: %s", *peer.place, problem or "answers")
 
     @property
     def _own_uid(self) -> int:
