@@ -123,6 +123,7 @@ class Follow:
         """For ever. While replicad does not answer, what it said last holds."""
         while True:
             more = False
+            self._soon.clear()  # before it asks: what is said meanwhile is not in this request
             try:
                 more = await self.step()
                 if self._problem:
@@ -134,7 +135,6 @@ class Follow:
                     log.warning("services stay as they were: %s", said)
                 self._problem = said
             if not more:
-                self._soon.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._soon.wait(), _PERIOD_S)
 
@@ -470,6 +470,8 @@ class Parent:
         child.tell(self._keys())
         if self._follow.complete:
             child.tell({"rows": self._rows()})
+        if self._stopping:  # it was begun before
+            child.tell({"do": "drain"})
         self._start(self._hear(child, reader))
         self._start(self._watch(child))
         return child

@@ -85,9 +85,10 @@ class Replicad:
     peer: Replicad | None = None
     """Of another host, who hears at once what was revoked here."""
     asked: int = 0
-    reports: int = 0
+    asked_before: list[int] = field(default_factory=list)
+    """How often the gateway had asked for what is new, at each report of its limits."""
     told: dict[str, int] = field(default_factory=dict)
-    """By keys that the gateway said were revoked: how many reports of its limits came before."""
+    """By keys that the gateway said were revoked: with which of these questions it did."""
 
     def __post_init__(self) -> None:
         self.revoked = RevokedKeys(self.snapshot)
@@ -97,7 +98,7 @@ class Replicad:
         self.demand += asked.get("demand", ())
         self.callers = asked.get("callers", self.callers)
         if asked["do"] == "lease":
-            self.reports += 1
+            self.asked_before.append(self.asked)
             limit = self.snapshot.get("limits", "tenant/physics")
             with _BOOK:
                 self.book.set_limits({} if limit is None else {("tenant", "physics"): row(LimitRow, limit).limit})
@@ -107,7 +108,7 @@ class Replicad:
         if asked["do"] == "changes":
             self.asked += 1
             for digest, _ in asked["revoked"]:
-                self.told.setdefault(digest, self.reports)
+                self.told.setdefault(digest, self.asked)
             if self.revoked.take((key, until) for key, until in asked["revoked"]) and self.peer is not None:
                 self.peer.revoked.hear("here", self.revoked.say("there"))
             return self.snapshot.after(asked["epoch"], asked["last"])
