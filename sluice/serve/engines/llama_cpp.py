@@ -34,7 +34,7 @@ def start(spec: ReplicaSpec, place: Place) -> Start:
     ]  # fmt: skip
     if place.gpus and not has_option(spec.options, "-ngl", "--n-gpu-layers", "--gpu-layers"):
         arguments += ["--n-gpu-layers", "999"]
-    if encoders and not has_option(spec.options, "-mm", "--mmproj", "--no-mmproj"):
+    if encoders and not has_option(spec.options, "-mm", "--mmproj", "-mmu", "--mmproj-url", "--no-mmproj"):
         arguments += ["--mmproj", str(encoders[0])]
     return Start((*arguments, *spec.options), Path(place.socket))
 

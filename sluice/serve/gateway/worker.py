@@ -804,7 +804,7 @@ async def _main(settings: Settings, control: socket.socket, gate: Gate, repeated
     loop.add_signal_handler(signal.SIGTERM, worker.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)
     talking = loop.create_task(_talk(worker, control))
-    while not worker.directory.complete and not talking.done():
+    while not (worker.directory.complete or worker.draining or talking.done()):
         await asyncio.sleep(0.01)
     listening = socket.socket(fileno=settings.listening)
     worker.server = await loop.create_server(lambda: Client(worker), sock=listening, ssl=context, backlog=1024)

@@ -47,7 +47,6 @@ UNIT: Final = 60_000_000
 HOLD_US: Final = int(LEASE_S * 1.01e6) + 100_000
 """How long a gateway's lease is kept after its report came: clocks differ by less than one in a hundred."""
 MOST_HOLDERS: Final = 64
-"""As many as a token store has."""
 _MOST_SUBJECTS: Final = 200_000
 _TIDY_US: Final = 10_000_000
 _ASKS_US: Final = 500_000  # for so long who asked for a place in vain is taken to wait for it: it asks each 20 ms

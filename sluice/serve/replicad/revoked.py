@@ -18,6 +18,7 @@ from sluice.exchange.serving import MOST_REVOKED, REVOKED, Revocations
 from sluice.exchange.snapshot import Snapshot, encode
 
 MOST_KEYS: Final = 100_000
+"""As many as a token store has."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 
 
