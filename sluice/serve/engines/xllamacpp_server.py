@@ -19,6 +19,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("-m", "--model", required=True)
     add("-mm", "--mmproj", default="", help="of a model that takes images: the file of its vision encoder")
+    add("--no-mmproj", action="store_true")
     add("-a", "--alias", default="")
     add("--host", default="127.0.0.1", help="an address, or a socket's path that ends in .sock")
     add("--port", type=int, default=8080)
@@ -49,7 +50,7 @@ def parameters(options: argparse.Namespace) -> Any:
 
     given = xllamacpp.CommonParams()
     given.model.path = options.model
-    given.mmproj.path = options.mmproj
+    given.mmproj.path = "" if options.no_mmproj else options.mmproj
     given.model_alias = {options.alias} if options.alias else set()
     given.hostnames = [options.host]
     given.port = options.port

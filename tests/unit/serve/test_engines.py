@@ -107,7 +107,7 @@ def test_llama_cpp_takes_the_encoder_of_images_that_lies_with_its_model(tmp_path
     words = start_of("llama.cpp", place).arguments
     assert words[words.index("--model") + 1] == str(tmp_path / "model-00001-of-00002.gguf")
     assert words[words.index("--mmproj") + 1] == str(tmp_path / "mmproj-f16.gguf")
-    for own in (("--mmproj", "/other.gguf"), ("--mmproj=/other.gguf",)):
+    for own in (("--mmproj", "/other.gguf"), ("--mmproj=/other.gguf",), ("--mmproj-url", "x://m"), ("--no-mmproj",)):
         words = start_of("llama.cpp", place, options=own).arguments
         assert str(tmp_path / "mmproj-f16.gguf") not in words
 
