@@ -198,11 +198,12 @@ RULES = _rules(
     Rule("SL053", "GRES has File on some nodes only", _ERROR, _SLURMCTLD, "give it a File on every node, or on none",
          'lacks "File=" parameter'),
     Rule("SL054", "shards without a type: a backup controller that takes over drains the node", _WARNING, _SLUICE,
-         "GPUs of one type: sluice gres write; else, after each takeover: scontrol reconfigure, and resume the node"),
+         "give shards their GPUs' Type in slurm.conf and gres.conf, as sluice gres write does; if a node has several, "
+         "after each takeover: scontrol reconfigure, and resume the node"),
     Rule("SL055", "shards of several lines, some without File", _FATAL, _SLURMD,
          "give each line a File, and where slurm.conf has a Type, that Type", "multiple configurations with"),
-    Rule("SL056", "shards of some nodes have a type, of others none", _WARNING, _SLUICE,
-         "give all nodes' shards a type, or none: of a job on both Slurm counts only what has no type"),
+    Rule("SL056", "shards of some nodes of a partition have a type, of others none", _WARNING, _SLUICE,
+         "give all of them a type, or none: of a job on both Slurm counts only what has no type"),
     # ---- the hardware
     Rule("SL060", "another number of GPUs than the inventory", _ERROR, _SLUICE, "write again with: sluice gres write"),
     Rule("SL061", "device file is not in the inventory", _ERROR, _SLUICE, "write again with: sluice gres write"),

@@ -11,6 +11,7 @@ from gres_probe.writer import TYPED_SHARDS
 from sluice.slurm.slurm_conf import NodeDefinition, SlurmConf
 
 SHARED = ("mps", "shard")  # GRES that share the gpu
+_COUNTS_UNTYPED_ALONE = (23, 11, 5)  # of a job's GRES of one name (_set_type_tres_cnt); before, it counts all
 _SUFFIX = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4, "p": 1024**5}
 _NO_VALUE = 0xFFFFFFFFFFFFFFFE  # Slurm's NO_VAL64: the first number that is not a count
 
@@ -42,18 +43,23 @@ def check(site: Site) -> Iterator[Finding]:
     takeover_drains = site.version >= TYPED_SHARDS and slurm.controllers > 1
     for node in slurm.nodes.values():
         yield from _check_node(node, types, takeover_drains)
-    yield from _check_shard_types(slurm)
+    if site.version >= _COUNTS_UNTYPED_ALONE:
+        yield from _check_shard_types(slurm)
 
 
 def _check_shard_types(slurm: SlurmConf) -> Iterator[Finding]:
-    """All nodes' shards have a type, or none has."""
-    first: dict[bool, NodeDefinition] = {}
+    """All shards of a partition's nodes have a type, or none has: a job has nodes of one partition."""
+    sides: dict[bool, list[NodeDefinition]] = {True: [], False: []}
     for node in slurm.nodes.values():
         if (shards := parse_node_gres(node.text("gres"), "shard")[0]).count:
-            first.setdefault(bool(shards.types), node)
-    if len(first) == 2:
-        what = " and ".join(f"{node.name} Gres={node.text('gres')}" for node in first.values())
-        yield Finding(RULES["SL056"], what, first[False].values["gres"].place)
+            sides[bool(shards.types)].append(node)
+    for name in slurm.partitions if all(sides.values()) else ():
+        members = slurm.partition_nodes(name) if name.upper() != "DEFAULT" else set()
+        typed, untyped = (next((node for node in side if node.name in members), None) for side in sides.values())
+        if typed and untyped:
+            what = f"{typed.name} Gres={typed.text('gres')} and {untyped.name} Gres={untyped.text('gres')}"
+            yield Finding(RULES["SL056"], f"partition {name}: {what}", untyped.values["gres"].place)
+            return
 
 
 def _check_node(node: NodeDefinition, types: list[str], takeover_drains: bool) -> Iterator[Finding]:

@@ -286,7 +286,7 @@ class SlurmConf:
     nodes: dict[str, NodeDefinition]
     repeated_nodes: list[tuple[str, Place, Place]]  # name, first and second definition
     unreadable: list[Value]  # hostlists that Slurm cannot read
-    node_sets: dict[str, Value]
+    node_sets: dict[str, Line]
     partitions: dict[str, Line]
 
     def option(self, key: str, default: str = "") -> str:
@@ -303,6 +303,29 @@ class SlurmConf:
         """How many hosts have a slurmctld."""
         hosts = sum(line.head.key.lower() == "slurmctldhost" for line in self.config.lines)
         return max(hosts, 2 if self.option("BackupController") else 1)
+
+    def partition_nodes(self, name: str) -> set[str]:
+        """The nodes of a partition that have lines here; none of what cannot be read."""
+        lines = [self.partitions[name], *(line for one, line in self.partitions.items() if one.upper() == "DEFAULT")]
+        listed = next(filter(None, (line.get("nodes") for line in lines)), None)
+        found: set[str] = set()
+        for word in split_outside_brackets(listed.text) if listed else ():
+            if word.upper() == "ALL":
+                found |= self.nodes.keys()
+            elif node_set := self.node_sets.get(word):
+                found |= self._set_nodes(node_set)
+            else:
+                found |= self.nodes.keys() & set(slurm_hostlist(word) or ())
+        return found
+
+    def _set_nodes(self, node_set: Line) -> set[str]:
+        names, feature = node_set.get("nodes"), node_set.get("feature")
+        found = self.nodes.keys() & set((names and slurm_hostlist(names.text)) or ())
+        if feature:
+            for name, node in self.nodes.items():
+                if feature.text in node.text("feature", "features").split(","):
+                    found.add(name)
+        return found
 
     def place(self, key: str) -> Place:
         """The place of an option; the file as a whole when it is unset."""
@@ -361,7 +384,7 @@ def interpret_slurm_conf(config: ConfigFile) -> SlurmConf:
         elif kind == "partitionname":
             conf.partitions[line.head.text] = line
         elif kind == "nodeset":
-            conf.node_sets[line.head.text] = line.head
+            conf.node_sets[line.head.text] = line
         elif kind not in _DEFINING:
             for value in line.pairs[:1]:
                 conf.options[value.key.lower()] = value

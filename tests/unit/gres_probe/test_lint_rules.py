@@ -218,6 +218,9 @@ def test_what_is_written_for_a_backup_controller() -> None:
     assert found(dgx(), l40s(), mixed(), version=(22, 5, 8)) == []
 
 
+ONE_PARTITION = "PartitionName=p Nodes=ALL\n"
+
+
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
@@ -229,8 +232,29 @@ def test_what_is_written_for_a_backup_controller() -> None:
     ],
 )
 def test_shards_of_some_nodes_have_a_type(first: str, second: str, expected: list[str]) -> None:
-    findings = check(f"{TOP}NodeName=n1 Gres={first}\nNodeName=n2 Gres={second}\n", "", version=(24, 11, 5))
-    assert [code for code in codes(findings) if code == "SL056"] == expected
+    text = f"{TOP}NodeName=n1 Gres={first}\nNodeName=n2 Gres={second}\n{ONE_PARTITION}"
+    for version, wanted in {(23, 11, 5): expected, (24, 11, 5): expected, (23, 11, 4): [], (22, 5, 8): []}.items():
+        found = [one.rule.code for one in check(text, "", version=version) if one.rule.code == "SL056"]
+        assert found == wanted, version
+
+
+@pytest.mark.parametrize(
+    ("partitions", "expected"),
+    [
+        ("PartitionName=a Nodes=n[1-2]\nPartitionName=b Nodes=n3\n", ""),  # as those of pools
+        ("PartitionName=a Nodes=n1\nPartitionName=b Nodes=n[2-3],x\n", "b"),
+        ("PartitionName=DEFAULT Nodes=n[1-3]\nPartitionName=a Nodes=n1\nPartitionName=b State=UP\n", "b"),
+        ("PartitionName=default Nodes=ALL\nPartitionName=a Nodes=n1\nPartitionName=b Nodes=n3\n", ""),
+        ("NodeSet=s Feature=f\nPartitionName=a Nodes=n1\nPartitionName=b Nodes=s\n", "b"),
+        ("NodeSet=s Nodes=n[2-3]\nPartitionName=a Nodes=s,n1\nPartitionName=b Nodes=n1\n", "a"),
+        ("PartitionName=a Nodes=n[1-\nPartitionName=b\n", ""),
+    ],
+)
+def test_types_of_shards_are_compared_in_each_partition(partitions: str, expected: str) -> None:
+    nodes = "NodeName=n[1-2] Gres=gpu:a:2,shard:a:8 Feature=e,f\nNodeName=n3 Gres=gpu:b:2,shard:8 Feature=f\n"
+    findings = check(f"{TOP}{nodes}{partitions}", "", version=(24, 11, 5))
+    found = [one for one in findings if one.rule.code == "SL056"]
+    assert [one.what.partition(":")[0] for one in found] == ([f"partition {expected}"] if expected else [])
 
 
 def test_equal_nodes_are_one_finding() -> None:
