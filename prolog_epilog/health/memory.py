@@ -84,11 +84,15 @@ def load(path: Path) -> Memory:
         raise SluiceError(f"{path}: damaged: {error}", remedy="the agent starts with an empty one") from error
 
 
-def save(path: Path, memory: Memory) -> None:
-    """Write it atomically. Raises OSError."""
+def copy_of(memory: Memory) -> dict[str, Any]:
+    """What `save` writes; the memory may change meanwhile."""
     subjects = {name: asdict(one) for name, one in memory.subjects.items()}
-    document = {"schema_version": SCHEMA_VERSION, "subjects": subjects}
-    write_atomic(path, json.dumps(document, separators=(",", ":")) + "\n", mode=0o600)
+    return {"schema_version": SCHEMA_VERSION, "subjects": subjects}
+
+
+def save(path: Path, copy: dict[str, Any]) -> None:
+    """Write a copy atomically. Raises OSError."""
+    write_atomic(path, json.dumps(copy, separators=(",", ":")) + "\n", mode=0o600)
 
 
 def _subject(fields: dict[str, Any]) -> Subject:

@@ -187,8 +187,9 @@ class Monitor:
                 result = judge(facts, self._memory, policy)
                 report = self._make_report(facts, result)
                 self._report = report
+                copy = memories.copy_of(self._memory)
             with suppress(OSError):  # a full disk must not end the checks
-                memories.save(self._path, self._memory)
+                memories.save(self._path, copy)
             for finding in result.findings:
                 if finding.new:
                     self._say(finding)

@@ -210,7 +210,7 @@ def test_memory_outlives_the_agent(tmp_path: Any) -> None:
     known = Memory()
     judge(node(0.0, gpu(ecc_uncorrected=1)), known, POLICY)
     judge(node(10.0, gpu(ecc_uncorrected=2, xids=[(9.0, 31)], _jobs=(7,))), known, POLICY)
-    memory.save(path, known)
+    memory.save(path, memory.copy_of(known))
     again = memory.load(path)
     assert again.subjects == known.subjects
     result = judge(node(20.0, gpu(ecc_uncorrected=2)), again, POLICY)

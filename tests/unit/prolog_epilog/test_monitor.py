@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from policy.document import parse
 from policy.node import compile_node
+from prolog_epilog.health import memory
 from prolog_epilog.health.monitor import Monitor
 from prolog_epilog.server import Peer
 from prolog_epilog.state import RefusalError
@@ -127,6 +129,19 @@ def test_what_another_preflight_finds_is_another_fault(node: Node) -> None:
     assert began() == first, "rounds look at the same preflight"
     node.monitor.found_again(["fabric_link"])
     assert began() > first
+
+
+def test_what_is_written_is_not_changed_by_a_preflight_meanwhile(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: list[bool] = []
+
+    def copied(subject: Any) -> dict[str, Any]:
+        locked.append(node.monitor._lock.locked())
+        return asdict(subject)
+
+    node.monitor._fabric = lambda: {"fabric_link": ["node n1's link mlx5_0 slow"]}
+    monkeypatch.setattr(memory, "asdict", copied)
+    assert node.monitor.round()
+    assert locked and all(locked)
 
 
 def test_a_driver_that_hangs_holds_a_round_up_for_some_seconds_only(
