@@ -436,8 +436,6 @@ def _merge(name: str, remaining: list[GresLine], configured: ConfiguredGres) -> 
                 taken.files = taken.files[:count] if not taken.multiple and taken.name not in SHARED else taken.files
             count -= taken.count
             merged.append(taken)
-            if not taken.count:
-                break
     return merged
 
 
