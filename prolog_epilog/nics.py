@@ -183,17 +183,24 @@ class Nics:
         can = known & set(nics)
         record.nics = sorted({*(record.nics or ()), *can})
         closed = {nic for nic in known - can if os.path.exists(self._state.nics[nic])}  # noqa: PTH110
+        job = (record.job, record.started)
         with self._lock:
             self._closed |= closed
+            for nic in can & {nic for nic, owner in self._alone.items() if owner != job}:
+                use = self._uses.get(self._alone.pop(nic), {}).get(nic)
+                if use is not None:
+                    use.shared = True  # also where this job ends before the next reading
 
     def _owners(self) -> tuple[dict[str, list[Job]], set[int]]:
-        """The jobs that can open each interface; and all jobs with GPUs, of which no step begins without `opened`."""
+        """The jobs that can open each interface; and all jobs of which it is known. The caller holds the state's lock.
+
+        Of those with GPUs no step begins without `opened`, but steps of an earlier version may still run.
+        """
         found: dict[str, list[Job]] = {}
-        with self._state.lock:
-            for record in self._state.records.values():
-                for nic in record.nics or ():
-                    found.setdefault(nic, []).append((record.job, record.started))
-            return found, set(self._state.records)
+        for record in self._state.records.values():
+            for nic in record.nics or ():
+                found.setdefault(nic, []).append((record.job, record.started))
+        return found, {job for job, record in self._state.records.items() if record.nics is not None}
 
     # ---- readings ----
 
@@ -202,8 +209,8 @@ class Nics:
         interfaces = self._find()
         grown = {name: one.read() for name, one in interfaces.items() if one.present}
         here = self._jobs_here()
-        owners, known = self._owners()
-        with self._lock:
+        with self._state.lock, self._lock:
+            owners, known = self._owners()
             self._interfaces = interfaces
             self._shown = [replace(one, counts=Counter(one.counts)) for _, one in sorted(interfaces.items())]
             self._read_at = self._clock()
@@ -216,7 +223,7 @@ class Nics:
     def _count(self, nic: str, jobs: list[Job], others: bool, grown: Mapping[str, int]) -> None:
         """Where a job has it alone now, and had at the reading before, what has grown meanwhile is the job's.
 
-        `others`: there are jobs without GPUs, which can use it where devices are not confined.
+        `others`: there are jobs, as those without GPUs, which can use it where devices are not confined.
         """
         alone = len(jobs) == 1 and (nic in self._closed or not others)
         for job in jobs:
@@ -229,9 +236,14 @@ class Nics:
                 self._uses[jobs[0]][nic].counts.update(grown)
 
     def _find(self) -> dict[str, Interface]:
-        """The interfaces that are there now, and those that were: an adapter that has gone keeps its counts."""
+        """The interfaces that are there now, and those that were: an adapter that has gone keeps its counts.
+
+        Of many, such as virtual functions, those of the inventory come first, and then those that jobs can have.
+        """
         found = dict(self._interfaces)  # this thread's alone
-        ports = {name: self._ports(name) for name in _names(self._root / "class/infiniband")[:_MOST_NICS]}
+        names = _names(self._root / "class/infiniband")
+        names.sort(key=lambda name: (name not in self._expected, name not in self._state.nics))
+        ports = {name: self._ports(name) for name in names[:_MOST_NICS]}
         for name, folders in ports.items():
             if folders and (name not in found or not found[name].present):
                 found[name] = _again(found.get(name), self._rdma(name, folders))
@@ -245,6 +257,9 @@ class Nics:
         for name, one in found.items():
             one.present = name in here
             one.up = one.up if one.present else None
+        gone = [name for name, one in found.items() if not one.present and name not in self._expected]
+        for name in gone[:-_MOST_NICS]:  # the longest known; names may come and go without end
+            del found[name]
         return found
 
     def _ports(self, name: str) -> list[Path]:

@@ -176,6 +176,53 @@ def test_an_interface_that_hangs_is_not_known(tmp_path: Path) -> None:
     assert site.nics.rdma_counts() is None
 
 
+def test_virtual_functions_without_number_do_not_hide_adapters_of_the_inventory(tmp_path: Path) -> None:
+    site = Site(tmp_path, "mlx5_2")
+    for number in range(100, 165):  # sorted by name they come first
+        site.plug(f"mlx5_{number}")
+    site.nics.run()
+    assert site.nics.gone() == []
+    assert len(site.nics.interfaces() or ()) == 64
+
+
+def test_names_that_come_and_go_are_forgotten(tmp_path: Path) -> None:
+    site = Site(tmp_path, "mlx5_0")
+    for number in range(70):
+        folder = site.ethernet(f"vf{number:02}")
+        site.nics.run()
+        shutil.rmtree(folder)
+    shutil.rmtree(site.root / "class/infiniband/mlx5_0")
+    site.nics.run()
+    names = [one.name for one in site.nics.interfaces() or ()]
+    assert names == ["mlx5_0", *(f"vf{number:02}" for number in range(6, 70))]
+
+
+def test_what_is_counted_while_a_short_job_comes_and_goes_between_two_readings_is_nobodys(tmp_path: Path) -> None:
+    site = Site(tmp_path, "mlx5_0")
+    site.end(site.job(999))  # devices are confined
+    job = site.job(1, "mlx5_0")
+    site.nics.run()
+    short = site.job(2, "mlx5_0")
+    site.set("mlx5_0", "counters/port_xmit_data", 10)
+    site.end(short)
+    site.nics.run()
+    site.set("mlx5_0", "counters/port_xmit_data", 15)
+    site.nics.run()
+    assert site.end(job) == {"mlx5_0": {"shared": True, "transmit_bytes": 20}}
+    site.job(3, "mlx5_0")  # the interface's last owner has ended, and no reading has seen it
+
+
+def test_a_step_of_an_earlier_version_may_use_what_is_not_confined(tmp_path: Path) -> None:
+    site = Site(tmp_path, "mlx5_0")
+    site.job(1).nics = None  # it did not say what its step can open
+    site.nics._closed.clear()
+    job = site.job(2, "mlx5_0")
+    site.nics.run()
+    site.set("mlx5_0", "counters/port_xmit_data", 10)
+    site.nics.run()
+    assert site.end(job) == {"mlx5_0": {"shared": True}}
+
+
 @pytest.mark.parametrize("confined", [True, False])
 def test_growth_is_the_jobs_that_has_the_interface_alone_and_never_twice(confined: bool, tmp_path: Path) -> None:
     """Jobs with random interfaces come and go; the truth is kept by looking at each interval by itself."""
@@ -197,6 +244,10 @@ def test_growth_is_the_jobs_that_has_the_interface_alone_and_never_twice(confine
             given[number] = chance.sample(names, chance.randrange(1, 3)) if confined else names
             jobs[number] = site.job(number, *given[number])
             truth[number], shared[number] = Counter(), set()
+            for nic in given[number]:
+                if (owner := owned[nic]) is not None and owner in jobs:
+                    shared[owner].add(nic)
+                owned[nic] = None
         if jobs and chance.random() < 0.5:
             ended = chance.choice(sorted(jobs))
             seen = site.end(jobs.pop(ended))
