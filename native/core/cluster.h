@@ -178,7 +178,7 @@ struct need {
     uint8_t switch_level;
     const uint64_t *allowed; /* may be NULL */
     size_t allowed_words;
-    uint32_t allowed_count; /* of the candidates, how many are allowed; 0: not counted */
+    uint32_t allowed_count; /* of the candidates, how many are allowed at most; 0: not counted */
     uint64_t seed;
     uint64_t power_budgets; /* of backfill only, as is what follows */
     int32_t watts;          /* of each GPU */

@@ -3,8 +3,9 @@
  * Nodes compared by the pairs of GPUs and NICs that they have for a request.
  *
  * For each of the last few kinds of requests, bitmaps say which nodes have room for it, and for how many pairs. When a
- * node changes, its pairs are counted again, for kinds that are seldom asked for by the next search. The policy searches the nodes
- * with the most pairs alone, without a look at NICs, and only what it has chosen is paired.
+ * node changes, its pairs are counted again: at once for kinds that were asked for lately, for others by their next
+ * search. The policy searches the nodes with the most pairs alone, without a look at NICs, and only what it has chosen
+ * is paired.
  */
 #include "cluster.h"
 
@@ -105,12 +106,16 @@ bool sluice_nic_index_sound(const struct sluice_cluster *cluster)
     const struct nic_index *index = cluster->nic_index;
     for (int i = 0; index && i < ASKS && index->asks[i].used; i++) {
         const struct ask *ask = &index->asks[i];
+        uint32_t nodes[LEVELS + 1] = {cluster->size.max_nodes - cluster->node_count};
         for (uint32_t node = 0; node < cluster->node_count; node++) {
             int level = sluice_bit(ask->changed, node) ? ask->level[node] : level_of(cluster, node, &ask->key);
             for (int k = 0; k < LEVELS; k++)
                 if (sluice_bit(ask->levels[k], node) != (k < level))
                     return false;
+            nodes[level]++;
         }
+        if (memcmp(nodes, ask->nodes, sizeof nodes) != 0)
+            return false;
     }
     return true;
 }

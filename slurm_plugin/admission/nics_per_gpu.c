@@ -2,6 +2,7 @@
 #include "admission/nics_per_gpu.h"
 
 #include "admission/wording.h"
+#include "sluice/core.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -85,24 +86,24 @@ static const char *contradiction(const struct sluice_submission *submission, con
     return NULL;
 }
 
-/* GPUs in total that neither a number of nodes nor of tasks divides: which numbers of nodes would, e.g. "-N1, -N5". */
+/* GPUs in total that neither nodes nor tasks divide: which numbers of nodes would, e.g. " (-N1, -N5)". */
 static bool refuse_open(const struct sluice_submission *submission, const struct sluice_tres_request *request,
                         struct sluice_admission *admission)
 {
     enum { LISTED = 5, MOST_NODES = 1024 };
     const uint64_t gpus = gpus_per(request, SLUICE_PER_JOB);
-    char fit[LISTED * 8] = "", why[256];
-    for (uint32_t nodes = 1, listed = 0; listed < LISTED && nodes <= gpus && nodes <= MOST_NODES; nodes++) {
-        if (!is_divisible(request, nodes))
+    char fit[LISTED * 8 + 8] = "", why[288];
+    size_t length = 0;
+    uint64_t nodes = (gpus + SLUICE_MAX_GPUS - 1) / SLUICE_MAX_GPUS;
+    for (int listed = 0; listed < LISTED && nodes <= gpus && nodes <= MOST_NODES; nodes++) {
+        if (!is_divisible(request, (uint32_t)nodes))
             continue;
-        size_t length = strlen(fit);
-        snprintf(fit + length, sizeof fit - length, "%s-N%" PRIu32, length ? ", " : "", nodes);
-        listed++;
+        length += (size_t)snprintf(fit + length, sizeof fit - length, "%s-N%" PRIu64, listed++ ? ", " : " (", nodes);
     }
     snprintf(why, sizeof why,
              "Slurm divides --gpus among nodes without a look at interfaces; add a number of nodes (-N) or tasks (-n) "
-             "that divides %" PRIu64 " (%s), or count GPUs with --gpus-per-node or --gpus-per-task",
-             gpus, fit);
+             "that divides %" PRIu64 "%s%s, or count GPUs with --gpus-per-node or --gpus-per-task",
+             gpus, fit, length ? ")" : "");
     return refuse(submission, why, admission);
 }
 

@@ -738,8 +738,9 @@ static void check_nics_per_gpu(void)
     REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:6"}, .tasks = 4, NICS(1));
     REFUSED("open", "that divides 6 (-N1, -N2, -N3, -N6), or count GPUs with --gpus-per-node or --gpus-per-task",
             .tres = {"gres:gpu:6"}, NICS(1));
-    REFUSED("open", "that divides 4000 (-N1, -N2, -N4, -N5, -N8), or", .tres = {"gres:gpu:4000"}, NICS(1));
+    REFUSED("open", "that divides 4000 (-N250, -N400, -N500, -N800, -N1000), or", .tres = {"gres:gpu:4000"}, NICS(1));
     REFUSED("open", "that divides 3 (-N1), or", .tres = {"gres:gpu:a:2,gres:gpu:b:1"}, NODES(2), NICS(1));
+    REFUSED("open", "that divides 20, or", .tres = {"gres:gpu:a:17,gres:gpu:b:3"}, NODES(2), NICS(1));
     REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:4"}, .tasks = 4, .tasks_per_gpu = 1,
             NICS(1));
     REFUSED("open", "Slurm divides --gpus among nodes", .tres = {"gres:gpu:6"}, .min_nodes = 2, .max_nodes = 3,
