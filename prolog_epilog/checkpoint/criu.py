@@ -32,6 +32,8 @@ _REASONS = (
     (re.compile(r"/dev/(?:nvidia|kfd|dri)"), "it has a GPU open"),
     (re.compile(r"Can't lookup mount"), "it has a file open that it was given, such as an output that it may not open"),
     (re.compile(r"/dev/infiniband"), "it has an RDMA adapter open"),
+    (re.compile(r"Zombies with threads"), "the first thread of one of its processes has ended"),
+    (re.compile(r"nested \w+ namespace"), "it has made namespaces of its own"),
     (re.compile(r"ghost file|Ghost file"), "it has a deleted file open"),
 )
 
@@ -116,11 +118,12 @@ def _has_own_mounts(init: int) -> bool:
 @contextmanager
 def _nodes_proc(init: int) -> Iterator[None]:
     """CRIU takes only mounts of its own namespace for the node's, so it runs in the job's; and it looks into /proc for
-    processes as the node numbers them. Raises SluiceError, OSError."""
+    processes as the node numbers them. A process of the job that its user lets go on meanwhile sees no other users'
+    there. Raises SluiceError, OSError."""
     if not _has_own_mounts(init):
         yield
         return
-    run_command([*_inside(init), *_MOUNT_PROC, _NODES_PROC, "/proc"], timeout=_MOUNT_S)
+    run_command([*_inside(init), *_MOUNT_PROC, "-o", "hidepid=2", _NODES_PROC, "/proc"], timeout=_MOUNT_S)
     try:
         yield
     finally:

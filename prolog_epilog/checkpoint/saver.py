@@ -169,7 +169,7 @@ class Saver:
                 raise
             finally:
                 shutil.rmtree(self.images.work(job), ignore_errors=True)
-                self._off(job).unlink(missing_ok=True)
+                self._saving(job).unlink(missing_ok=True)
             _end(init)
         log("saved", job=job, uid=uid, what=words)
         self.told(job, words)
@@ -198,11 +198,12 @@ class Saver:
             _end(init)
 
     def settle(self) -> None:
-        """A duty: a job that a killed agent left off its GPUs goes on, unless it is saved, and its helper asks again.
+        """A duty: a job that a killed agent left stopped, or off its GPUs, goes on, unless it is saved, and its helper
+        asks again.
 
         Raises OSError.
         """
-        for note in (self.images.folder / "work").glob(".*.off"):
+        for note in (self.images.folder / "work").glob(".*.saving"):
             job = int(note.name.split(".")[1])
             with suppress(SluiceError, FileNotFoundError, ValueError), self._alone(job, seconds=0) as lock:
                 facts = json.loads(note.read_text())
@@ -214,9 +215,10 @@ class Saver:
                         self._begin_again(run, init)
                     note.unlink()
 
-    def _off(self, job: int) -> Path:
-        """A note that what the job has on GPUs is, maybe, on the host."""
-        return self.images.folder / "work" / f".{job}.off"
+    def _saving(self, job: int) -> Path:
+        """A note that it is being saved: maybe it is stopped, sees the node's /proc, and what it has on GPUs is on the
+        host."""
+        return self.images.folder / "work" / f".{job}.saving"
 
     def _is_saved(self, run: Run, init: int) -> bool:
         """Whether its last image is what it is now: it has not run since."""
@@ -270,9 +272,8 @@ class Saver:
         _go_on(init)  # an agent that was killed may have left it stopped
         self._check_room(run, init, policy)
         work = self._fresh_work(run.job)
-        if gpus:
-            note = {"uid": run.uid, "restarts": run.restarts, "init": init, "started": _started(init)}
-            write_atomic(self._off(run.job), json.dumps(note), mode=0o600)
+        note = {"uid": run.uid, "restarts": run.restarts, "init": init, "started": _started(init)}
+        write_atomic(self._saving(run.job), json.dumps(note), mode=0o600)
         try:
             self.gpus.suspend(gpus, init, opened.processes(init)[1:], _GPU_S, lock)
         except NeverError as error:
@@ -530,10 +531,18 @@ def _stop(init: int) -> None:
 
 
 def _runs(pid: int) -> bool:
+    """Whether any of its threads does: the first may have ended."""
+    threads: list[str] = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        threads = os.listdir(f"/proc/{pid}/task")
+    return any(_state(int(thread)) not in "TtZX" for thread in threads)
+
+
+def _state(thread: int) -> str:
     try:
-        return _stat(pid)[0] not in "TtZX"
+        return _stat(thread)[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return "X"
 
 
 def _go_on(init: int) -> None:
@@ -555,8 +564,7 @@ def _end(init: int) -> None:
 def _is_stopped(init: int) -> bool:
     """All of it is, as CRIU leaves it."""
     with suppress(OSError, SluiceError):
-        states = [_stat(pid)[0] for pid in opened.processes(init)]
-        return all(state in "TtZ" for state in states)
+        return _started(init) > 0 and not any(_runs(pid) for pid in opened.processes(init))
     return False
 
 

@@ -57,7 +57,7 @@ COUNTER = """#!/bin/bash
 exec 5>>kept
 exec 6>lock; flock -n 6 || echo lock is taken
 trap 'echo got USR1' USR1
-for ((i = 0; i < {last}; i++)); do [ -e /proc/$$/task/$$ ] || echo "no /proc"; echo $i; echo $i >&5; sleep 0.1; done
+for ((i = 0; i < {last}; i++)); do read -r pid _ </proc/self/stat; [ $pid = $$ ] || echo "no /proc"; echo $i; echo $i >&5; sleep 0.1; done
 wc -l <kept
 exit 7
 """
@@ -131,7 +131,9 @@ class Counter:
         until(settled, timeout=90, shows=self.all_said)
 
     def ended(self) -> dict[str, str]:
-        return dict(until(lambda: shown(self.cluster, self.id), lambda now: now["JobState"] in ("COMPLETED", "FAILED")))
+        now = until(lambda: shown(self.cluster, self.id), lambda now: now["JobState"] in ("COMPLETED", "FAILED"))
+        assert "no /proc" not in self.words(), self.all_said()
+        return dict(now)
 
     def is_exact(self) -> bool:
         numbers = [int(word) for word in self.words() if word.isdecimal()]

@@ -193,7 +193,7 @@ def test_a_run_that_cannot_go_on_is_ended_where_the_disk_is_full(
 
 
 def left_by_a_killed_agent(saver: Saver, process: subprocess.Popen[bytes], wrong: int = 0) -> Path:
-    note = saver.images.folder / "work/.7.off"
+    note = saver.images.folder / "work/.7.saving"
     started = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()[19])
     note.write_text(json.dumps({"uid": 65534, "restarts": 0, "init": process.pid, "started": started + wrong}))
     return note
