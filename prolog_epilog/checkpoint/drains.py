@@ -198,9 +198,11 @@ def node_facts(gpus: list[dict[str, Any]]) -> dict[str, Any]:
 
 def why_not(saved: dict[str, Any], node: dict[str, Any]) -> str:
     """Why a node cannot go on with what was saved; empty: it can, as far as is known before it is tried."""
-    if problem := cpus.why_not(saved["cpu"], node["cpu"]):
-        return problem
-    return why_unlike(from_facts(saved["gpus"]), from_facts(node["gpus"]))
+    try:
+        problem = cpus.why_not(saved["cpu"], node["cpu"])
+        return problem or why_unlike(from_facts(saved["gpus"]), from_facts(node["gpus"]))
+    except (KeyError, TypeError):
+        return "what it says of itself is of another version of Sluice"
 
 
 def folder_of(policy: NodeSystem | None) -> Path | None:

@@ -30,7 +30,6 @@ _FACTS = "facts"  # the file that is written last; no name of CRIU's
 _HALF = ".half-"
 _PIECE = 4 << 20
 _NONCE, _TAG, _KEY = 12, 16, 32
-_MOST_FACTS = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +133,12 @@ class Images:
 
     def find(self, job: int) -> tuple[int, Path] | None:
         """Of which run a job's last image is, and where."""
-        paths = list(self._images.glob(f"{job}-*"))
-        found = [(int(match["restarts"]), path) for path in paths if (match := _IMAGE.match(path.name))]
-        return max(found, default=None)
+        return max(((int(path.name.partition("-")[2]), path) for path in self._of(job)), default=None)
+
+    def _of(self, job: int) -> list[Path]:
+        """All of a job. Raises OSError; glob would find none in a folder that cannot be read."""
+        paths = self._images.iterdir()
+        return [path for path in paths if (match := _IMAGE.match(path.name)) and match["job"] == str(job)]
 
     def size(self, uid: int) -> int:
         """Bytes of all images of a user."""
@@ -251,7 +253,9 @@ class Images:
 
     def forget(self, job: int, restarts: int | None = None) -> None:
         """Remove all images of a job, or that of one run, each in one step. Raises OSError."""
-        for image in self._images.glob(f"{job}-{'*' if restarts is None else restarts}"):
+        for image in self._of(job):
+            if restarts is not None and image.name != f"{job}-{restarts}":
+                continue
             gone = image.with_name(f"{self._half}{image.name}-{time.time_ns()}")
             with suppress(FileNotFoundError):  # another node was faster
                 image.rename(gone)

@@ -49,14 +49,10 @@ class Shared:
     def prepare(self) -> None:
         """Raises SluiceError where the folder is not there, as its storage is not mounted, or not root's alone."""
         try:
-            state = self.folder.stat()
-            if state.st_uid != 0 or state.st_mode & _NOT_OTHERS:
-                raise SluiceError(
-                    f"{self.folder}: not root's alone",
-                    remedy="install -d -m 700 it as root; its storage must not map root",
-                )
+            _check_roots(self.folder)
             for name in ("images", "runs", "nodes"):
                 (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+                _check_roots(self.folder / name, follow=False)
         except OSError as error:
             raise SluiceError(f"{self.folder}: {error.strerror}", remedy="mount the storage that nodes share") from None
 
@@ -94,8 +90,12 @@ class Shared:
                     path.unlink()
 
     def _runs(self, job: int) -> dict[int, Path]:
-        paths = (self.folder / "runs").glob(f"{job}-*")
-        return {int(restarts): path for path in paths if (restarts := path.name.partition("-")[2]).isdecimal()}
+        found = {}
+        for path in (self.folder / "runs").iterdir():  # glob would find none in a folder that cannot be read
+            of_job, _, restarts = path.name.partition("-")
+            if of_job == str(job) and restarts.isdecimal():
+                found[int(restarts)] = path
+        return found
 
     # ---- nodes ----
 
@@ -115,3 +115,12 @@ class Shared:
                 if not path.name.startswith("."):
                     found[path.name] = json.loads(path.read_text())
         return found
+
+
+def _check_roots(folder: Path, *, follow: bool = True) -> None:
+    """Raises SluiceError for what is not a folder of root's alone, OSError."""
+    state = folder.stat(follow_symlinks=follow)
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != 0 or state.st_mode & _NOT_OTHERS:
+        raise SluiceError(
+            f"{folder}: not root's alone", remedy="install -d -m 700 it as root; its storage must not map root"
+        )

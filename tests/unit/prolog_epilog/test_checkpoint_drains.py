@@ -234,6 +234,37 @@ def test_storage_that_is_not_mounted_or_not_roots_alone_is_not_written(tmp_path:
         site.shared.prepare()
 
 
+@pytest.mark.parametrize("name", ["images", "runs", "nodes"])
+def test_folders_that_another_has_made_there_are_not_used(tmp_path: Path, site: Site, name: str) -> None:
+    folder = site.storage / name
+    os.chown(folder, ALICE, -1)
+    with pytest.raises(SluiceError, match=f"{name}: not root's alone"):
+        site.shared.prepare()
+    shutil.rmtree(folder)
+    folder.symlink_to(tmp_path)
+    with pytest.raises(SluiceError, match=f"{name}: not root's alone"):
+        site.shared.prepare()
+
+
+def test_where_runs_cannot_be_read_none_is_taken_for_the_last(site: Site) -> None:
+    site.shared.note(7, Last(1))
+    assert site.shared.is_old(RUN)
+    shutil.rmtree(site.storage / "runs")
+    with pytest.raises(OSError, match="runs"):
+        site.shared.is_old(RUN)
+    shutil.rmtree(site.storage / "images")
+    for act in (site.shared.images.find, site.shared.images.forget):
+        with pytest.raises(OSError, match="images"):
+            act(7)
+
+
+@pytest.mark.parametrize("facts", ["[]", "3", "{}", '{"cpu": 1, "gpus": []}', '{"cpu": {}, "gpus": [{"color": 1}]}'])
+def test_a_node_of_another_version_is_not_like_any(site: Site, facts: str) -> None:
+    (site.storage / "nodes/n2").write_text(facts)
+    site.drains().run()
+    assert site.there() and not site.here() and "no other node is like n1" in site.told[0]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_no_image_is_used_after_a_later_run_has_begun(tmp_path: Path, seed: int) -> None:
     """Runs on three nodes, saved or not, moved or not, in any order: what a run goes on with is the state that the run
