@@ -57,7 +57,10 @@ COUNTER = """#!/bin/bash
 exec 5>>kept
 exec 6>lock; flock -n 6 || echo lock is taken
 trap 'echo got USR1' USR1
-for ((i = 0; i < {last}; i++)); do read -r pid _ </proc/self/stat; [ $pid = $$ ] || echo "no /proc"; echo $i; echo $i >&5; sleep 0.1; done
+for ((i = 0; i < {last}; i++)); do
+    read -r pid _ </proc/self/stat; [ $pid = $$ ] || echo "no /proc"
+    echo $i; echo $i >&5; sleep 0.1
+done
 wc -l <kept
 exit 7
 """

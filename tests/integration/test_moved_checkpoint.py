@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,7 +125,8 @@ def test_a_job_goes_on_on_another_node(cluster: DevCluster, kind: str) -> None:
 
 def test_no_task_and_no_command_has_the_key(cluster: DevCluster) -> None:
     only(cluster, NODE)
-    script = "env; tr '\\0' '\\n' </proc/self/environ; srun --overlap env; scontrol show job -dd $SLURM_JOB_ID; sleep 2"
+    asks = "scontrol show job -dd $SLURM_JOB_ID; scontrol write batch_script $SLURM_JOB_ID -"
+    script = f"env; tr '\\0' '\\n' </proc/self/environ; srun --overlap env; {asks}; sleep 2"
     said = cluster.folder / "home/alice/key"
     command = ["--checkpoint=system", "-o", f"{INSIDE}/home/alice/key", "--wrap", script]
     job = sbatch(cluster, *command, user="alice")
@@ -134,6 +137,10 @@ def test_no_task_and_no_command_has_the_key(cluster: DevCluster) -> None:
     until(lambda: shown(cluster, job)["JobState"], "COMPLETED".__eq__)
     text = said.read_text()
     assert "JobState=RUNNING" in text and key.hex() not in text and "SAVE_KEY" not in text
+    # slurmctld's state alone has it: no log, and nothing on the node but the agent's file.
+    words = ["grep", "-rlaF", "--devices=skip", key.hex(), str(cluster.folder)]
+    kept = [Path(name) for name in subprocess.run(words, capture_output=True, text=True).stdout.split()]
+    assert all("job_state" in path.name and not path.stat().st_mode & 0o077 for path in kept), kept
 
 
 def waits_or_ends(job: Counter) -> bool:

@@ -125,6 +125,8 @@ def test_what_a_killed_agent_left_stopped_goes_on_and_sees_its_own_processes(
         assert os.WTERMSIG(os.waitpid(agent, 0)[1]) == signal.SIGKILL
         if moment in ("covered", "saved by CRIU"):
             assert runs(init) == [False, False] and sees(init) > 2
+            (cover,) = [line for line in criu._mounts(init) if criu._NODES_PROC in line]
+            assert "hidepid=" in cover  # whom its user lets go on sees no others
         saver = make()
         saver.images.prepare()
         saver.settle()
