@@ -208,7 +208,9 @@ class Saver:
             with suppress(SluiceError, FileNotFoundError, ValueError), self._alone(job, seconds=0) as lock:
                 facts = json.loads(note.read_text())
                 run, init = Run(job, facts["uid"], facts["restarts"]), facts["init"]
-                if _started(init) != facts["started"]:  # it has ended
+                if _started(init) != facts["started"]:  # it has ended, maybe after it had gone on without an agent
+                    for images in self._places():
+                        images.forget(job, run.restarts)
                     note.unlink()
                 elif not self._is_saved(run, init):
                     if not self._let_go_on(run, init, lock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from policy.checkpoint import NodeSystem
-from prolog_epilog.checkpoint import criu, opened
+from prolog_epilog.checkpoint import contents, criu, opened
 from prolog_epilog.checkpoint import saver as saving
+from prolog_epilog.checkpoint.images import Images, Run
 from prolog_epilog.checkpoint.saver import Saver
 from prolog_epilog.server import Peer
 
@@ -93,8 +95,8 @@ MOMENTS: dict[str, tuple[object, str, Callable[..., None]] | None] = {
     "stopped": (criu, "_nodes_proc", dies),
     "covered": (criu, "run_command", mounts_and_dies),
     "saved by CRIU": None,
-    "uncovered": (saving.contents, "check", dies),
-    "looked at": (saving.Images, "write", dies),
+    "uncovered": (contents, "check", dies),
+    "looked at": (Images, "write", dies),
 }
 
 
@@ -132,6 +134,20 @@ def test_what_a_killed_agent_left_stopped_goes_on_and_sees_its_own_processes(
         saver.settle()
         until(lambda: runs(init) == [True, True])
         assert sees(init) == 2 and not list((tmp_path / "made/work").glob("*.saving"))
+
+
+def test_a_job_that_may_have_gone_on_after_its_save_is_not_resumed_from_it(tmp_path: Path) -> None:
+    """Its agent was killed before the order to requeue it was on disk, and it ended before the next one came."""
+    saver = Saver(tmp_path / "made", NodeSystem, tmp_path / "ready", lambda job, restarts: None)
+    saver.images.prepare()
+    for restarts in (0, 1):
+        (tmp_path / "source").mkdir()
+        saver.images.write(Run(7, 65534, restarts), tmp_path / "source", {})
+        (tmp_path / "source").rmdir()
+    note = tmp_path / "made/work/.7.saving"
+    note.write_text(json.dumps({"uid": 65534, "restarts": 0, "init": os.getpid(), "started": 1}))
+    saver.settle()
+    assert not note.exists() and saver.images.runs() == [Run(7, 65534, 1)]
 
 
 def until(holds: Callable[[], bool]) -> None:
