@@ -52,6 +52,7 @@ LONGEST_FIRST = (
     "test_fabric_discovery",
     "test_cgroup2",
     "test_system_checkpoint",
+    "test_moved_checkpoint",
     "test_gpu_checkpoint",
     "test_node_faults",
     "test_guard",
