@@ -2,7 +2,6 @@
 #include "admission/nics_per_gpu.h"
 
 #include "admission/wording.h"
-#include "sluice/core.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -90,11 +89,11 @@ static const char *contradiction(const struct sluice_submission *submission, con
 static bool refuse_open(const struct sluice_submission *submission, const struct sluice_tres_request *request,
                         struct sluice_admission *admission)
 {
-    enum { LISTED = 5, MOST_NODES = 1024 };
+    enum { LISTED = 5, MOST_NODES = 1024, MOST_GPUS = 16 }; /* of a node, as in the core */
     const uint64_t gpus = gpus_per(request, SLUICE_PER_JOB);
     char fit[LISTED * 8 + 8] = "", why[288];
     size_t length = 0;
-    uint64_t nodes = (gpus + SLUICE_MAX_GPUS - 1) / SLUICE_MAX_GPUS;
+    uint64_t nodes = (gpus + MOST_GPUS - 1) / MOST_GPUS;
     for (int listed = 0; listed < LISTED && nodes <= gpus && nodes <= MOST_NODES; nodes++) {
         if (!is_divisible(request, (uint32_t)nodes))
             continue;
