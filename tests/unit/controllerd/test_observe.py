@@ -326,7 +326,9 @@ def test_a_node_tells_of_its_running_jobs(tmp_path: Path) -> None:
     assert (readings["do"], running["do"], running["more"], running["period"]) == ("readings", "running", False, 60)
     assert readings["gpus"][0]["jobs"] == {"7": 25} and readings["gpus"][0]["job_memory"] == {"7": 5 << 30}
     first, second = running["records"]
-    assert first["usage"]["gpus"]["GPU-0"]["now"] == {"utilisation": 25, "memory": 5 << 30}
+    assert first["usage"]["gpus"]["GPU-0"]["now"] == {
+        "utilisation": 25, "memory": 5 << 30, "throttled": 0.0, "watts": None,
+    }  # fmt: skip
     assert (second["job"], second["usage"]["us"], "now" in second["usage"]["gpus"]["GPU-0"]) == (8, 8, False)
     assert [event["time"] for event in first["events"]] == [float(time) for time in range(22, 32)]
     store = Running()

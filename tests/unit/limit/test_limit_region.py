@@ -184,7 +184,7 @@ os.write(to_child[1], b"-")
 os.wait()
 print(alloc(700) > 0)
 """
-    inside = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c"]
+    inside = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", sys.executable, "-c"]
     assert job.run([*inside, CUDA + two])[0] == "1 True 100 -2 True\nTrue\n"
 
 

@@ -163,7 +163,8 @@ def test_tasks_far_from_their_gpus_are_recorded(agent: Agent, monkeypatch: pytes
     assert event.detail["cpus"] == len(os.sched_getaffinity(0))
     agent.state.inventory.processors.numa = {0: "2048", 1: "0-2047"}
     assert "ok" in ask(agent, do="task", open=["/dev/nvidia0"], nics=[])
-    assert agent.state.records[7].events[-1].detail | {"cpus": 0, "memory_nodes": ""} == {
+    assert agent.state.records[7].events[-1].detail | {"cpus": 0, "memory_nodes": "", "huge_mib": 0} == {
+        "huge_mib": 0, "huge_far_mib": None,
         "step": "0", "gpu_nodes": "0", "cpus": 0, "cpus_near": 0, "cpu_nodes": "1", "memory_nodes": "", "agrees": False,
     }  # fmt: skip
 

@@ -66,8 +66,8 @@ def overheard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytearray]]:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._writer, name)
 
-    async def listen(reader: Any, writer: Any, most: int | None = None) -> None:
-        await pipe(reader, Writer(writer), most)  # type: ignore[arg-type]
+    async def listen(reader: Any, writer: Any, *more: Any, **others: Any) -> None:
+        await pipe(reader, Writer(writer), *more, **others)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(test_gateway_llama, "_pipe", listen)
