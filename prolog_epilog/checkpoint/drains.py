@@ -57,7 +57,7 @@ class Drains:
         self._commands = commands
         self._clock = clock
         self._extended = 0.0
-        self._waits: set[int] = set()  # jobs that were told to wait for their image
+        self._waits: set[int] = set()  # jobs whose start was put off until their image is moved
         self._said: dict[int, str] = {}
 
     def run(self) -> float | None:

@@ -203,7 +203,7 @@ class Images:
     def copy(self, run: Run, to: Images, paced: Callable[[int], None]) -> None:
         """Begin the same image there: all of it is on disk, and was read again and decrypted. `to.complete` ends it.
 
-        `paced` is told how many bytes come next, and waits. Raises SluiceError, OSError, and leaves nothing there.
+        `paced` gets the number of bytes that come next, and waits. Raises SluiceError, OSError; leaves nothing there.
         """
         half = to._begin(run)
         try:

@@ -177,7 +177,7 @@ class Saver:
         return {}
 
     def _where(self, run: Run) -> str:
-        """Where it can go on, as far as it is known now; other nodes are told, too."""
+        """Where it can go on, as far as it is known now; it is noted for other nodes, too."""
         try:
             shared = self._shared()
             if shared is None:

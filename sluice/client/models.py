@@ -1252,7 +1252,7 @@ class JobUsed(Model):
     saved_at: float | None = Field(None, description="When it last saved its state, on all of its nodes.")
     bindings: list[JobBinding] = Field([], description="What its tasks were bound to, and what is near their GPUs.")
     nics: list[JobNic] = Field([], description="What its network interfaces counted.")
-    slowest: SlowestGpu | None = Field(None, description="The GPU that the others wait for; null: none stands out.")
+    slowest: SlowestGpu | None = Field(None, description="The GPU that the others wait for; null: there is none.")
     told: float | None = Field(None, description="`reported_at` under its earlier name.", deprecated=True)
 
 

@@ -58,7 +58,7 @@ class RevokedKeys:
         with self._lock:
             epoch, before = self._heard.get(host, ("", 0))
             have = before if epoch == said.epoch else 0
-            if 0 <= said.begin <= have:  # else some before these were told to another process here
+            if 0 <= said.begin <= have:  # else some before these were reported to another process here
                 have = max(have, said.begin + len(said.keys))
             self._heard[host] = said.epoch, have
             self._told[host] = min(max(said.heard, 0), len(self._known)) if said.heard_epoch == self._epoch else 0

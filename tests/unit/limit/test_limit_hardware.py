@@ -175,7 +175,7 @@ KEEPS = "ok(cu.cuMemPoolSetAttribute(pool, 4, c.byref(c.c_uint64(2**64 - 1))))\n
 
 def run_watched(job: Job, gpu: Device, program: str, count: int = 1) -> list[list[object]]:
     """What such programs print, of which each ends with a step; NVML's figure for them, looked at all the time from
-    outside, is never above what the limit leaves beside their contexts."""
+    outside, is never above what the limit leaves next to their contexts."""
     processes = [job.start(POOLS + program) for _ in range(count)]
     pids = [process.pid for process in processes]
     for process in processes:

@@ -144,7 +144,7 @@ def test_a_job_that_may_have_gone_on_after_its_save_is_not_resumed_from_it(tmp_p
         (tmp_path / "source").mkdir()
         saver.images.write(Run(7, 65534, restarts), tmp_path / "source", {})
         (tmp_path / "source").rmdir()
-    note = tmp_path / "made/work/.7.saving"
+    note = saver.images.folder / "work" / ".7.saving"
     note.write_text(json.dumps({"uid": 65534, "restarts": 0, "init": os.getpid(), "started": 1}))
     saver.settle()
     assert not note.exists() and saver.images.runs() == [Run(7, 65534, 1)]

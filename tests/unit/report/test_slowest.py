@@ -68,7 +68,7 @@ def test_what_is_named_is_the_slowest_and_one_that_is_clearly_slower_is_always_n
         ([gpu(0, 99)], None),
         ([gpu(0, 99), gpu(1, 40)], Slowest("n0", 0, "busy", 99, 40)),
         ([gpu(0, 99), gpu(1, None)], None),  # a node has not reported
-        ([gpu(0, 99), gpu(1, 95), gpu(2, 40), gpu(3, 40)], None),  # two of them: neither stands out
+        ([gpu(0, 99), gpu(1, 95), gpu(2, 40), gpu(3, 40)], None),  # two of them: neither is the one
         ([gpu(0, 45), gpu(1, 5)], None),  # nobody works much
         ([gpu(0, 99, 600), gpu(1, 98, 300)], Slowest("n0", 0, "power", 600, 300)),
         ([gpu(0, 99, 600), gpu(1, 98)], None),
