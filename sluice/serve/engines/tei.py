@@ -10,6 +10,8 @@ from sluice.serve.engines.base import Engine, Figures, Place, Start, has_option,
 
 _INPUTS = 32
 """TEI's own most texts of a request."""
+_BODY = 32 << 20
+"""Bytes of a request that gateways take; TEI's own limit is 2,000,000."""
 
 
 def start(spec: ReplicaSpec, place: Place) -> Start:
@@ -25,6 +27,8 @@ def start(spec: ReplicaSpec, place: Place) -> Start:
     ]  # fmt: skip
     if not has_option(spec.options, "--max-concurrent-requests"):
         arguments += ["--max-concurrent-requests", str(spec.slots * _inputs(spec.options))]
+    if not has_option(spec.options, "--payload-limit"):
+        arguments += ["--payload-limit", str(_BODY)]
     if not has_option(spec.options, "--prometheus-port"):
         arguments += ["--prometheus-port", "0"]
     environment = {"API_KEY": place.key, "HF_HUB_OFFLINE": "1"}

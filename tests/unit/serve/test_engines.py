@@ -13,6 +13,7 @@ from sluice.exchange.serving import ENGINES, Abilities, Load
 from sluice.serve.engines import xllamacpp_server
 from sluice.serve.engines.base import Group, Place, has_option, option_value, samples
 from sluice.serve.engines.known import engine_of
+from sluice.serve.gateway import bounds
 from sluice.serve.replica.engine_process import Masker
 from tests.unit.serve.replica_bed import spec_of
 
@@ -66,6 +67,8 @@ def test_tei_has_its_key_in_its_environment() -> None:
     assert "--max-concurrent-requests 128" in words, "each text of a request counts as one: 4 slots of 32"
     own = start_of("tei", options=("--max-client-batch-size", "512")).arguments
     assert own[own.index("--max-concurrent-requests") + 1] == "2048"
+    assert f"--payload-limit {bounds.MOST_BODY}" in words, "what a gateway took is not refused by the engine"
+    assert start_of("tei", options=("--payload-limit=9",)).arguments.count("--payload-limit") == 0
     assert "--prometheus-port 0" in words, "two replicas on a node, or anybody who has its usual port"
     assert "--prometheus-port 0" not in " ".join(start_of("tei", options=("--prometheus-port=9100",)).arguments)
 
