@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import Any
 import click
 
 from benchmarks import Result
-from benchmarks.serve_peers import NAMES, peer, version
+from benchmarks.serve_peers import NAMES, limited_litellm, peer, redis, version
 from benchmarks.serve_site import GatewaySite, Load, cpu_s, engine, free_port, limit, memory_mib, quantile
 from dev_cluster.handle import require_root
 from sluice.base.errors import UsageError
@@ -235,6 +236,34 @@ def limits(bench: Bench) -> None:
         answers = at.load(at.site.start(4), keys, clients, seconds, max_tokens=4).wait()
         bench.figures["over_admitted_concurrent"] = max(0.0, at.most() - 8)
         bench.figures["concurrent_answers_per_s"] = len(answers.good) / seconds
+
+    if bench.peers is not None and "litellm" in bench.names and redis() is not None:
+        _litellm_limits(bench, bench.peers, clients)
+
+
+def _litellm_limits(bench: Bench, peers: Path, clients: int) -> None:
+    """The same of LiteLLM with 4 workers and Redis; its minute begins with its first request, so that a shorter run may
+    have a minute's worth. Of that, what it can answer on two processors within 20 s."""
+    most, seconds = 300, 20.0
+    for what, limits in (("requests", {"rpm_limit": most}), ("tokens", {"tpm_limit": most * _TOKENS})):
+        with Fast() as at, limited_litellm(peers, at.site.folder, at.plain, 4, **limits) as found:
+            answers = at.load(found.port, ["sk-1"], clients, seconds, max_tokens=_TOKENS - 9).wait()
+        good = len(answers.good)
+        unit = 1 if what == "requests" else _TOKENS
+        bench.figures[f"litellm_over_admitted_{what}"] = bench.result.peer[f"over_admitted_{what}"] = float(
+            max(0, good - most) * unit
+        )
+        bench.figures[f"litellm_{what}_limit_use_percent"] = 100 * good / most
+        odd = sum(row[1] not in (200, 429) or not row[5] for row in answers.rows)
+        bench.figures[f"litellm_{what}_limit_other_answers"] = odd
+    with Fast(delay_us=20_000) as at:
+        with limited_litellm(peers, at.site.folder, at.plain, 4, max_parallel_requests=8) as found:
+            answers = at.load(found.port, ["sk-1"], clients, seconds, max_tokens=4).wait()
+        with urllib.request.urlopen(f"http://127.0.0.1:{at.plain}/v1/models", timeout=10) as shown:
+            together = int(json.load(shown)["data"][0]["created"])
+        bench.figures["litellm_over_admitted_concurrent"] = float(max(0, together - 8))
+        bench.result.peer["over_admitted_concurrent"] = bench.figures["litellm_over_admitted_concurrent"]
+        bench.figures["litellm_concurrent_answers_per_s"] = len(answers.good) / seconds
 
 
 def hosts(bench: Bench) -> None:

@@ -2,7 +2,8 @@
 
 Each has a virtual environment there; nginx is Debian's (`apt-get install nginx-light`). All have one worker for an
 engine on this host, without TLS and without access logs; LiteLLM checks one key, the others check nothing, and none
-counts or limits anything.
+counts or limits anything. `limited_litellm` has a key with limits and several workers, which share them in Redis as its
+documentation says (Debian's, `apt-get install redis-server`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.serve_site import MODEL, free_port, stop, wait_port
+from benchmarks.serve_site import MODEL, START_S, free_port, stop, wait_port
 from sluice.base.errors import SluiceError
 from sluice.base.run import run_command
 
@@ -28,6 +29,8 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
 }
 """Name -> what pip installs, and whose version is shown."""
 NAMES = ("nginx", *PACKAGES)
+_ALIVE = "/health/liveliness"
+_LITELLM_START_S = 300.0  # each worker imports 10 s of CPU
 _NGINX = """
 daemon off;
 worker_processes 1;
@@ -62,6 +65,23 @@ general_settings: {{master_key: {key}}}
 litellm_settings: {{telemetry: false}}
 """
 
+_LITELLM_LIMITED = """
+model_list:
+- model_name: {model}
+  litellm_params: {{model: openai/{model}, api_base: "http://127.0.0.1:{engine}/v1", api_key: none}}
+general_settings: {{custom_auth: limited.check}}
+litellm_settings:
+  telemetry: false
+  cache: true
+  cache_params: {{type: redis, host: 127.0.0.1, port: {redis}, supported_call_types: []}}
+"""
+_LITELLM_KEY = """
+from litellm.proxy._types import UserAPIKeyAuth
+
+
+async def check(request, api_key):
+    return UserAPIKeyAuth(api_key=api_key, **{limits})
+"""
 
 # So that engines that come back get requests at once: the usual values are a minute.
 _QUICK = (
@@ -118,21 +138,48 @@ def peer(name: str, peers: Path | None, folder: Path, engines: Sequence[int], ke
     port = free_port()
     own = folder / name
     own.mkdir(exist_ok=True)
-    log = (own / "log").open("wb")
+    words = _words(name, peers, own, port, engines, key)
+    with _running(name, words, own, port, _ALIVE if name == "litellm" else "/v1/models") as found:
+        yield found
+
+
+def redis() -> str | None:
+    """The program; None: it is not installed."""
+    return shutil.which("redis-server")
+
+
+@contextmanager
+def limited_litellm(peers: Path, folder: Path, engine: int, workers: int, **limits: int) -> Iterator[Peer]:
+    """LiteLLM with so many workers that hold a key to limits: rpm_limit, tpm_limit, max_parallel_requests. Raises
+    SluiceError."""
+    own = folder / f"limited-{'-'.join(limits)}"
+    own.mkdir()
+    port, store = free_port(), free_port()
+    (own / "limited.py").write_text(_LITELLM_KEY.format(limits=limits))
+    (own / "litellm.yaml").write_text(_LITELLM_LIMITED.format(model=MODEL, engine=engine, redis=store))
+    program = redis()
+    assert program is not None
+    memory = [program, "--port", str(store), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    words = [str(peers / "litellm/bin/litellm"), "--config", str(own / "litellm.yaml"), "--host", "127.0.0.1"]
+    words += ["--port", str(port), "--num_workers", str(workers)]
+    words += ["--timeout_worker_healthcheck", "600"]  # after 5 s uvicorn kills workers that still import
+    with _running("redis", memory, own, store), _running("litellm", words, own, port, _ALIVE) as found:
+        yield found
+
+
+@contextmanager
+def _running(name: str, words: Sequence[str], own: Path, port: int, path: str = "") -> Iterator[Peer]:
+    log = (own / f"{name}.log").open("wb")
     environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": str(own), "LITELLM_LOG": "ERROR"}
-    process = subprocess.Popen(
-        _words(name, peers, own, port, engines, key),
-        cwd=own,
-        env=environment,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
+    environment |= {  # nobody else gets to it; what models cost is not asked of GitHub
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }  # fmt: skip
+    process = subprocess.Popen(words, cwd=own, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
-        wait_port(port, process, name, "/health/liveliness" if name == "litellm" else "/v1/models")
+        wait_port(port, process, name, path, seconds=_LITELLM_START_S if name == "litellm" else START_S)
         yield Peer(port, process.pid)
     except SluiceError:
-        print((own / "log").read_text(errors="replace")[-3000:], file=sys.stderr)
+        print((own / f"{name}.log").read_text(errors="replace")[-3000:], file=sys.stderr)
         raise
     finally:
         stop(process)
@@ -150,7 +197,8 @@ def main(folder: Path) -> None:
     for name, (package, _) in PACKAGES.items():
         uv = str(tools / "bin/uv")
         run_command([uv, "venv", "-q", "--clear", str(folder / name)], timeout=300)
-        run_command([uv, "pip", "install", "-q", "-p", str(folder / name / "bin/python"), package], timeout=1800)
+        install = [uv, "pip", "install", "-q", "--compile-bytecode", "-p", str(folder / name / "bin/python"), package]
+        run_command(install, timeout=1800)
         click.echo(f"{name} {version(name, folder)}")
 
 

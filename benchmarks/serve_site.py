@@ -50,7 +50,7 @@ USER = "nobody"
 MODEL = "m"
 TICKS = os.sysconf("SC_CLK_TCK")
 _SECRET = "5" * 64
-_START_S = 60.0
+START_S = 60.0
 
 
 def free_port() -> int:
@@ -105,9 +105,9 @@ def memory_mib(pid: int) -> float:
     return total / 1024
 
 
-def wait_port(port: int, process: subprocess.Popen[Any], what: str, path: str = "") -> None:
+def wait_port(port: int, process: subprocess.Popen[Any], what: str, path: str = "", seconds: float = START_S) -> None:
     """Until somebody listens, and (with `path`) answers 200. Raises SluiceError."""
-    end = time.monotonic() + _START_S
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         if process.poll() is not None:
             raise SluiceError(f"{what}: ended with {process.returncode}", remedy="see what it wrote")

@@ -37,6 +37,13 @@ _put_request = layout_of(
     rest=("reserved", "prefix"),
 ).pack_into  # fmt: skip
 _TURN = layout_of("sluice_gate_turn", ("ticket", "replica", "tag", "slot", "prefix_blocks"))
+_SETTLED = layout_of(
+    "sluice_gate_settled",
+    (
+        "ticket", "tag", "subjects", "replica", "reserved", "prompt_tokens", "completion_tokens", "admitted_us",
+        "granted_us", "ended_us",
+    ),
+)  # fmt: skip
 
 
 class Kind(IntEnum):
@@ -251,6 +258,7 @@ class Gate:
         self._request_bytes = ffi.buffer(self._request)
         self._answer = ffi.new("struct sluice_gate_answer *")
         self._settled = ffi.new("struct sluice_gate_settled *")
+        self._settled_bytes = memoryview(ffi.buffer(self._settled))
         self._took = ffi.new("struct sluice_gate_took *")
         self._changed = ffi.new("struct sluice_gate_replica *")
         self._turns = ffi.new("struct sluice_gate_turn[]", _BATCH)
@@ -295,7 +303,8 @@ class Gate:
         room = self.shape.tickets
         settled = ffi.new("struct sluice_gate_settled[]", room)
         self._call(lib.sluice_gate_left, pid, start, room, settled, self._count)
-        return [_settled(settled[i]) for i in range(min(self._count[0], room))]
+        found = ffi.buffer(settled)[: min(self._count[0], room) * _SETTLED.size]
+        return [_settled(*values) for values in _SETTLED.iter_unpack(found)]
 
     def reap(self, pid: int, start: int, now_us: int) -> list[Settled]:
         """End all tickets of a worker that is dead, and free its seat; what it left that is to be billed.
@@ -419,6 +428,8 @@ class Gate:
             if error:
                 check(error, self._text)
             count = self._count[0]
+            if not count:
+                return granted
             for ticket, replica, low, high, slot, prefix_blocks in _TURN.iter_unpack(
                 self._turn_bytes[: count * _TURN.size]
             ):
@@ -475,12 +486,12 @@ class Gate:
         )
         if error:
             check(error, self._text)
-        return _settled(self._settled)
+        return _settled(*_SETTLED.unpack(self._settled_bytes))
 
     def abandon(self, ticket: int, now_us: int) -> Settled:
         """End a ticket with the tokens reported by `progress`: none where it reported no completion."""
         self._call(lib.sluice_gate_abandon, ticket, now_us, self._settled)
-        return _settled(self._settled)
+        return _settled(*_SETTLED.unpack(self._settled_bytes))
 
     # ---- figures ----
 
@@ -531,20 +542,5 @@ def _replica(replica: Any) -> Replica:
     )  # fmt: skip
 
 
-def _settled(settled: Any) -> Settled:
-    subjects = settled.subjects
-    return Settled(
-        settled.ticket,
-        settled.tag[1] << 64 | settled.tag[0],
-        subjects[0],
-        subjects[1],
-        subjects[2],
-        subjects[3],
-        settled.replica,
-        settled.reserved,
-        settled.prompt_tokens,
-        settled.completion_tokens,
-        settled.admitted_us,
-        settled.granted_us,
-        settled.ended_us,
-    )
+def _settled(ticket: int, low: int, high: int, *rest: int) -> Settled:
+    return Settled(ticket, high << 64 | low, *rest)

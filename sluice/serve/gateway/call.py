@@ -354,9 +354,13 @@ class Call(Handler):
             self.worker.demand_now(service.name)
 
     def sweep(self, now: float) -> None:
-        """While it waits for its turn: comments, so that nobody on the way takes the connection for dead."""
-        asked = cast(Asked, self.asked)
-        if not asked.stream or now - max(self._waits_since, self._last_comment) < bounds.WAITING_S or self.client.full:
+        """While it waits for its turn."""
+        if cast(Asked, self.asked).stream:
+            self._comment(now, self._waits_since)
+
+    def _comment(self, now: float, since: float) -> None:
+        """Nothing has come since then: comments, so that nobody on the way takes the connection for dead."""
+        if now - max(since, self._last_comment) < bounds.WAITING_S or self.client.full:
             return
         self._last_comment = now
         self._begin_stream()
@@ -870,6 +874,8 @@ class Call(Handler):
         else:
             most = bounds.SILENT_S if self._count else bounds.FIRST_S
         if silent <= most:
+            if self._begun and not self._passing:
+                self._comment(now, upstream.heard)
             return
         if whole_s is not None and not self._head:
             self._unanswered(whole_s)

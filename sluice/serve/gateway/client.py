@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import httptools
@@ -30,6 +31,16 @@ _LAST: Final = b"0\r\n\r\n"
 
 log = logging.getLogger("sluice.gateway")
 log.addFilter(FewLines())
+
+
+def _new_ids() -> Iterator[str]:
+    """Of requests: nobody can guess one. Many at once, as each question to the kernel costs as much as all of them."""
+    while True:
+        some = os.urandom(1024).hex()
+        yield from (some[at : at + 32] for at in range(0, len(some), 32))
+
+
+new_id = partial(next, _new_ids())
 
 
 @dataclass(slots=True)
@@ -111,7 +122,7 @@ class Client(asyncio.Protocol):
     """One connection of a client."""
 
     __slots__ = (
-        "_chunked", "_closing", "_counted", "_fresh", "_late", "_next", "_next_id", "_owner", "_parser", "_reading",
+        "_chunked", "_closing", "_counted", "_fresh", "_late", "_next", "_owner", "_parser", "_reading",
         "_since", "_stuck", "_unsent", "address", "handler", "peer", "request", "transport", "waiting", "worker",
     )  # fmt: skip
 
@@ -125,7 +136,6 @@ class Client(asyncio.Protocol):
         """The one that is being answered."""
         self.waiting: deque[Request] = deque()
         self._next: Request | None = None  # the one that comes
-        self._next_id = secrets.token_hex(16)  # made before it comes: nobody waits for it then
         self._owner: tuple[str, str] | None = None
         self._counted = False
         self._closing = False
@@ -286,8 +296,7 @@ class Client(asyncio.Protocol):
                 remedy="use another one",
                 close=True,
             )
-        self._next = Request(self._next_id or secrets.token_hex(16), b"", b"", {}, self.address, now)
-        self._next_id = ""
+        self._next = Request(new_id(), b"", b"", {}, self.address, now)
 
     def on_url(self, url: bytes) -> None:
         """A part of its target."""
@@ -422,7 +431,7 @@ class Client(asyncio.Protocol):
         if self.request is not None:
             self._closing = True  # the answer that is under way is the last one
             return
-        self.request = coming or Request(secrets.token_hex(16), b"-", b"-", {}, self.address, time.monotonic())
+        self.request = coming or Request(new_id(), b"-", b"-", {}, self.address, time.monotonic())
         self.request.keep = False
         refusal.close = True
         self.worker.refuse(self, self.request, refusal)
@@ -500,7 +509,6 @@ class Client(asyncio.Protocol):
             self._let_go(request)
         if self.transport is None:
             return
-        self._next_id = self._next_id or secrets.token_hex(16)
         self._since = time.monotonic()
         if request is None or not request.keep or self._closing or self.worker.draining:
             self._close()

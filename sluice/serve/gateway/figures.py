@@ -26,6 +26,7 @@ _ABOUT: Final = {
     "records_failed": "Usage records that could not be written at once.",
 }
 _BOUNDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_BOUND_NAMES: Final = (*(f"{bound:g}" for bound in _BOUNDS), "+Inf")
 _TIMES: Final = {
     "queue_seconds": "Time that requests waited for their turn.",
     "first_token_seconds": "Time to the first token.",
@@ -59,8 +60,7 @@ class Figures:
 
     def time(self, name: str, service: str, seconds: float) -> None:
         """Count a time."""
-        place = bisect_left(_BOUNDS, seconds)
-        self.add(name, service, f"{_BOUNDS[place]:g}" if place < len(_BOUNDS) else "+Inf")
+        self.add(name, service, _BOUND_NAMES[bisect_left(_BOUNDS, seconds)])
         self.add(name, service, "sum", seconds)
 
 
@@ -101,7 +101,7 @@ def render(counts: Mapping[Key, float], gauges: Iterable[tuple[str, str, str, fl
         found = rows.get(name, {})
         for service in sorted({service for service, _ in found}):
             total = 0.0
-            for bound in (*(f"{bound:g}" for bound in _BOUNDS), "+Inf"):
+            for bound in _BOUND_NAMES:
                 total += found.get((service, bound), 0)
                 lines.append(f"sluice_gateway_{name}_bucket{_labels(service=service, le=bound)} {total:g}")
             lines.append(f"sluice_gateway_{name}_sum{_labels(service=service)} {found.get((service, 'sum'), 0):g}")

@@ -25,11 +25,7 @@ class Route:
     method: str
     ability: Ability | None = None  # of the replica that is asked
     stored: bool = False  # about files and batches
-
-    @property
-    def uploads(self) -> bool:
-        """Whether its body is a form with a file, which is not held in memory."""
-        return self.stored and self.method == "POST" and self.path == FILES
+    uploads: bool = False  # its body is a form with a file, which is not held in memory
 
     @property
     def most(self) -> int:
@@ -67,7 +63,7 @@ _NAMED: Final = tuple(
     (re.compile(pattern + rb"\Z"), routes)
     for pattern, routes in (
         (rb"/v1/models/([A-Za-z0-9._~:%/-]{1,512})", (Route("/v1/models/{model}", "GET"),)),
-        (rb"/v1/files()", (Route(FILES, "GET", stored=True), Route(FILES, "POST", stored=True))),
+        (rb"/v1/files()", (Route(FILES, "GET", stored=True), Route(FILES, "POST", stored=True, uploads=True))),
         (
             rb"/v1/files/([A-Za-z0-9_-]{1,64})",
             (Route(f"{FILES}/{{file}}", "GET", stored=True), Route(f"{FILES}/{{file}}", "DELETE", stored=True)),

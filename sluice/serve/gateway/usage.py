@@ -10,6 +10,7 @@ from sluice.core.gate import MAX_AMOUNT
 
 TAIL: Final = 2048
 """Bytes at the end of an answer in which its usage is looked for first."""
+_decode: Final = json.JSONDecoder().decode
 _USAGE: Final = re.compile(
     rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})\s*(?:,\s*"timings"\s*:\s*\{[^{}]*\}\s*)?\}\s*\Z'
 )
@@ -21,10 +22,10 @@ class Usage:
     __slots__ = ("cached", "completion", "prompt")
 
     def __init__(self, document: dict[str, Any]) -> None:
-        names = (
+        prompt, completion = (
             ("input_tokens", "output_tokens") if "input_tokens" in document else ("prompt_tokens", "completion_tokens")
         )
-        self.prompt, self.completion = (count_of(document.get(name)) for name in names)
+        self.prompt, self.completion = count_of(document.get(prompt)), count_of(document.get(completion))
         details = document.get("prompt_tokens_details") or document.get("input_tokens_details")
         self.cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else 0
 
@@ -37,8 +38,12 @@ def count_of(value: Any) -> int:
 def usage_at_end(answer: bytes) -> Usage | None:
     """Of an answer of which only the end may be there; None: its last bytes have none."""
     found = _USAGE.search(answer, max(len(answer) - TAIL, 0))
-    document = None if found is None else _object(found[1])
-    return None if document is None else Usage(document)
+    if found is None:
+        return None
+    try:
+        return Usage(_decode(found[1].decode("utf-8", "surrogatepass")))  # in half the time of json.loads
+    except (ValueError, RecursionError):
+        return None
 
 
 def usage_of(answer: bytes) -> Usage | None:

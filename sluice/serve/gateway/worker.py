@@ -143,6 +143,7 @@ class Worker:
         self._turning = False
         self._asked: set[str] = set()
         self._refused = Budgets(*_REFUSED_RECORDS)
+        self._ended: list[tuple[RequestRecord, str]] = []  # not counted yet; the second is the request's id
         self._lines: list[str] = []
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._metrics_waiting: dict[int, tuple[Client, Request]] = {}
@@ -415,6 +416,7 @@ class Worker:
 
     def _turn_now(self) -> None:
         self._turn_planned = False
+        self._count_ended()
         self.turn()
 
     def woken(self) -> None:
@@ -533,24 +535,31 @@ class Worker:
     # ---- records and logs ----
 
     def write(self, record: RequestRecord, *, request_id: str, repeated: bool) -> None:
-        """A request has ended."""
+        """A request has ended. Its bill is written at once; it is counted and logged when its client has the answer."""
         if repeated:
             self.repeated.bill(record.id)
-        add, service = self.metrics.add, record.service
-        add("requests", service, record.outcome)
-        add("prompt_tokens", service, "", record.prompt_tokens)
-        add("completion_tokens", service, "", record.completion_tokens)
-        self.metrics.time("request_seconds", service, record.total_s)
-        if record.first_token_s is not None:
-            self.metrics.time("first_token_seconds", service, record.first_token_s)
         self._append(record)
-        if self.settings.access_log:
-            named = "" if record.id == request_id else f" record={record.id}"
-            self._lines.append(
-                f"request={request_id}{named} user={record.user} tenant={record.tenant} service={record.service}"
-                f" path={record.endpoint} status={record.status} outcome={record.outcome} seconds={record.total_s:.3f}"
-                f" tokens={record.prompt_tokens}+{record.completion_tokens} resumed={record.resumed}\n"
-            )
+        self._ended.append((record, request_id))
+
+    def _count_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        add = self.metrics.add
+        for record, request_id in ended:
+            service = record.service
+            add("requests", service, record.outcome)
+            add("prompt_tokens", service, "", record.prompt_tokens)
+            add("completion_tokens", service, "", record.completion_tokens)
+            self.metrics.time("request_seconds", service, record.total_s)
+            if record.first_token_s is not None:
+                self.metrics.time("first_token_seconds", service, record.first_token_s)
+            if self.settings.access_log:
+                named = "" if record.id == request_id else f" record={record.id}"
+                self._lines.append(
+                    f"request={request_id}{named} user={record.user} tenant={record.tenant} service={service}"
+                    f" path={record.endpoint} status={record.status} outcome={record.outcome}"
+                    f" seconds={record.total_s:.3f} tokens={record.prompt_tokens}+{record.completion_tokens}"
+                    f" resumed={record.resumed}\n"
+                )
 
     def _append(self, record: RequestRecord) -> None:
         try:
@@ -610,6 +619,7 @@ class Worker:
 
     def flush(self) -> None:
         """Write the access log's lines."""
+        self._count_ended()
         if self._lines:
             lines, self._lines = self._lines, []
             with suppress(OSError):
@@ -666,6 +676,7 @@ class Worker:
         self.turn()
 
     def _tell_counts(self) -> None:
+        self._count_ended()
         self.tell({"counts": [[*key, value] for key, value in self.metrics.counts.items()]})
 
     def _tell_callers(self) -> None:

@@ -24,6 +24,7 @@ from sluice.exchange.requests import RequestRecord
 from sluice.exchange.serving import AccountRow, Limit, LimitRow
 from sluice.serve.gateway import body, bounds
 from sluice.serve.gateway import worker as worker_module
+from sluice.serve.gateway.client import new_id
 from sluice.serve.gateway.directory import subject
 from sluice.serve.gateway.keys import Keys, ask_controllerd
 from sluice.serve.gateway.leases import KINDS, limit_of, share_of
@@ -817,3 +818,31 @@ def test_tokens_of_slurm_as_the_web_pages_take_them(tmp_path: Path) -> None:
             assert (await one.ask(ASK)).status == 200
 
     run(work())
+
+
+def test_a_request_that_has_ended_is_in_figures_that_are_asked_right_after_it(tmp_path: Path) -> None:
+    """It is counted after its answer was sent, and its bill is written before."""
+
+    async def work() -> None:
+        async with bed(tmp_path, plain) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            for number in range(1, 4):
+                writer.write(post(LENGTH, key=one.key) + b"GET /metrics HTTP/1.1\r\nhost: gateway\r\n\r\n")
+                answer = await reader.readuntil(b"\r\n\r\n")
+                assert answer.startswith(b"HTTP/1.1 200 ") and len(one.records()) == number
+                await reader.readexactly(len(answer_of(CHAT).partition(b"\r\n\r\n")[2]))
+                while sum("metrics" in message for message in one.told) < number:
+                    await asyncio.sleep(0.01)
+                asked = [message.get("metrics") for message in one.told].index(number)
+                said = next(message["counts"] for message in reversed(one.told[:asked]) if "counts" in message)
+                assert ["requests", "m", "ok", number] in said
+                one.worker.told({"metrics": number, "text": ""})
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+
+    run(work())
+
+
+def test_each_request_has_an_id_of_its_own() -> None:
+    made = [new_id() for _ in range(1000)]
+    assert len(set(made)) == 1000 and all(len(one) == 32 and int(one, 16) >= 0 for one in made)

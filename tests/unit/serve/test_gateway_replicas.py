@@ -104,6 +104,39 @@ def test_the_head_of_a_stream_does_not_wait_for_its_first_token(tmp_path: Path) 
     run(work())
 
 
+def test_a_stream_whose_replica_is_silent_gets_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that neither its client nor a proxy gives up; an answer that is no stream gets none within its bytes."""
+    monkeypatch.setattr(bounds, "WAITING_S", 0.3)
+    whole = answer_of(CHAT | {"x": "y" * (bounds.MOST_KEPT_ANSWER + 100_000)})
+
+    async def work() -> None:
+        goes_on = asyncio.Event()
+
+        async def pauses(heard: Heard) -> None:
+            data = stream_of(WORDS) if heard.document.get("stream") else whole
+            heard.writer.write(data[:-100])
+            await heard.writer.drain()
+            await goes_on.wait()
+            heard.writer.write(data[-100:])
+
+        async with bed(tmp_path, pauses) as one:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(one.request(ASK))
+            said = b""
+            while said.count(b": waiting\n\n") < 2:
+                said += await asyncio.wait_for(reader.read(1 << 16), 30)
+            plain_one = asyncio.create_task(one.ask(ASK | {"stream": False}))
+            await until(lambda: len(one.replicas[0].heard) == 2)
+            await asyncio.sleep(1)
+            goes_on.set()
+            answer = Answer.of(said + await asyncio.wait_for(reader.read(), 30))
+            writer.close()
+            assert answer.whole and answer.text == "".join(WORDS)
+            assert (await plain_one).body == whole.partition(b"\r\n\r\n")[2]
+
+    run(work())
+
+
 @pytest.mark.parametrize("shows_usage", [False, True])
 def test_a_replica_that_dies_at_any_byte_breaks_no_stream(tmp_path: Path, shows_usage: bool) -> None:
     data = stream_of(WORDS)
