@@ -11,7 +11,7 @@ import pytest
 
 from sluice.core.gate import MAX_AMOUNT
 from sluice.exchange.serving import Abilities, State
-from sluice.serve.gateway import bounds
+from sluice.serve.gateway import bounds, upstream
 from sluice.serve.gateway.sse import event_of
 from tests.unit.serve.gateway_bed import (
     CHAT,
@@ -138,7 +138,10 @@ def test_a_stream_whose_replica_is_silent_gets_comments(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("shows_usage", [False, True])
-def test_a_replica_that_dies_at_any_byte_breaks_no_stream(tmp_path: Path, shows_usage: bool) -> None:
+def test_a_replica_that_dies_at_any_byte_breaks_no_stream(
+    tmp_path: Path, shows_usage: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "CONNECT_S", 60.0)  # on a busy machine all of this process may wait for 3 s
     data = stream_of(WORDS)
     asked = ASK | ({"stream_options": {"include_usage": True}} if shows_usage else {})
 
