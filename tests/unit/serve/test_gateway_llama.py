@@ -222,12 +222,13 @@ def test_a_text_that_depends_on_all_of_its_prompt_is_the_uninterrupted_one(
             resumed = 0
             for turn in range(20 if FULL else 6):
                 tasks = [asyncio.create_task(one.ask(each, path)) for each in requests]
-                await asyncio.sleep(0.02 + 0.02 * (turn % 6))
-                replicas[turn % 2].kill_engine()
-                replicas[turn % 2].engine(models / "random.gguf")
+                victim = replicas[turn % 2]
+                await until(partial(has_said, one, victim, tasks, 15 * (turn % 6)), 60)
+                victim.kill_engine()
+                victim.engine(models / "random.gguf")
                 assert [answer.text for answer in await asyncio.gather(*tasks)] == wanted
                 resumed = sum(record.resumed for record in one.records())
-                await replicas[turn % 2].ready()
+                await victim.ready()
             assert resumed > 0
 
     run(work())

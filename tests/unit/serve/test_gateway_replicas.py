@@ -172,7 +172,7 @@ def test_a_replica_that_dies_at_any_byte_breaks_no_stream(
             assert {(record.prompt_tokens, record.completion_tokens) for record in records} == {(5, len(WORDS))}
             assert one.worker.calls == {} and one.worker.waiting == {}
 
-    run(work())
+    run(work(), 400)  # some hundred streams: on a busy machine more than two minutes
 
 
 def usages_of(answer: Answer) -> list[tuple[int, int, int]]:
