@@ -8,6 +8,7 @@
 #include "buffers.h"
 #include "clock.h"
 #include "collectives.h"
+#include "demand.h"
 #include "governor.h"
 #include "launches.h"
 #include "samples.h"
@@ -15,7 +16,8 @@
 enum {
     MS = 1000000,
     LOOK_NS = 5 * MS,       /* the governor looks no more often than this while buffers come */
-    CLOCK_NS = 1000 * MS,   /* and the time of day is noted */
+    CLOCK_NS = 1000 * MS,   /* and the time of day is noted, and what the program wanted of the processors */
+    LATE_NS = 1000 * MS,    /* into a gap; until then what was collected before it may still come */
     WITHOUT_NS = 20 * MS,   /* launches are timed for so long before collection begins */
     WITH_NS = 1000 * MS,    /* and after */
     DEFAULT_BUDGET = 10000, /* millionths */
@@ -37,10 +39,11 @@ struct session {
     int64_t clock; /* from the vendor's to ours */
     uint64_t ticked, clocked, timed_since;
     uint64_t cpu;    /* of our thread, when the governor last looked */
-    uint64_t busy;   /* processor time of the process, then */
     uint64_t events; /* since then */
     uint64_t samples;
-    uint64_t gap; /* since when nothing is collected; 0: it is */
+    uint64_t gap;         /* since when nothing is collected; 0: it is */
+    struct demand demand; /* when the time of day was last noted */
+    double usable;        /* the part of the time that the program did not wait for a processor, before that */
     bool collecting, timing, priced, over;
 };
 
@@ -138,6 +141,7 @@ static void obey(struct session *session, uint64_t now)
     }
     if (session->governor.on) {
         end_gap(session, now);
+        session->clock = compare_clocks(session->tracer); /* nobody did in a long gap */
     } else {
         session->gap = now;
     }
@@ -159,14 +163,31 @@ static void price(struct session *session, uint64_t now)
     time_into(session, NULL);
 }
 
-static void tick(struct session *session, uint64_t now)
+static void note_demand(struct session *session, uint64_t now)
+{
+    struct demand demand = demand_now();
+    uint64_t passed = now - session->clocked;
+    session->usable = 1 - (double)demand_lost(&session->demand, &demand, passed) / (double)passed;
+    session->demand = demand;
+}
+
+static void get_collected(struct session *session, uint64_t now)
 {
     session->tracer->flush(false);
     session->clock = compare_clocks(session->tracer);
     session->events += collectives_write(session->file);
     session->samples += samples_write(session->file);
     note_dropped(session, now);
+}
+
+/* In a long gap it costs next to nothing: else a program that has little time would never earn the end of the gap. */
+static void tick(struct session *session, uint64_t now)
+{
+    if (session->gap == 0 || now - session->gap < LATE_NS) {
+        get_collected(session, now);
+    }
     if (now - session->clocked >= CLOCK_NS) {
+        note_demand(session, now);
         note_clock(session, now);
     }
     file_flush(session->file);
@@ -174,15 +195,12 @@ static void tick(struct session *session, uint64_t now)
 }
 
 /*
- * What has passed since the last look, of the time that a program without a processor does not have: on a busy node a
- * part of the clock's time would be a larger part of the program's.
+ * What has passed since the last look, without the time that the program waited for a processor: on a busy node a part
+ * of the clock's time would be a larger part of the program's.
  */
-static uint64_t usable_time(struct session *session, uint64_t now)
+static uint64_t usable_time(const struct session *session, uint64_t now)
 {
-    uint64_t busy = clock_now(CLOCK_PROCESS_CPUTIME_ID), used = busy - session->busy;
-    uint64_t passed = now - session->governor.looked;
-    session->busy = busy;
-    return used < passed ? used : passed;
+    return (uint64_t)((double)(now - session->governor.looked) * session->usable);
 }
 
 static void look(struct session *session, uint64_t now)
@@ -283,7 +301,8 @@ static void begin(struct session *session)
 {
     session->ticked = clock_now(CLOCK_MONOTONIC);
     session->cpu = clock_now(CLOCK_THREAD_CPUTIME_ID);
-    session->busy = clock_now(CLOCK_PROCESS_CPUTIME_ID);
+    session->demand = demand_now();
+    session->usable = 1;
     session->clock = compare_clocks(session->tracer);
     governor_start(&session->governor, session->control->budget != 0 ? session->control->budget : DEFAULT_BUDGET,
                    session->ticked);

@@ -252,8 +252,9 @@ def test_two_programs_on_one_gpu(make: Make, tmp_path: Path) -> None:
 
 @each_vendor
 def test_tracing_that_costs_too_much_is_interrupted(make: Make, vendor: str) -> None:
-    """Each record costs 50 us: with 1 % of the time, most is left out, and that is said."""
-    program = make(LOOP, **{PRICE[vendor]: "50000"})
+    """Each record costs 200 us: with 1 % of the time, most is left out, and that is said. So also where the program has
+    a tenth of a processor."""
+    program = make(LOOP, **{PRICE[vendor]: "200000"})
     program.hears()
     number = program.ask(budget=10_000)
     program.collects(number)
@@ -269,6 +270,25 @@ def test_tracing_that_costs_too_much_is_interrupted(make: Make, vendor: str) -> 
     for gap in gaps:
         inside = [one for one in profile.of(KERNEL) if gap.start + 1_000_000 < one.start < gap.end - 1_000_000]
         assert not inside, "something was collected in a gap"
+    program.tell()
+    program.ends()
+
+
+@each_vendor
+def test_a_program_that_waits_for_its_gpu_is_profiled_all_the_time(make: Make, vendor: str) -> None:
+    """It needs little of a processor, and so little time of one in which tracing could be paid; it has the rest."""
+    program = make(LOOP.replace("sleep(0.002)", "sleep(0.02)"))
+    program.hears()
+    number = program.ask(budget=0)  # the default, 1 %
+    late = program.wait_for(number, program.process.pid).started + 4_000_000_000
+    deadline = time.monotonic() + 20
+    while not any(one.start > late for one in program.wait_for(number, program.process.pid).of(KERNEL)):
+        assert time.monotonic() < deadline, "nothing is collected any more"
+        time.sleep(0.2)
+    profile = program.stop(number)
+    assert profile.end is not None
+    missing = sum(one.end - one.start for one in profile.of(GAP))
+    assert missing < (profile.end.end - profile.end.start) / 2
     program.tell()
     program.ends()
 
