@@ -148,6 +148,19 @@ static enum guard_frost look_at_step(int folder, const struct version *version)
     return state[0] == version->frozen[0] ? GUARD_OTHERS : GUARD_DONE; /* FROZEN, FREEZING */
 }
 
+enum guard_frost guard_look(const char *path)
+{
+    const struct version *version;
+    int job = open_job(path, &version);
+    if (job < 0)
+        return errno == ENOENT ? GUARD_GONE : GUARD_FAILED;
+    enum guard_frost found = each_step(job, version, look_at_step);
+    int number = errno;
+    close(job);
+    errno = number;
+    return found;
+}
+
 enum guard_frost guard_freeze(const char *path)
 {
     const struct version *version;

@@ -11,6 +11,7 @@ enum guard_frost {
 };
 
 /* `path`: the job's folder in version 2, or in version 1's freezer hierarchy. */
+enum guard_frost guard_look(const char *path); /* whether it can be frozen */
 enum guard_frost guard_freeze(const char *path);
 enum guard_frost guard_thaw(const char *path);
 

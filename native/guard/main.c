@@ -66,7 +66,9 @@ static int64_t today(void)
     return 1000 * (int64_t)now.tv_sec + now.tv_nsec / 1000000;
 }
 
-static const struct guard_tools tools = {guard_freeze, guard_thaw, today};
+static void save(void);
+
+static const struct guard_tools tools = {guard_look, guard_freeze, guard_thaw, today, save};
 
 static int64_t monotonic(void)
 {
@@ -367,6 +369,7 @@ int main(int count, char **words)
     lock();
     guard_start(&watch, guard.now);
     load();
+    guard_freeze_again(&watch, &tools);
     start_agent();
     for (;;)
         one_round();

@@ -59,6 +59,13 @@ static void name(struct guard_names *names, uint32_t job)
         names->jobs[names->count++] = job;
 }
 
+static void unname(struct guard_names *names, uint32_t job)
+{
+    for (uint32_t i = names->count; i-- > 0;)
+        if (names->jobs[i] == job)
+            memmove(names->jobs + i, names->jobs + i + 1, sizeof *names->jobs * (--names->count - i));
+}
+
 void guard_agent_lost(struct guard_watch *watch, const struct guard_tools *tools, const char *cause,
                       const struct guard_names *about, int64_t now)
 {
@@ -162,21 +169,52 @@ static int64_t sampled(const struct guard_watch *watch, const struct guard_job *
 }
 
 /* False where the job has ended. */
-static bool freeze(struct guard_watch *watch, const struct guard_tools *tools, struct guard_job *job, int64_t now)
+static bool plan_freeze(struct guard_watch *watch, const struct guard_tools *tools, struct guard_job *job, int64_t now)
 {
     int64_t began = sampled(watch, job) > job->since ? sampled(watch, job) : job->since;
-    enum guard_frost done = tools->freeze(job->path);
-    if (done == GUARD_GONE)
+    enum guard_frost found = tools->look(job->path);
+    if (found == GUARD_GONE)
         return false;
     job->since = now;
-    if (done != GUARD_DONE)
+    if (found != GUARD_DONE)
         return true; /* tried again after another bound */
     struct guard_outage *outage = open_outage(watch);
     if (!outage)
         outage = new_outage(watch, tools, stalled, began);
     name(&outage->frozen, job->number);
-    job->frozen = watch->changed = true;
+    job->due = job->frozen = watch->changed = true;
     return true;
+}
+
+static void not_frozen(struct guard_watch *watch, struct guard_job *job)
+{
+    struct guard_outage *outage = open_outage(watch);
+    if (outage)
+        unname(&outage->frozen, job->number);
+    job->frozen = false;
+    watch->changed = true;
+}
+
+/* A guard that is killed between this and the file leaves nothing frozen of which the next one does not know. */
+static void freeze_planned(struct guard_watch *watch, const struct guard_tools *tools)
+{
+    tools->save();
+    for (uint32_t i = watch->count; i-- > 0;) {
+        struct guard_job *job = &watch->jobs[i];
+        enum guard_frost done = job->due ? tools->freeze(job->path) : GUARD_DONE;
+        job->due = false;
+        if (done != GUARD_DONE)
+            not_frozen(watch, job);
+        if (done == GUARD_GONE)
+            drop(watch, job);
+    }
+}
+
+void guard_freeze_again(struct guard_watch *watch, const struct guard_tools *tools)
+{
+    for (uint32_t i = watch->count; i-- > 0;)
+        if (watch->jobs[i].frozen && tools->freeze(watch->jobs[i].path) == GUARD_GONE)
+            drop(watch, &watch->jobs[i]);
 }
 
 static bool is_watched_again(const struct guard_watch *watch, const struct guard_outage *outage)
@@ -206,14 +244,25 @@ static void close_outages(struct guard_watch *watch, int64_t now)
 
 void guard_tick(struct guard_watch *watch, const struct guard_tools *tools, int64_t now)
 {
+    uint32_t before = watch->last_outage;
+    bool planned = false;
     for (uint32_t i = watch->count; i-- > 0;) {
         struct guard_job *job = &watch->jobs[i];
         int64_t seen = sampled(watch, job);
         if (job->frozen && (seen > job->since || watch->bound == 0))
             thaw(watch, tools, job);
         else if (!job->frozen && watch->bound > 0 && now - seen > watch->bound && now - job->since > watch->bound &&
-                 !freeze(watch, tools, job, now))
+                 !plan_freeze(watch, tools, job, now))
             drop(watch, job);
+        else
+            planned |= job->due;
+    }
+    if (planned)
+        freeze_planned(watch, tools);
+    struct guard_outage *outage = open_outage(watch);
+    if (outage && outage->number > before && outage->frozen.count == 0) { /* nothing could be frozen after all */
+        watch->outage_count--;
+        watch->last_outage = before;
     }
     close_outages(watch, now);
 }

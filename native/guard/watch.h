@@ -20,6 +20,7 @@ struct guard_job {
     uint32_t number;
     unsigned vendors;
     bool frozen;   /* by this guard, or by the one before it */
+    bool due;      /* it is to be frozen now, and counts as frozen already */
     bool named;    /* by the agent that runs now */
     int64_t since; /* named, frozen, or found that it cannot be */
     char path[GUARD_PATH];
@@ -56,9 +57,11 @@ struct guard_watch {
 };
 
 struct guard_tools {
+    enum guard_frost (*look)(const char *path);
     enum guard_frost (*freeze)(const char *path);
     enum guard_frost (*thaw)(const char *path);
     int64_t (*today)(void); /* milliseconds since 1970 */
+    void (*save)(void);     /* what `guard_save` writes reaches the file now */
 };
 
 /* Times are milliseconds on a clock that stops while the guard itself does not run. */
@@ -74,8 +77,11 @@ void guard_agent_lost(struct guard_watch *watch, const struct guard_tools *tools
 void guard_take(struct guard_watch *watch, const struct guard_tools *tools, const struct guard_message *message,
                 int64_t now);
 
-/* Freeze what was unwatched for too long, thaw what is watched again. */
+/* Freeze what was unwatched for too long, once that is saved; thaw what is watched again. */
 void guard_tick(struct guard_watch *watch, const struct guard_tools *tools, int64_t now);
+
+/* After `guard_load`: what the guard before this one did not come to. */
+void guard_freeze_again(struct guard_watch *watch, const struct guard_tools *tools);
 
 /* Whether one of the agent's loops has stopped. */
 bool guard_hangs(const struct guard_watch *watch, int64_t now);

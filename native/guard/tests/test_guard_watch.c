@@ -7,8 +7,9 @@
 #define THREE "/sys/fs/cgroup/freezer/job_3"
 
 static struct guard_watch watch;
-static char done[256]; /* "+1" frozen, "-1" thawed */
-static enum guard_frost answer;
+static char done[256];                 /* "+1" frozen, "-1" thawed */
+static enum guard_frost found, answer; /* of a look, and of freezing and thawing */
+static char saved[4096];
 static int64_t calendar;
 
 static enum guard_frost act(char what, const char *path)
@@ -18,8 +19,26 @@ static enum guard_frost act(char what, const char *path)
     return answer;
 }
 
+static enum guard_frost look(const char *path)
+{
+    (void)path;
+    return found;
+}
+
+static void save(void)
+{
+    FILE *file = fmemopen(saved, sizeof saved, "w");
+    CHECK(file != NULL);
+    guard_save(&watch, file);
+    fclose(file);
+}
+
+/* The next guard would thaw it, if this one were killed just now, and the agent knows of the outage. */
 static enum guard_frost freeze(const char *path)
 {
+    char line[64];
+    snprintf(line, sizeof line, "frozen %c ", path[strlen(path) - 1]);
+    CHECK(strstr(saved, line) != NULL && strstr(saved, "\noutage ") != NULL);
     return act('+', path);
 }
 
@@ -33,14 +52,15 @@ static int64_t today(void)
     return calendar;
 }
 
-static const struct guard_tools tools = {freeze, thaw, today};
+static const struct guard_tools tools = {look, freeze, thaw, today, save};
 
 static void begin(void)
 {
     guard_start(&watch, 0);
     guard_agent_starts(&watch, 0);
     done[0] = '\0';
-    answer = GUARD_DONE;
+    found = answer = GUARD_DONE;
+    saved[0] = '\0';
     calendar = 1000;
 }
 
@@ -163,6 +183,37 @@ static void test_what_cannot_be_frozen(void)
     CHECK_INT(watch.outage_count, 0);
 }
 
+static void test_what_a_look_finds_is_not_frozen(void)
+{
+    begin();
+    say("watch 1 nvidia " ONE, 0);
+    found = GUARD_OTHERS;
+    tick(10001);
+    found = GUARD_FAILED;
+    tick(20100);
+    CHECK_INT(watch.count, 1);
+    found = GUARD_GONE;
+    tick(30200);
+    CHECK_STR(done, "");
+    CHECK_INT(watch.count, 0);
+    CHECK_INT(watch.outage_count, 0);
+}
+
+static void test_an_outage_names_only_what_was_frozen(void)
+{
+    begin();
+    say("watch 1 nvidia " ONE, 0);
+    say("watch 2 nvidia " TWO, 0);
+    tick(10001);
+    CHECK_INT(last()->frozen.count, 2);
+    say("watch 3 nvidia " THREE, 10002);
+    answer = GUARD_FAILED;
+    tick(20003);
+    CHECK_STR(done, "+2+1+3");
+    CHECK_INT(last()->frozen.count, 2);
+    CHECK(!watch.jobs[2].frozen && watch.jobs[0].frozen && watch.outage_count == 1);
+}
+
 static void test_a_loop_that_stands_still_is_found(void)
 {
     begin();
@@ -251,6 +302,25 @@ static void test_the_next_guard_thaws_what_this_one_froze(void)
     CHECK_INT(last()->lasted, 10400);
 }
 
+static void test_the_next_guard_freezes_what_this_one_did_not_come_to(void)
+{
+    begin();
+    say("watch 1 nvidia " ONE, 0);
+    say("watch 2 nvidia " TWO, 0);
+    tick(10001);
+    say("watch 3 nvidia " THREE, 10001);
+    save();
+    done[0] = '\0';
+    answer = GUARD_OTHERS; /* or it did */
+    guard_freeze_again(&watch, &tools);
+    CHECK_STR(done, "+2+1");
+    CHECK(watch.jobs[0].frozen && watch.jobs[1].frozen && !watch.jobs[2].frozen);
+    answer = GUARD_GONE;
+    guard_freeze_again(&watch, &tools);
+    CHECK_INT(watch.count, 1);
+    CHECK_INT(watch.jobs[0].number, 3);
+}
+
 static void test_a_damaged_memory_is_left_out(void)
 {
     static const char memory[] = "sluice-guard 1\n"
@@ -293,10 +363,13 @@ int main(void)
     test_the_policy_can_say_never();
     test_who_is_forgotten_is_thawed();
     test_what_cannot_be_frozen();
+    test_what_a_look_finds_is_not_frozen();
+    test_an_outage_names_only_what_was_frozen();
     test_a_loop_that_stands_still_is_found();
     test_deaths_are_counted_and_name_the_jobs_that_were_read();
     test_an_agent_that_hung_and_was_killed_is_one_outage();
     test_the_next_guard_thaws_what_this_one_froze();
+    test_the_next_guard_freezes_what_this_one_did_not_come_to();
     test_a_damaged_memory_is_left_out();
     test_more_jobs_than_there_is_room_for();
     return 0;
