@@ -102,12 +102,10 @@ def test_a_tenant_submits_watches_and_cancels_a_job(site: Site, tenant: Browser)
 
 def sure(browser: Browser) -> None:
     """Agree to what the page asks before it does something."""
-    from selenium.common.exceptions import NoAlertPresentException
+    from selenium.webdriver.support.expected_conditions import alert_is_present
+    from selenium.webdriver.support.ui import WebDriverWait
 
-    try:
-        browser.driver.switch_to.alert.accept()
-    except NoAlertPresentException:
-        return
+    WebDriverWait(browser.driver, 60).until(alert_is_present()).accept()
 
 
 def test_what_tenants_name_is_text_and_nothing_else(site: Site, tenant: Browser) -> None:
@@ -156,8 +154,8 @@ def test_an_administrator_checks_plans_and_applies_a_policy(site: Site, operator
     assert "Line 5" in operator.text() and not operator.all("ins")
     operator.fill("text", POLICY.replace("gpus: 3", "gpus: 5"))
     operator.send("button[value=plan]")
-    assert "gres/gpu=5" in " ".join(one.text for one in operator.all("ins")), operator.text()
-    assert "gres/gpu=3" in " ".join(one.text for one in operator.all("del"))
+    assert "gres/gpu=5" in " ".join(operator.texts("ins")), operator.text()
+    assert "gres/gpu=3" in " ".join(operator.texts("del"))
     assert operator.axe() == []
     operator.send("button[value=apply]")
     assert "Applied" in operator.text()

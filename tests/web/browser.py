@@ -49,13 +49,15 @@ axe.run(document, options).then(
     error => done([{rule: "axe", help: String(error), nodes: []}]));
 """
 
-_ENTER_FIELD = """
-const [field, more] = document.querySelectorAll(arguments[0]);
-if (!field || more) throw Error(`${arguments[0]}: not one field`);
-field.focus();
-field.select?.();
-return field;
+# Found and focused in one step: the page's parts are replaced at any time, but for forms that have the focus.
+_ENTER = """
+const [one, more] = document.querySelectorAll(arguments[0]);
+if (!one || more) throw Error(`${arguments[0]}: not one element`);
+one.focus();
+one.select?.();
+return one;
 """
+_TEXTS = "return [...document.querySelectorAll(arguments[0])].map(one => one.innerText)"
 
 
 class ElementGoneError(Exception):
@@ -112,8 +114,14 @@ class Browser:
         return self.driver.current_url.removeprefix(self.base)
 
     def follow(self, path: str) -> None:
-        """Follow a link of the page by where it goes."""
-        self.driver.find_element(By.CSS_SELECTOR, f"main a[href={json.dumps(path)}]").click()
+        """Follow a link of the page by where it goes; one that is replaced before the click is looked for again."""
+        selector = f"main a[href={json.dumps(path)}]"
+        for _ in range(20):
+            with suppress(ElementGoneError), _of_a_page_that_goes():
+                self.driver.find_element(By.CSS_SELECTOR, selector).click()
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"{selector}: replaced again and again")
 
     def enter(self, token: str) -> None:
         """Be who has this token, without the form; empty: nobody."""
@@ -139,6 +147,11 @@ class Browser:
             time.sleep(0.1)
         return self.driver.find_element(By.CSS_SELECTOR, selector).text
 
+    def texts(self, selector: str) -> list[str]:
+        """The visible text of each element."""
+        found: list[str] = self.driver.execute_script(_TEXTS, selector)
+        return found
+
     def errors(self) -> list[str]:
         """What the console reported as an error since the last call, violations of the CSP among it."""
         return [one["message"] for one in self.driver.get_log("browser") if one["level"] == "SEVERE"]
@@ -163,15 +176,20 @@ class Browser:
     def fill(self, name: str, value: str, *, within: str = "main") -> None:
         """Fill a field of a form by its name, as with the keyboard: a field that has the focus is not replaced."""
         self.settle()
-        field = self.driver.execute_script(_ENTER_FIELD, f"{within} [name={json.dumps(name)}]")
+        field = self.enter_element(f"{within} [name={json.dumps(name)}]")
         if field.tag_name == "select":
             Select(field).select_by_value(value)
             return
         field.send_keys(value or Keys.DELETE)
 
+    def enter_element(self, selector: str) -> WebElement:
+        """The one element of a CSS selector, with the focus: what is in a form stays there as long as it has it."""
+        found: WebElement = self.driver.execute_script(_ENTER, selector)
+        return found
+
     def press(self, selector: str) -> None:
-        """Click."""
-        self.one(selector).click()
+        """Click on a button of a form, once."""
+        self.enter_element(selector).click()
 
     def send(self, selector: str) -> None:
         """Click on what sends a form, and wait for the page that answers."""

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from selenium.webdriver import ActionChains
+from selenium.webdriver.support.expected_conditions import alert_is_present
+from selenium.webdriver.support.ui import WebDriverWait
 
 from sluice.controllerd.snapshot import job_row
 from sluice.web.access import Viewer
@@ -18,6 +21,10 @@ from tests.web.browser import Browser, browsing, require_browser
 from tests.web.demo_site import Demo, DemoSite
 
 JOB = 9001
+# Before the page's own scripts run: what they change comes later.
+KEEP_MADE = """
+document.addEventListener("readystatechange", () => window.made ??= document.getElementById("state")?.textContent);
+"""
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> DemoSite:
 @pytest.fixture(scope="module")
 def browser(site: DemoSite) -> Iterator[Browser]:
     with site.serving() as base, browsing(base) as window:
+        window.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": KEEP_MADE})
         window.enter(site.token("alice"))
         yield window
 
@@ -60,7 +68,8 @@ def opened(site: DemoSite, browser: Browser, monkeypatch: pytest.MonkeyPatch) ->
         patched.setattr(site.site.streams, "enter", changed_first)
         patched.setattr(site.site.streams, "changed", lambda changes: None)  # it was told to those who followed then
         browser.open(f"/jobs/{JOB}")
-        assert "licence" not in browser.text("#state")
+        made = browser.driver.execute_script("return window.made")
+        assert "Why it waits" in made and "licence" not in made
         shows(browser, "licence")
     return browser
 
@@ -143,6 +152,24 @@ def test_an_update_waits_while_somebody_types(site: DemoSite, alerts: Browser) -
     until(lambda: alerts.text("#live"), lambda said: said.endswith("live"), timeout=5)
     assert in_form(alerts, "row.querySelector('[name=comment]').value") == "fan is replaced"
     assert alerts.errors() == []
+
+
+def test_an_update_waits_while_a_button_is_pressed(site: DemoSite, browser: Browser) -> None:
+    """A browser clicks on what the pointer went down and up on: the page asks about the job, as it would without."""
+    change(site, "None")
+    browser.enter(site.token("alice"))
+    browser.open(f"/jobs/{JOB}")
+    browser.settle()
+    mouse = ActionChains(browser.driver)
+    mouse.click_and_hold(browser.enter_element("#act-cancel")).perform()
+    change(site, "Licenses")
+    shows(browser, "licence")
+    until(lambda: browser.text("#live"), lambda said: said.endswith("your form waits"), timeout=20)
+    mouse.release().perform()
+    question = WebDriverWait(browser.driver, 20).until(alert_is_present())
+    assert str(JOB) in question.text
+    question.dismiss()
+    assert browser.errors() == []
 
 
 def test_what_was_chosen_stays_with_its_row_when_others_change(site: DemoSite, alerts: Browser) -> None:
