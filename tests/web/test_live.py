@@ -51,7 +51,7 @@ def change(site: DemoSite, reason: str) -> None:
 
 def shows(browser: Browser, text: str) -> None:
     """The page, which is not loaded again."""
-    until(lambda: browser.text("#state"), lambda seen: text in seen, timeout=20)
+    until(lambda: browser.text("#state"), lambda seen: text in seen)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def in_form(browser: Browser, script: str) -> Any:
 
 
 def shows_alert(browser: Browser, subject: str) -> None:
-    until(lambda: browser.text("#alerts-now tbody"), lambda seen: subject in seen, timeout=20)
+    until(lambda: browser.text("#alerts-now tbody"), lambda seen: subject in seen)
 
 
 def test_an_update_waits_while_somebody_types(site: DemoSite, alerts: Browser) -> None:
@@ -164,9 +164,9 @@ def test_an_update_waits_while_a_button_is_pressed(site: DemoSite, browser: Brow
     mouse.click_and_hold(browser.enter_element("#act-cancel")).perform()
     change(site, "Licenses")
     shows(browser, "licence")
-    until(lambda: browser.text("#live"), lambda said: said.endswith("your form waits"), timeout=20)
+    until(lambda: browser.text("#live"), lambda said: said.endswith("your form waits"))
     mouse.release().perform()
-    question = WebDriverWait(browser.driver, 20).until(alert_is_present())
+    question = WebDriverWait(browser.driver, 60).until(alert_is_present())
     assert str(JOB) in question.text
     question.dismiss()
     assert browser.errors() == []
