@@ -50,7 +50,7 @@ class Local:
         self._check_stock(order, there)
         daemon = self._daemon(order.node)
         machine = Machine(f"local-{order.token[:12]}", order.token, order.node, order.shape, order.zone)
-        write_atomic(self._file(machine.id), json.dumps(asdict(machine)) + "\n")
+        write_atomic(self._file(machine.id), json.dumps({"pool": self._site.pool, **asdict(machine)}) + "\n")
         wait = ["sh", "-c", f'sleep {self._boot:g}; exec "$@"', "boot"] if self._boot else []
         try:
             ask(self._layout, "spawn", name=machine.id, **{**daemon, "argv": [*wait, *daemon["argv"]]})
@@ -88,7 +88,9 @@ class Local:
             return self._machines()
 
     def _machines(self) -> list[Machine]:
-        """One whose slurmd has ended is listed as ending for a while, as providers do."""
+        """Those of the pool, as another pool's would be ended as unknown. One whose slurmd has ended is listed as
+        ending for a while, as providers do.
+        """
         try:
             daemons = ask(self._layout, "list")
         except SluiceError as error:
@@ -102,7 +104,10 @@ class Local:
             if path.stem not in running and time.time() > path.stat().st_mtime + _FORGOTTEN_S:
                 path.unlink(missing_ok=True)
                 continue
-            machine = Machine(**json.loads(path.read_text()))
+            facts = json.loads(path.read_text())
+            if facts.pop("pool") != self._site.pool:
+                continue
+            machine = Machine(**facts)
             ending = path.stem not in running
             found.append(replace(machine, ending=ending, notice=notices.get(machine.id, "")))
         return found

@@ -108,7 +108,7 @@ def _judge(
         outcome.held_again += 1
     elif waiting:
         outcome.left += 1
-        outcome.others.append(f"left {name}={number} {state}")
+        outcome.others.append(f"left {name}={number} {state} {lines}")
     elif not ends and asked is None:
         outcome.lost += 1
         outcome.lost_jobs.append(f"{name}={number} {state or 'unknown'} {lines}")

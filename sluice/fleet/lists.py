@@ -138,13 +138,15 @@ class Provided:
             if launch is None and self._adopt(machine, result.pool):
                 del odd[machine.id]
                 continue
-            if machine.id not in lists.odd:
+            if machine.id not in lists.noted:
+                lists.noted.add(machine.id)
                 what: Difference = "unknown_machine" if launch is None else "second_machine"
                 self._state.note(
                     Event(self._state.now, machine.node, result.pool, what, machine.shape, machine.zone, machine.id)
                 )
             self._launches.end_machine(result.pool, machine.id, machine.token)
         lists.odd = odd
+        lists.noted &= odd.keys()
 
     def _unsure(self, machine: Machine) -> bool:
         """Whether it is not known what Slurm wants of its node: its job may run there."""

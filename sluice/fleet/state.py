@@ -70,6 +70,7 @@ class Lists:
     absent: dict[str, int] = field(default_factory=dict)
     bare: dict[str, int] = field(default_factory=dict)  # ... a machine of a node that is on without a launch
     odd: dict[str, float] = field(default_factory=dict)  # machines without a launch, since when
+    noted: set[str] = field(default_factory=set)  # those of them that are ended, and in the history
     complete: int = 0  # lists in a row since this process began
     none: int = 0  # ... without a machine, of a pool that has left the policy
 

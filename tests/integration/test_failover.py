@@ -26,7 +26,7 @@ from dev_cluster.configuration import ADDRESSES
 from dev_cluster.layout import INSIDE
 from sluice.plugin.sources import SourcesUnavailableError
 from tests.integration.jobs import sbatch, submit
-from tests.integration.settled import PATIENCE, fresh_status, lasts_until, until
+from tests.integration.settled import PATIENCE, fresh_status, lasts_until, start_again, until
 from tests.integration.settled import status as plugins
 
 pytestmark = pytest.mark.cluster
@@ -195,8 +195,9 @@ def launches_under_way(chaos: Chaos, address: str) -> int:
     return sum(row[1].startswith(f"{own}:") and int(row[4].partition(":")[2], 16) > 1024 for row in rows[1:])
 
 
-def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> None:
-    """Its node, which cannot confirm the launch to a controller that died, asks the next one for a requeue."""
+def test_a_controller_that_dies_while_it_launches_jobs(chaos: Chaos) -> None:
+    """A node that cannot confirm a launch asks the next controller for a requeue: a job that was cancelled stays so. A
+    job whose launch was not sent is on no node: it is requeued, and runs."""
     assert chaos.faults is not None
     return_to_ctl1(chaos)
 
@@ -204,8 +205,8 @@ def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> 
         return [one.name for one in chaos.cluster.node_states() if one.state == "idle"]
 
     assert chaos.wait(lambda: len(idle()) > 1, 180)  # others may be cleaning up
-    node = idle()[-1]
-    address = f"127.1.0.{node.removeprefix('n')}"
+    other, node = idle()[-2:]
+    address, unreached = (f"127.1.0.{one.removeprefix('n')}" for one in (node, other))
     slurmd = next(one.pid for one in chaos.cluster.daemons() if one.name == f"slurmd@{node}")
     script = f"--wrap=touch {INSIDE}/home/alice/launched-$SLURM_JOB_ID; exec sleep 600"
 
@@ -221,23 +222,33 @@ def test_a_job_that_is_cancelled_while_it_is_launched_stays_so(chaos: Chaos) -> 
     def cancel(number: int) -> None:
         chaos.cluster.run(["scancel", str(number)], user="alice")
 
-    with chaos.faults.on("cut.ctl2", f"{address}\n"):  # the node gets the cancellation later
+    with (
+        chaos.faults.on("cut.ctl2", f"{address}\n"),  # the node gets the cancellation later
+        chaos.faults.on("cut.ctl1", f"{unreached}\n"),
+    ):
         chaos.send(slurmd, signal.SIGSTOP)
         try:
+            unsent = submit("-w", other)
             first, second = submit("-w", node), submit("-w", node)
             assert chaos.wait(lambda: launches_under_way(chaos, address) == 2, 20)
-            with chaos.faults.on("cut.ctl1", f"{address}\n"):
+            assert chaos.wait(lambda: state(unsent) == "RUNNING", 20)
+            with chaos.faults.on("cut.ctl1", f"{address}\n{unreached}\n"):
                 cancel(first)
                 chaos.kill("ctl1")
             serves = ["squeue", "-h"]
             assert chaos.wait(lambda: chaos.cluster.run(serves, check=False).returncode == 0, 60)
-            assert state(second) == "RUNNING"
+            assert (state(second), state(unsent)) == ("RUNNING", "RUNNING")
             cancel(second)
         finally:
             chaos.send(slurmd, signal.SIGCONT)
         log = chaos.cluster.log(f"slurmd@{node}")
         told = [f"Could not launch job {number} and not able to requeue it" for number in (first, second)]
         assert chaos.wait(lambda: all(one in log.read_text() for one in told), 30), chaos.states()
+    assert not ran(unsent)
+    assert chaos.wait(lambda: state(unsent) == "PENDING", PATIENCE)
+    start_again(chaos.cluster, str(unsent))
+    assert chaos.wait(lambda: ran(unsent), PATIENCE)
+    cancel(unsent)
     later = submit("-x", node)  # what this controller launches itself may be requeued as ever
     assert chaos.wait(lambda: ran(later), 180)
     cancel(later)

@@ -269,6 +269,17 @@ def test_no_machine_is_ended_of_a_node_that_slurm_does_not_know_yet() -> None:
     assert not any(isinstance(act, TerminateAct) for act in one.step())
 
 
+def test_a_machine_that_is_ended_as_unknown_is_in_the_history_once_also_when_it_was_listed_before_slurm_was_seen() -> None:
+    one, machine = lost_journal("off")
+    one.lists(machine)
+    one.step()
+    for _ in range(3):
+        one.now += 5
+        one.lists(machine)
+        assert any(isinstance(act, TerminateAct) for act in one.step())
+    assert [event.what for event in one.keeper.status().history] == ["unknown_machine"]
+
+
 def test_what_could_not_be_written_is_asked_for_again_later_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Fleet()
     one.step()
