@@ -203,8 +203,8 @@ def test_a_pipeline_and_its_jobs_are_one_trace(cluster: DevCluster) -> None:
             cluster.run(["scancel", first])
             own_of_alone = alone.split("-")[2]
             until(
-                lambda: (own_of_alone in receiver.by_id(), receiver.jobs("slurm.array.job_id", array)),
-                lambda found: found[0] and len(found[1]) == 2,
+                lambda: (own_of_alone in receiver.by_id(), tasks_of(receiver, array)),
+                lambda found: found == (True, ["0", "1"]),
                 shows=lambda: spans_seen(cluster),
             )
             until(lambda: receiver.jobs("slurm.job.id", first))
@@ -249,14 +249,21 @@ def test_a_pipeline_and_its_jobs_are_one_trace(cluster: DevCluster) -> None:
     assert submit_and_read(cluster, output, say) == ""
 
 
+def tasks_of(receiver: OtlpReceiver, array: str) -> list[str]:
+    """The tasks whose jobs' spans came."""
+    spans = receiver.jobs("slurm.array.job_id", array)
+    return sorted(attribute(span, "slurm.array.task_id") for span in spans)
+
+
 def spans_seen(cluster: DevCluster) -> str:
     """Where spans are that do not arrive."""
     folder = cluster.layout.state / "sluice.spans"
     files = [f"{path.name}: {path.read_bytes()[:1000]!r}" for path in folder.iterdir()]
     columns = ["-D", "-n", "-P", "-o", "JobID,JobIDRaw,State,Submit,Start,End,AdminComment"]
     accounted = cluster.run(["sacct", "-a", *columns]).stdout
+    waits = cluster.run(["squeue", "-a", "-t", "all", "-o", "%i %A %T %r %S %N"]).stdout
     duties = cluster.run(["sluice", "controllerd", "status"], node="ctl1", check=False).stdout
-    return "\n".join([*files, accounted, duties, *cluster.log_tail("controllerd@ctl1", 500).splitlines()[-60:]])
+    return "\n".join([accounted, waits, duties, *files, *cluster.log_tail("controllerd@ctl1", 500).splitlines()[-60:]])
 
 
 def submit_and_read(cluster: DevCluster, output: Path, say: str) -> str:
