@@ -63,6 +63,7 @@ class Soak(Chaos):
                 "controllerd": True,
                 "slurm_conf": SITE_CONF
                 + "MessageTimeout=10\nMinJobAge=60\nDefMemPerCPU=10\nReturnToService=2\nSlurmdTimeout=20\n"
+                + "PrologEpilogTimeout=45\n"  # a new leader asks nodes after it: stop_load waits for longer
                 + "AccountingStorageTRES=gres/gpu,gres/shard\nAccountingStorageEnforce=associations,limits,qos,safe\n",
             },
         )

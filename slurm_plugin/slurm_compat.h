@@ -354,6 +354,13 @@ static inline bool sluice_in_charge(void)
     return (slurmctld_primary || control_time) && !slurmctld_config.shutdown_time;
 }
 
+/* How long a prolog may take, in seconds; 0 and NO_VAL16: not bounded. */
+#if SLUICE_SLURM_AT_LEAST(25, 5)
+#define SLUICE_PROLOG_TIMEOUT (slurm_conf.prolog_timeout)
+#else
+#define SLUICE_PROLOG_TIMEOUT (slurm_conf.prolog_epilog_timeout)
+#endif
+
 /* Starting jobs, as sched/backfill does: the allocation alone, with the write locks held. */
 #include "src/slurmctld/node_scheduler.h"
 #if SLUICE_SLURM_AT_LEAST(24, 11)

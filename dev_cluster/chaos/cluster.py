@@ -70,8 +70,9 @@ class Chaos:
             "users": [{"name": "alice"}],
             "accounting": accounting,
             "gres": {"node_lines": f"NodeName={names} CPUs=64 RealMemory=64000 State=UNKNOWN\n", "gres_conf": ""},
+            # PrologEpilogTimeout: a new leader waits so long before it asks nodes (docs/failover.md).
             "slurm_conf": "MessageTimeout=10\nMinJobAge=600\nDefMemPerCPU=10\nMaxJobCount=20000\n"
-            "SelectTypeParameters=CR_CPU_Memory\n" + slurm_conf,
+            "SelectTypeParameters=CR_CPU_Memory\nPrologEpilogTimeout=10\n" + slurm_conf,
         }
         if sluice is not None:
             environment = {} if self.faults is None else self.faults.environment

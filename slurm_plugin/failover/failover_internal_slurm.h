@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What hooks_slurm.c (hooks), replay_slurm.c (replay) and cancelled_slurm.c share, and what is in the entries'
+/* What hooks_slurm.c (hooks), replay_slurm.c (replay) and launches_slurm.c share, and what is in the entries'
  * payloads: Slurm's own packing, big-endian, whose version comes first. */
 #ifndef SLUICE_FAILOVER_FAILOVER_INTERNAL_SLURM_H
 #define SLUICE_FAILOVER_FAILOVER_INTERNAL_SLURM_H
@@ -56,6 +56,8 @@ void sluice_failover_restoring(const struct sluice_submission_facts *facts);
 void sluice_failover_cancelled(job_record_t *job);
 /* All is replayed, and this controller leads from now on: the same for those that were cancelled before. */
 void sluice_failover_leads(void);
+/* Once, some time after that: ask nodes whether jobs are there that an earlier controller started. Without locks. */
+void sluice_failover_ask_nodes(void);
 
 /* For replay: where the journal is, and the time in the header of Slurm's job state, in microseconds; 0: none. */
 const char *sluice_failover_folder(void);

@@ -585,8 +585,10 @@ static void look_after(void)
         }
         journal = NULL;
     }
-    if (journal)
+    if (journal) {
         follow_state(journal);
+        sluice_failover_ask_nodes();
+    }
     publish(journal);
 }
 
