@@ -190,8 +190,14 @@ def test_the_nodes_of_a_gang_at_the_end_of_a_chain_are_there_before_it(cluster: 
         shows=lambda: (status(cluster).ahead, cluster.run(["squeue", "-o", "%i %T %r %E %S"]).stdout),
     )
     assert [state_of(cluster, job) for job in (alone, then, *ring)] == ["PENDING"] * 4
-    assert {(one.job, one.outlook) for one in status(cluster).ahead} == {(int(job), "asked") for job in ring}
-    (words,) = ahead_words(status(cluster), int(ring[1]), status(cluster).at)
+    asked = {(int(job), "asked") for job in ring}
+    found = until(
+        lambda: status(cluster),
+        lambda one: {(job.job, job.outlook) for job in one.ahead} == asked,
+        timeout=30,
+        shows=lambda: cluster.run(["scontrol", "show", "job"]).stdout,
+    )
+    (words,) = ahead_words(found, int(ring[1]), found.at)
     assert f"after {then}; the nodes of its gang of pool burst are there, or asked for ahead of it" in words
     cluster.run(["scancel", first, alone], user="alice")
     for job in ring:
