@@ -4,14 +4,10 @@
 #include "rules/rules.h"
 #include "runtime/runtime.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum {
     HOUR_S = 3600,
@@ -129,12 +125,8 @@ enum sluice_error sluice_moves_read(const char *path, struct sluice_moves *moves
     return error;
 }
 
-static char *render(const struct sluice_moves *moves, size_t *length)
+static void render(FILE *to, const struct sluice_moves *moves)
 {
-    char *text = NULL;
-    FILE *to = open_memstream(&text, length);
-    if (!to)
-        return NULL;
     fputs("sluice-moves 1\n", to);
     for (uint32_t i = 0; i < moves->count; i++) {
         const struct sluice_job_move *move = &moves->items[i];
@@ -143,30 +135,19 @@ static char *render(const struct sluice_moves *moves, size_t *length)
                 move->job_id, move->for_job, stages[move->stage], move->started_s, move->asked_s, move->saved_s,
                 move->left_s, move->back_s, move->from, move->to, move->room, whys[move->why]);
     }
-    fflush(to);
-    fprintf(to, "checksum = crc32:%08" PRIx32 "\n", sluice_crc32(text, *length));
-    if (fclose(to) == 0)
-        return text;
-    free(text);
-    return NULL;
 }
 
 bool sluice_moves_write(const char *path, const struct sluice_moves *moves)
 {
-    char fresh[4096];
+    char *text = NULL;
     size_t length = 0;
-    char *text = render(moves, &length);
-    int size = snprintf(fresh, sizeof fresh, "%s.new", path);
-    if (!text || size < 0 || (size_t)size >= sizeof fresh) {
-        free(text);
-        errno = text ? ENAMETOOLONG : ENOMEM;
+    FILE *to = open_memstream(&text, &length);
+    if (!to)
         return false;
-    }
-    int file = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
-    bool good = file >= 0 && write(file, text, length) == (ssize_t)length && fsync(file) == 0;
+    render(to, moves);
+    bool good = sluice_listing_end(to, &text, &length) && sluice_listing_write(path, text, length);
     free(text);
-    good = file >= 0 && close(file) == 0 && good;
-    return good && rename(fresh, path) == 0;
+    return good;
 }
 
 /* ---- the list ---- */

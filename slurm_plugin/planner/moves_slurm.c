@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "failover/failover.h"
 #include "runtime/runtime.h"
@@ -50,6 +51,14 @@ static struct {
     uint32_t part_room;
     struct sluice_moving_place places[1 + SLUICE_COMPACTION_MAX_MOVES];
     uint32_t place_count;
+    /* nodes to empty by order (emptying.h) */
+    struct sluice_listing_file ask_file;
+    struct sluice_empty_asks *asks;
+    char said_path[4096];
+    bool said_nothing; /* there is no file of that */
+    struct sluice_leaver *leavers;
+    struct sluice_leave *leaves;
+    uint32_t leaver_room, leave_room;
 } moving;
 
 /* ---- the file ---- */
@@ -57,6 +66,8 @@ static struct {
 void sluice_moving_start(const char *folder)
 {
     snprintf(moving.path, sizeof moving.path, "%s/" SLUICE_MOVES_FILE, folder);
+    snprintf(moving.said_path, sizeof moving.said_path, "%s/" SLUICE_EMPTYING_FILE, folder);
+    sluice_listing_follow(&moving.ask_file, folder, SLUICE_EMPTY_FILE);
     moving.read = false;
 }
 
@@ -77,6 +88,23 @@ static void read_file(void)
         error("sluice: %s: %s; what was moved before is not known any more", moving.path, text.text);
     }
     moving.ask_again = sluice_moves_open(&moving.moves);
+}
+
+/* What `sluice node empty` asks. */
+static void read_asks(void)
+{
+    struct sluice_error_text text = {{0}};
+    char *data = NULL;
+    size_t length = 0;
+    if (sluice_listing_look(&moving.ask_file, &data, &length, &text) == SLUICE_LISTING_SAME)
+        return;
+    sluice_listed_release((struct sluice_listed *)moving.asks);
+    moving.asks = NULL;
+    if (data)
+        (void)sluice_empty_asks_parse(data, length, &moving.asks, &text);
+    free(data);
+    if (text.text[0])
+        error("sluice: %s: %s; it gets no answer", moving.ask_file.path, text.text);
 }
 
 /* What is not written is not done: a controller that takes over would not know of it. */
@@ -406,6 +434,11 @@ bool sluice_moving_is_away(uint32_t job_id)
     return move && move->stage == SLUICE_MOVE_LEFT;
 }
 
+const struct sluice_empty_asks *sluice_moving_asks(void)
+{
+    return moving.asks;
+}
+
 bool sluice_moving_has(uint32_t job_id)
 {
     return sluice_moves_of(&moving.moves, job_id);
@@ -420,8 +453,10 @@ uint32_t sluice_moving_count(uint32_t for_job)
 
 void sluice_moving_begin(void)
 {
-    if (sluice_in_charge())
-        read_file();
+    if (!sluice_in_charge())
+        return;
+    read_file();
+    read_asks();
 }
 
 /* The names of nodes are looked up under the read locks. */
@@ -448,7 +483,7 @@ static bool is_wanted(const struct sluice_picture *picture, const struct sluice_
         return pending_place(picture, open->for_job, plannable, &place);
     const struct sluice_kept_nodes *room = nodes_named(picture, open->room);
     for (uint32_t i = 0; room && i < picture->leaving_count; i++)
-        if (has_node(picture->words + room->words, picture->leaving[i].node))
+        if (picture->leaving[i].leaves && has_node(picture->words + room->words, picture->leaving[i].node))
             return true;
     return false;
 }
@@ -665,7 +700,8 @@ static bool begin(const struct sluice_picture *picture, const struct sluice_rule
 /* One look for moves. */
 struct search {
     const struct sluice_moving_basis *basis;
-    uint64_t *taken; /* nodes where others start, or have a reserved start before the job that waits */
+    uint64_t *taken;   /* nodes where others start, or have a reserved start before the job that waits */
+    uint64_t *settled; /* where anybody starts, or has a reserved start: jobs that leave a node go before all others */
     uint32_t least_wait_s;
     uint64_t until_us; /* no other try begins after that */
     uint32_t passed, tried;
@@ -827,7 +863,8 @@ static bool empty_nodes(const struct search *search, uint32_t movables)
         struct sluice_move plan[SLUICE_COMPACTION_MAX_MOVES];
         struct sluice_node_view view;
         int64_t cost;
-        if (sluice_node_read(sluice_mirror_cluster(picture->mirror), leaving->node, &view, NULL) || !view.parts)
+        if (sluice_leaving_is_told(leaving) ||
+            sluice_node_read(sluice_mirror_cluster(picture->mirror), leaving->node, &view, NULL) || !view.parts)
             continue;
         uint32_t count = last_to_end(picture, leaving->node, last);
         uint32_t leave = place_elsewhere(search, last, count, movables, plan, &cost);
@@ -839,24 +876,144 @@ static bool empty_nodes(const struct search *search, uint32_t movables)
     return false;
 }
 
-/* Where nobody starts, nor has a reserved start, as what is moved goes before all others. */
 static bool consider_nodes(const struct search *search)
 {
     struct sluice_picture *picture = search->basis->picture;
     const struct sluice_request all_nodes = {.nodes_max = (int64_t)picture->node_words * 64};
-    struct search narrow = *search;
-    struct sluice_plan_answer answer;
-    if (!picture->leaving_count || sluice_moves_failed(&moving.moves, 0, picture->now_s) ||
-        !has_room(picture, &all_nodes) || !(narrow.taken = malloc(picture->node_words * sizeof *narrow.taken)))
+    if (picture->leaving_count == picture->told_count || sluice_moves_failed(&moving.moves, 0, picture->now_s) ||
+        !has_room(picture, &all_nodes))
         return false;
+    struct search narrow = *search;
     narrow.until_us -= TRIES_US / 2; /* many nodes leave time for the jobs that wait */
-    memcpy(narrow.taken, search->taken, picture->node_words * sizeof *narrow.taken);
-    for (uint32_t i = 0; sluice_plan_entry(search->basis->plan, i, NULL, NULL, &answer); i++)
-        if (answer.state == SLUICE_PLAN_LATER)
-            take_parts(narrow.taken, &answer);
-    bool begun = empty_nodes(&narrow, list_movables(picture, search->basis->rules, narrow.taken));
-    free(narrow.taken);
-    return begun;
+    narrow.taken = search->settled;
+    return empty_nodes(&narrow, list_movables(picture, search->basis->rules, narrow.taken));
+}
+
+/* ---- nodes that an administrator empties ---- */
+
+/* What the core says of each job on them; false: nothing. */
+static bool decide(const struct search *search)
+{
+    struct sluice_picture *picture = search->basis->picture;
+    const struct sluice_rules *rules = search->basis->rules;
+    struct sluice_error_text text = {{0}};
+    if (!has_room(picture, &(struct sluice_request){0}) ||
+        !sluice_grow_array(&moving.leavers, &moving.leaver_room, picture->leaver_count, sizeof *moving.leavers) ||
+        !sluice_grow_array(&moving.leaves, &moving.leave_room, picture->leaver_count, sizeof *moving.leaves))
+        return false;
+    uint32_t movables = list_movables(picture, rules, search->settled);
+    for (uint32_t i = 0; i < picture->leaver_count; i++) {
+        const struct sluice_leaving_job *job = &picture->leavers[i];
+        uint32_t m = 0;
+        while (m < movables && picture->queue->running[picture->movables[moving.seen[m]].index].id != job->job_id)
+            m++;
+        enum sluice_leave_why bar = job->bar;
+        if (!bar && m == movables)
+            bar = movable_of(picture, job->job_id) ? SLUICE_LEAVE_WHY_SPENT : SLUICE_LEAVE_WHY_KIND;
+        moving.leavers[i] = (struct sluice_leaver){.bar = bar,
+                                                   .request = 1 + m,
+                                                   .end_s = job->end_s,
+                                                   .deadline_s = picture->leaving[job->leaving].deadline_s};
+    }
+    const struct sluice_leave_limits limits = {
+        .now_s = picture->now_s,
+        .move_s = rules->compaction_move_cost_s,
+        .moves = sluice_moves_left(&moving.moves, rules->compaction_moves_per_hour, picture->now_s)};
+    if (!sluice_leave_plan(sluice_mirror_cluster(picture->mirror), rules->placement, moving.requests, 1 + movables,
+                           moving.leavers, picture->leaver_count, &limits, moving.leaves, &text))
+        return true;
+    error("sluice: jobs on nodes to empty are not decided upon: %s", text.text);
+    return false;
+}
+
+/* Names are looked up under the read locks. */
+static void say(const struct sluice_picture *picture)
+{
+    struct sluice_emptying said = {.now_s = picture->now_s};
+    struct sluice_emptying_node *nodes = calloc(picture->leaving_count + 1, sizeof *nodes);
+    struct sluice_emptying_job *jobs = calloc(picture->leaver_count + 1, sizeof *jobs);
+    char(*to)[SLUICE_MOVES_NODE] = calloc(picture->leaver_count + 1, sizeof *to);
+    bool locked = nodes && jobs && to && sluice_queue_lock();
+    for (uint32_t i = 0; locked && i < picture->leaving_count; i++)
+        if (sluice_leaving_is_told(&picture->leaving[i]))
+            nodes[said.node_count++] = (struct sluice_emptying_node){.name = picture->leaving[i].name,
+                                                                     .deadline_s = picture->leaving[i].deadline_s};
+    for (uint32_t i = 0; locked && i < picture->leaver_count; i++) {
+        const struct sluice_leaving_job *job = &picture->leavers[i];
+        const struct sluice_job_move *open = sluice_moves_of(&moving.moves, job->job_id);
+        struct sluice_emptying_job *one = &jobs[said.job_count++];
+        *one = (struct sluice_emptying_job){.job_id = job->job_id,
+                                            .node = picture->leaving[job->leaving].name,
+                                            .end_s = job->end_s,
+                                            .decision = open ? SLUICE_LEAVE_MOVES : moving.leaves[i].decision,
+                                            .why = open ? SLUICE_LEAVE_WHY_NONE : moving.leaves[i].why};
+        if (one->decision != SLUICE_LEAVE_MOVES)
+            continue;
+        if (!open)
+            name_node(to[i], moving.leaves[i].to.node);
+        one->to = open ? open->to : to[i];
+    }
+    if (locked)
+        sluice_queue_unlock();
+    said.nodes = nodes;
+    said.jobs = jobs;
+    moving.said_nothing = false;
+    if (locked && !sluice_emptying_write(moving.said_path, &said))
+        error("sluice: %s: cannot be written: %s", moving.said_path, strerror(errno));
+    free(nodes);
+    free(jobs);
+    free(to);
+}
+
+/* Those of one node that move; true: they have begun to. */
+static bool carry_out(const struct search *search, uint32_t leaving)
+{
+    const struct sluice_picture *picture = search->basis->picture;
+    struct sluice_move plan[SLUICE_COMPACTION_MAX_MOVES];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < picture->leaver_count && count < SLUICE_COMPACTION_MAX_MOVES; i++)
+        if (picture->leavers[i].leaving == leaving && moving.leaves[i].decision == SLUICE_LEAVE_MOVES)
+            plan[count++] =
+                (struct sluice_move){.movable = moving.leavers[i].request - 1, .to = moving.leaves[i].to};
+    struct sluice_part room = {.node = picture->leaving[leaving].node};
+    const struct sluice_placement placement = {.parts = &room, .part_capacity = 1, .part_count = 1};
+    return count && begin(picture, search->basis->rules, 0, &placement, plan, count);
+}
+
+/* What becomes of the jobs on nodes that are ordered to be empty is said, and, if it `may` be, done: for one node after
+ * another. True: jobs of one have begun to move. */
+static bool follow_orders(const struct search *search, bool may)
+{
+    struct sluice_picture *picture = search->basis->picture;
+    if (!picture->told_count) {
+        if (!moving.said_nothing)
+            (void)unlink(moving.said_path);
+        moving.said_nothing = true;
+        return false;
+    }
+    for (uint32_t i = 0; i < picture->leaving_count; i++)
+        if (sluice_leaving_is_told(&picture->leaving[i]))
+            set_node(search->settled, picture->leaving[i].node);
+    if (!decide(search))
+        return false;
+    say(picture);
+    if (!may || sluice_moves_failed(&moving.moves, 0, picture->now_s))
+        return false;
+    for (uint32_t i = 0; i < picture->leaving_count; i++) {
+        uint32_t leaving = moving.next_leaving++ % picture->leaving_count;
+        const struct sluice_leaving_node *node = &picture->leaving[leaving];
+        if (node->ordered && !node->asked && carry_out(search, leaving))
+            return true;
+    }
+    return false;
+}
+
+/* Whether others may be moved now. */
+static bool may_begin(const struct sluice_picture *picture, const struct sluice_rules *rules)
+{
+    return rules->compaction_wait_s && picture->movable_count && !sluice_moves_open(&moving.moves) &&
+           sluice_failover_keeps_requeues() &&
+           sluice_moves_left(&moving.moves, rules->compaction_moves_per_hour, picture->now_s);
 }
 
 void sluice_moving_consider(const struct sluice_moving_basis *basis)
@@ -865,27 +1022,32 @@ void sluice_moving_consider(const struct sluice_moving_basis *basis)
     const struct sluice_rules *rules = basis->rules;
     if (moving.moves.count)
         show_open();
-    if (!rules->compaction_wait_s || !picture->movable_count || picture->now_s < moving.next_try_s ||
-        sluice_moves_open(&moving.moves) || !sluice_failover_keeps_requeues() ||
-        !sluice_moves_left(&moving.moves, rules->compaction_moves_per_hour, picture->now_s))
+    bool may = may_begin(picture, rules);
+    if (picture->now_s < moving.next_try_s || (!may && !picture->told_count && moving.said_nothing))
         return;
     moving.next_try_s = picture->now_s + TRY_S;
+    uint64_t *words = calloc(2 * (size_t)picture->node_words, sizeof *words);
+    if (!words)
+        return;
     struct search search = {.basis = basis,
                             .until_us = sluice_now_us() + TRIES_US,
                             .least_wait_s = least_wait(rules),
-                            .taken = calloc(picture->node_words, sizeof(uint64_t))};
+                            .taken = words,
+                            .settled = words + picture->node_words};
     struct sluice_plan_answer answer;
-    if (!search.taken)
-        return;
     memcpy(search.taken, picture->busy, picture->node_words * sizeof *search.taken);
-    for (uint32_t i = 0; sluice_plan_entry(basis->plan, i, NULL, NULL, &answer); i++)
+    memcpy(search.settled, picture->busy, picture->node_words * sizeof *search.settled);
+    for (uint32_t i = 0; sluice_plan_entry(basis->plan, i, NULL, NULL, &answer); i++) {
         if (answer.state == SLUICE_PLAN_NOW)
             take_parts(search.taken, &answer);
-    if (!consider_nodes(&search)) {
+        if (answer.state == SLUICE_PLAN_NOW || answer.state == SLUICE_PLAN_LATER)
+            take_parts(search.settled, &answer);
+    }
+    if (!follow_orders(&search, may) && may && !consider_nodes(&search)) {
         seek(&search);
         moving.tried += search.tried;
     }
-    free(search.taken);
+    free(words);
 }
 
 /* Do those that leave a node have their places still, all together? */
@@ -950,5 +1112,8 @@ void sluice_moving_fini(void)
     free(moving.jobs);
     free(moving.words);
     free(moving.parts);
+    free(moving.leavers);
+    free(moving.leaves);
+    sluice_listed_release((struct sluice_listed *)moving.asks);
     memset(&moving, 0, sizeof moving);
 }

@@ -93,10 +93,19 @@ static void see_owned(struct sluice_picture *picture)
     }
 }
 
-static void add_leaving(struct sluice_picture *picture, uint32_t node, int64_t needed_s)
+static struct sluice_leaving_node *add_leaving(struct sluice_picture *picture, uint32_t node, int64_t needed_s)
 {
-    if (grow(picture, &picture->leaving, &picture->leaving_room, picture->leaving_count + 1, sizeof *picture->leaving))
-        picture->leaving[picture->leaving_count++] = (struct sluice_leaving_node){.node = node, .needed_s = needed_s};
+    if (!grow(picture, &picture->leaving, &picture->leaving_room, picture->leaving_count + 1, sizeof *picture->leaving))
+        return NULL;
+    struct sluice_leaving_node *leaving = &picture->leaving[picture->leaving_count++];
+    *leaving = (struct sluice_leaving_node){.node = node, .needed_s = needed_s, .leaves = true};
+    snprintf(leaving->name, sizeof leaving->name, "%s", node_record_table_ptr[node]->name);
+    return leaving;
+}
+
+bool sluice_leaving_is_told(const struct sluice_leaving_node *leaving)
+{
+    return leaving->ordered || leaving->asked;
 }
 
 static int add_maintained(void *item, void *argument)
@@ -114,19 +123,49 @@ static int add_maintained(void *item, void *argument)
     return 0;
 }
 
-/* Nodes that drain, and those that have maintenance soon. */
+/* One of those of which `sluice node empty` asks. */
+static void add_asked(struct sluice_picture *picture, const struct sluice_empty_ask *ask)
+{
+    const node_record_t *record = find_node_record((char *)ask->node);
+    struct sluice_leaving_node *leaving = NULL;
+    if (!record || ask->until_s < picture->now_s)
+        return;
+    for (uint32_t i = 0; i < picture->leaving_count && !leaving; i++)
+        if (picture->leaving[i].node == record->index)
+            leaving = &picture->leaving[i];
+    if (!leaving && (leaving = add_leaving(picture, record->index, picture->now_s)))
+        leaving->leaves = false;
+    if (leaving) {
+        leaving->asked = true;
+        leaving->deadline_s = ask->deadline_s;
+    }
+}
+
+/* Nodes that drain, those that have maintenance soon, and those that are asked about. */
 static void see_leaving(struct sluice_picture *picture)
 {
-    picture->leaving_count = 0;
-    if (!picture->rules->compaction_wait_s || !picture->rules->compaction_empty_within_s)
-        return;
+    bool drained = picture->rules->compaction_wait_s && picture->rules->compaction_empty_within_s;
+    picture->leaving_count = picture->leaver_count = 0;
     for (uint32_t node = 0; node < (uint32_t)node_record_count; node++) {
         const node_record_t *record = node_record_table_ptr[node];
-        if (record && IS_NODE_DRAIN(record)) /* whether jobs are there is not known to slurmctld when it has started */
-            add_leaving(picture, node, picture->now_s);
+        int64_t deadline_s;
+        if (!record || !IS_NODE_DRAIN(record))
+            continue; /* whether jobs are there is not known to slurmctld when it has started */
+        bool ordered = sluice_empty_ordered(record->reason, &deadline_s);
+        struct sluice_leaving_node *leaving = ordered || drained ? add_leaving(picture, node, picture->now_s) : NULL;
+        if (leaving && ordered) {
+            leaving->ordered = true;
+            leaving->deadline_s = deadline_s;
+        }
     }
-    if (resv_list)
+    if (resv_list && drained)
         list_for_each(resv_list, add_maintained, picture);
+    const struct sluice_empty_asks *asks = sluice_moving_asks();
+    for (uint32_t i = 0; asks && i < asks->listed.count; i++)
+        add_asked(picture, &asks->items[i]);
+    picture->told_count = 0;
+    for (uint32_t i = 0; i < picture->leaving_count; i++)
+        picture->told_count += sluice_leaving_is_told(&picture->leaving[i]);
 }
 
 static void free_hold(struct sluice_hold *hold)
@@ -353,15 +392,38 @@ static void see_request(struct sluice_picture *picture, struct sluice_picture_jo
 
 /* ---- jobs that could be moved ---- */
 
-static bool may_move(const struct sluice_picture *picture, const struct sluice_queue_job *entry,
-                     const job_record_t *job)
+/* Why a running job may not be moved. */
+static enum sluice_leave_why bar_of(const struct sluice_picture *picture, const struct sluice_queue_job *entry,
+                                    const job_record_t *job)
 {
-    const struct sluice_tenant *tenant = sluice_rules_tenant(picture->rules, job->account);
     uint32_t never = SLUICE_QUEUE_HETEROGENEOUS | SLUICE_QUEUE_RESERVATION | SLUICE_QUEUE_CONFIGURING |
                      SLUICE_QUEUE_COMPLETING | SLUICE_QUEUE_SUSPENDED | SLUICE_QUEUE_CUT;
-    return (tenant ? tenant->movable : picture->rules->compaction_moves_unlisted) && IS_JOB_RUNNING(job) &&
-           job->batch_flag && job->details && job->details->requeue && !job->fed_details && job->gres_list_alloc &&
-           entry->nodes == 1 && entry->choices && !(entry->flags & never);
+    if (!picture->saves)
+        return SLUICE_LEAVE_WHY_OFF;
+    if (!IS_JOB_RUNNING(job) || !job->batch_flag || !job->details || job->fed_details || !job->gres_list_alloc ||
+        entry->nodes != 1 || !entry->choices || entry->flags & never)
+        return SLUICE_LEAVE_WHY_KIND;
+    if (!job->details->requeue)
+        return SLUICE_LEAVE_WHY_REQUEUE;
+    const struct sluice_tenant *tenant = sluice_rules_tenant(picture->rules, job->account);
+    if (tenant ? !tenant->movable : !picture->rules->compaction_moves_unlisted)
+        return SLUICE_LEAVE_WHY_TENANT;
+    int64_t saved_s = sluice_job_times_of(picture->saves, job->job_id);
+    return saved_s && saved_s >= job->start_time ? SLUICE_LEAVE_WHY_NONE : SLUICE_LEAVE_WHY_UNSAVED;
+}
+
+static void see_leaver(struct sluice_picture *picture, const struct sluice_queue_job *entry, const job_record_t *job)
+{
+    for (uint32_t i = 0; i < picture->leaving_count && picture->told_count; i++) {
+        const struct sluice_leaving_node *leaving = &picture->leaving[i];
+        if (!sluice_leaving_is_told(leaving) || !job->node_bitmap || entry->flags & SLUICE_QUEUE_COMPLETING ||
+            !bit_test(job->node_bitmap, leaving->node) ||
+            !grow(picture, &picture->leavers, &picture->leaver_room, picture->leaver_count + 1,
+                  sizeof *picture->leavers))
+            continue;
+        picture->leavers[picture->leaver_count++] = (struct sluice_leaving_job){
+            .leaving = i, .job_id = job->job_id, .end_s = entry->end_s, .bar = bar_of(picture, entry, job)};
+    }
 }
 
 static void see_movable(struct sluice_picture *picture, const struct sluice_queue *queue,
@@ -371,7 +433,7 @@ static void see_movable(struct sluice_picture *picture, const struct sluice_queu
     if (picture->movable_count >= SLUICE_MOST_MOVABLES && !sluice_moving_has(job->job_id))
         return; /* tenants say what has saved, and this is under the locks */
     int64_t saved_s = sluice_job_times_of(picture->saves, job->job_id);
-    if (saved_s < job->start_time || !saved_s || !may_move(picture, entry, job) ||
+    if (saved_s < job->start_time || !saved_s || bar_of(picture, entry, job) ||
         sluice_mirror_allocations(picture->mirror, job->job_id, allocations, 2) != 1 ||
         !grow(picture, &picture->movables, &picture->movable_room, picture->movable_count + 1,
               sizeof *picture->movables))
@@ -683,6 +745,7 @@ static void see_job(void *argument, const struct sluice_queue *queue, const stru
     see_running(picture, entry, job);
     if (picture->saves)
         see_movable(picture, queue, entry, job);
+    see_leaver(picture, entry, job);
     sluice_gang_picture_job(entry, 0, false, true, job);
 }
 
@@ -764,6 +827,7 @@ void sluice_picture_free(struct sluice_picture *picture)
     free(picture->running);
     free(picture->movables);
     free(picture->leaving);
+    free(picture->leavers);
     free(picture->drawing);
     sluice_budgets_free(&picture->budgets);
     memset(picture, 0, sizeof *picture);

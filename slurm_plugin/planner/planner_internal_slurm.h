@@ -10,6 +10,7 @@
 #include "slurm_compat.h"
 
 #include "mirror/mirror.h"
+#include "planner/emptying.h"
 #include "planner/gang.h"
 #include "planner/plan.h"
 #include "planner/watts_slurm.h"
@@ -103,10 +104,22 @@ struct sluice_movable_job {
     struct sluice_picture_job sought;
 };
 
-/* A node whose jobs are to leave it: it drains, or maintenance begins soon. */
+/* A node whose jobs are to leave it: it drains, or maintenance begins soon; or of which that is only asked. */
 struct sluice_leaving_node {
     uint32_t node;
     int64_t needed_s; /* when it is to be empty */
+    bool leaves;      /* it is not only asked about */
+    bool ordered;     /* an administrator empties it: each job is decided upon by itself, by ... */
+    bool asked;       /* `sluice node empty` waits for an answer: nothing is done until it has it */
+    int64_t deadline_s; /* 0: none */
+    char name[SLUICE_EMPTY_NODE];
+};
+
+/* A job on a node that is ordered to be empty, or asked about. */
+struct sluice_leaving_job {
+    uint32_t leaving, job_id; /* index of the node */
+    int64_t end_s;            /* INT64_MAX: no limit */
+    enum sluice_leave_why bar;
 };
 
 /* Nodes of a move that is under way. */
@@ -151,6 +164,9 @@ struct sluice_picture {
     uint32_t movable_count, movable_room;
     struct sluice_leaving_node *leaving;
     uint32_t leaving_count, leaving_room;
+    uint32_t told_count; /* of them: ordered, or asked about */
+    struct sluice_leaving_job *leavers;
+    uint32_t leaver_count, leaver_room;
     struct sluice_kept_nodes kept[2 * SLUICE_COMPACTION_MAX_MOVES];
     uint32_t kept_count;
     struct sluice_watts_basis watts; /* of the picture that is being taken; `rules` NULL: no budgets */
@@ -196,7 +212,11 @@ int64_t sluice_picture_limit(const struct sluice_picture *picture, const struct 
 /* ---- moves_slurm.c, whose other half is moves_slurm.h: the picture has the nodes and jobs of moves under way ---- */
 
 void sluice_moving_see(struct sluice_picture *picture);
+/* Is the node ordered to be empty, or asked about? */
+bool sluice_leaving_is_told(const struct sluice_leaving_node *leaving);
 bool sluice_moving_has(uint32_t job_id);
+/* The nodes that are asked about; NULL: none. */
+const struct sluice_empty_asks *sluice_moving_asks(void);
 
 /* ---- outlook_slurm.c: when GPUs come free, for submissions with a deadline (admission/outlook.h) ---- */
 

@@ -207,3 +207,25 @@ enum sluice_error sluice_listing_parse(const struct sluice_listing_kind *kind, c
         *made = listed;
     return error;
 }
+
+bool sluice_listing_end(FILE *to, char **text, size_t *length)
+{
+    fflush(to);
+    if (*text)
+        fprintf(to, "checksum = crc32:%08" PRIx32 "\n", sluice_crc32(*text, *length));
+    return fclose(to) == 0 && *text;
+}
+
+bool sluice_listing_write(const char *path, const char *text, size_t length)
+{
+    char fresh[4096];
+    int size = snprintf(fresh, sizeof fresh, "%s.new", path);
+    if (size < 0 || (size_t)size >= sizeof fresh) {
+        errno = ENAMETOOLONG;
+        return false;
+    }
+    int file = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
+    bool good = file >= 0 && write(file, text, length) == (ssize_t)length && fsync(file) == 0;
+    good = file >= 0 && close(file) == 0 && good;
+    return good && rename(fresh, path) == 0;
+}

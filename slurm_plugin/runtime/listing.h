@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <sys/stat.h>
 
 enum { SLUICE_LISTING_MAX_BYTES = 8 << 20, SLUICE_LISTING_PERIOD_MS = 500 };
@@ -72,5 +73,11 @@ void sluice_listed_release(const struct sluice_listed *listed);
  * is NULL. Errors: INVALID (`text` says the line), VERSION, CORRUPT, CAPACITY, NO_MEMORY. */
 enum sluice_error sluice_listing_parse(const struct sluice_listing_kind *kind, const char *data, size_t length,
                                        struct sluice_listed **made, struct sluice_error_text *text);
+
+/* Files of slurmctld's own in this form: put the checksum under what was written `to` an open_memstream of *text and
+ * *length, and close it. False: no memory; *text is the caller's in any case. */
+bool sluice_listing_end(FILE *to, char **text, size_t *length);
+/* Replace a file. Durable when it returns, and whole at any time. False: errno says why. */
+bool sluice_listing_write(const char *path, const char *text, size_t length);
 
 #endif

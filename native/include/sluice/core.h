@@ -749,6 +749,67 @@ enum sluice_error sluice_compaction_plan(struct sluice_compaction *compaction, e
                                          struct sluice_placement *placement, struct sluice_move *moves,
                                          uint32_t *move_count, struct sluice_error_text *text);
 
+/* ======== nodes to empty ======== */
+
+/* Why a job leaves its node or not. Append only: files have their names. */
+enum sluice_leave_why {
+    SLUICE_LEAVE_WHY_NONE = 0,
+    SLUICE_LEAVE_WHY_IN_TIME = 1, /* it ends before the node is to be empty */
+    SLUICE_LEAVE_WHY_SOON = 2,    /* it ends before a move would be over */
+    SLUICE_LEAVE_WHY_PLACE = 3,   /* there is no place for it elsewhere now */
+    SLUICE_LEAVE_WHY_HOUR = 4,    /* as many as may be were moved lately */
+    /* it may not be moved: */
+    SLUICE_LEAVE_WHY_OFF = 5,     /* no job is, here */
+    SLUICE_LEAVE_WHY_KIND = 6,    /* not a batch job with GPUs on one node that the core finds nodes for */
+    SLUICE_LEAVE_WHY_REQUEUE = 7, /* it may not be requeued */
+    SLUICE_LEAVE_WHY_TENANT = 8,  /* nor may any of its tenant's */
+    SLUICE_LEAVE_WHY_UNSAVED = 9, /* it has not saved since it started */
+    SLUICE_LEAVE_WHY_SPENT = 10,  /* it was moved as often as may be, or did not save when it was asked to */
+};
+enum { SLUICE_LEAVE_WHYS = 11 };
+
+enum sluice_leave_decision {
+    SLUICE_LEAVE_MOVES = 0, /* now */
+    SLUICE_LEAVE_LATER = 1, /* as soon as it can: PLACE, HOUR */
+    SLUICE_LEAVE_ENDS = 2,  /* by itself: IN_TIME, SOON */
+    SLUICE_LEAVE_STAYS = 3, /* until it ends, or somebody ends it: OFF and what follows */
+};
+enum { SLUICE_LEAVE_DECISIONS = 4 };
+
+/* A job on a node that is to be empty. Times in seconds of one clock. */
+struct sluice_leaver {
+    enum sluice_leave_why bar; /* OFF and what follows; NONE: it may be moved */
+    uint32_t request;          /* then: what it asked, and where it may go; index into the call's requests */
+    int64_t end_s;             /* at the latest */
+    int64_t deadline_s;        /* the node is to be empty by then; 0: as soon as can be */
+};
+
+struct sluice_leave_limits {
+    int64_t now_s;
+    int64_t move_s; /* for which a job that is moved does no work */
+    uint32_t moves; /* at most so many move */
+};
+
+struct sluice_leave {
+    enum sluice_leave_decision decision;
+    enum sluice_leave_why why;
+    struct sluice_part to; /* MOVES: where */
+};
+
+/*
+ * Which jobs leave the nodes where they are. leaves[i] is said of leavers[i]; nothing is changed.
+ *
+ * A job that ends in time, or before a move would be over, ends there; of the others those that may be moved get places,
+ * all of them at once, the last to end first, then in the caller's order: as long as there are moves left. `request`
+ * must not allow nodes that are to be empty. O(leavers^2 + leavers * a decision). Errors: NO_MEMORY; RANGE (request,
+ * move_s); those of sluice_place but NO_PLACE and NEVER, and of sluice_commit.
+ */
+enum sluice_error sluice_leave_plan(struct sluice_cluster *cluster, enum sluice_policy policy,
+                                    const struct sluice_request *requests, uint32_t request_count,
+                                    const struct sluice_leaver *leavers, uint32_t count,
+                                    const struct sluice_leave_limits *limits, struct sluice_leave *leaves,
+                                    struct sluice_error_text *text);
+
 /* ======== power budgets ======== */
 
 /*
