@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lint": ("sluice.cli.lint", "Errors that slurmd and slurmctld would report in slurm.conf and gres.conf."),
     "gres": ("sluice.cli.gres", "Write gres.conf and node lines from inventories."),
     "mig": ("sluice.cli.mig", "Partition a node's GPUs (MIG, AMD partitions) as the policy says."),
+    "node": ("sluice.cli.node", "Empty nodes: drain them, and move their jobs where these can go on."),
     "plugin": ("sluice.cli.plugin", "Sluice's plugins in Slurm: build, install, check, set the level, remove."),
     "pool": ("sluice.cli.pool", "Nodes that come and go: list, show, why, drain, return."),
     "power": ("sluice.cli.power", "Power of GPUs: budgets, what is drawn, why a job has its caps."),

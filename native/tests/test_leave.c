@@ -49,8 +49,8 @@ static void plan(struct scene *scene, const struct sluice_leaver *leavers, uint3
     struct sluice_node_view before[NODES], after;
     for (uint32_t node = 0; node < NODES; node++)
         CHECK_INT(sluice_node_read(scene->cluster, node, &before[node], &text), SLUICE_OK);
-    CHECK_INT(sluice_leave_plan(scene->cluster, SLUICE_POLICY_SLUICE, scene->requests, 2, leavers, count, &limits, leaves,
-                                &text),
+    CHECK_INT(sluice_leave_plan(scene->cluster, SLUICE_POLICY_SLUICE, scene->requests, 2, leavers, count, &limits,
+                                leaves, &text),
               SLUICE_OK);
     for (uint32_t node = 0; node < NODES; node++) {
         CHECK_INT(sluice_node_read(scene->cluster, node, &after, &text), SLUICE_OK);
@@ -114,12 +114,14 @@ static void test_bad_calls(void)
     struct sluice_leaver leaver = {.request = 2, .end_s = NOW + 600};
     struct sluice_leave leave;
     struct sluice_leave_limits limits = {.now_s = NOW, .move_s = MOVE, .moves = 1};
-    CHECK_INT(sluice_leave_plan(scene.cluster, SLUICE_POLICY_SLUICE, scene.requests, 2, &leaver, 1, &limits, &leave, &text),
-              SLUICE_ERROR_RANGE);
+    CHECK_INT(
+        sluice_leave_plan(scene.cluster, SLUICE_POLICY_SLUICE, scene.requests, 2, &leaver, 1, &limits, &leave, &text),
+        SLUICE_ERROR_RANGE);
     CHECK_STR(text.text, "job 0: request 2 of 2");
     limits.move_s = -1;
-    CHECK_INT(sluice_leave_plan(scene.cluster, SLUICE_POLICY_SLUICE, scene.requests, 2, &leaver, 0, &limits, NULL, &text),
-              SLUICE_ERROR_RANGE);
+    CHECK_INT(
+        sluice_leave_plan(scene.cluster, SLUICE_POLICY_SLUICE, scene.requests, 2, &leaver, 0, &limits, NULL, &text),
+        SLUICE_ERROR_RANGE);
     sluice_cluster_free(scene.cluster);
 }
 
@@ -151,9 +153,8 @@ static void test_no_other_set_empties_it_earlier(void)
             room += node ? GPUS - used : 0;
         }
         for (uint32_t i = 0; i < count; i++)
-            leavers[i] =
-                (struct sluice_leaver){.bar = rand() % 4 ? SLUICE_LEAVE_WHY_NONE : SLUICE_LEAVE_WHY_UNSAVED,
-                                       .end_s = NOW + rand() % 300};
+            leavers[i] = (struct sluice_leaver){.bar = rand() % 4 ? SLUICE_LEAVE_WHY_NONE : SLUICE_LEAVE_WHY_UNSAVED,
+                                                .end_s = NOW + rand() % 300};
         plan(&scene, leavers, count, moves, leaves);
         for (uint32_t i = 0; i < count; i++) {
             if (leaves[i].decision != SLUICE_LEAVE_MOVES)

@@ -26,7 +26,7 @@ from sluice.exchange.fleet import words_for_job
 from sluice.explain.checkpoints import SiteCheckpoints
 from sluice.explain.decisions import FOLDER
 from sluice.explain.explanation import JobName, explain_job, parse_job
-from sluice.explain.moves import sentences, site_moves
+from sluice.explain.moves import leaving, sentences, site_emptying, site_moves
 from sluice.explain.preflights import SitePreflights
 from sluice.slurm import Commands, SlurmClient, connect
 from sluice.slurm.answers import Job
@@ -131,9 +131,10 @@ class SlurmSite:
         return self._checkpoints.of(job.id, job.account, job.comment)
 
     def moves(self, job: Job, *, others: bool) -> list[str]:
-        """By slurmctld's file; nothing where it cannot be read."""
+        """By slurmctld's files; nothing where they cannot be read."""
         try:
-            return sentences(site_moves(self.config()), job.id, others=others)
+            moved = sentences(site_moves(self.config()), job.id, others=others)
+            return moved + leaving(site_emptying(self.config()), job.id)
         except (OSError, SluiceError) as error:
             log.warning("%s", one_line(str(error)))
             return []

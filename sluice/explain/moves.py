@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
+from sluice.exchange.emptying import Emptying, read_emptying
 from sluice.exchange.moves import FILE_NAME, Move, read_moves
 
 _STAYED = {
@@ -15,6 +17,7 @@ _STAYED = {
     "changed": "places that were free then no longer are",
     "refused": "Slurm did not requeue it",
 }
+_OLD_S = 60  # slurmctld says every five seconds what becomes of jobs on nodes that are emptied
 _MOST = 8  # of a job's moves, the latest
 
 
@@ -28,6 +31,23 @@ def sentences(moves: Iterable[Move], job: int, *, others: bool) -> list[str]:
     moves = list(moves)
     own = [_moved(move, others=others) for move in moves if move.job == job]
     return own[-_MOST:] + _made(job, [move for move in moves if move.for_job == job])
+
+
+def site_emptying(config: Mapping[str, str]) -> Emptying:
+    """By slurmctld's configuration; of no node where it is old. Raises SluiceError, OSError."""
+    said = read_emptying(Path(config["StateSaveLocation"]))
+    return said if said.at > time.time() - _OLD_S else Emptying(0, {}, frozenset(), [])
+
+
+def leaving(said: Emptying, job: int) -> list[str]:
+    """Of a job on nodes that an administrator empties: what becomes of it there."""
+    found = []
+    for one in said.jobs:
+        if one.job == job and one.node in said.ordered:
+            deadline = said.deadlines[one.node]
+            by = f" by {_moment(deadline)}" if deadline else ""
+            found.append(f"is on {one.node}, which an administrator empties{by}: {one.reason}")
+    return found
 
 
 def _purpose(move: Move, *, others: bool) -> str:

@@ -88,7 +88,8 @@ static void render(FILE *to, const struct sluice_emptying *said)
 {
     fprintf(to, "sluice-emptying 1\nat %" PRId64 "\n", said->now_s);
     for (uint32_t i = 0; i < said->node_count; i++)
-        fprintf(to, "node %s %" PRId64 "\n", said->nodes[i].name, said->nodes[i].deadline_s);
+        fprintf(to, "node %s %" PRId64 " %s\n", said->nodes[i].name, said->nodes[i].deadline_s,
+                said->nodes[i].ordered ? "order" : "ask");
     for (uint32_t i = 0; i < said->job_count; i++) {
         const struct sluice_emptying_job *job = &said->jobs[i];
         fprintf(to, "job %" PRIu32 " %s %s %s %" PRId64 " %s\n", job->job_id, job->node, decisions[job->decision],

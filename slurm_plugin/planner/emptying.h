@@ -18,7 +18,7 @@
  *
  *   sluice-emptying 1
  *   at NOW_S
- *   node NAME DEADLINE_S
+ *   node NAME DEADLINE_S order|ask
  *   job JOBID NODE DECISION WHY END_S TO
  *   checksum = crc32:0123abcd
  */
@@ -57,6 +57,7 @@ enum sluice_error sluice_empty_asks_parse(const char *data, size_t length, struc
 struct sluice_emptying_node {
     const char *name;
     int64_t deadline_s;
+    bool ordered; /* or only asked about */
 };
 
 struct sluice_emptying_job {

@@ -910,10 +910,8 @@ static bool decide(const struct search *search)
         enum sluice_leave_why bar = job->bar;
         if (!bar && m == movables)
             bar = movable_of(picture, job->job_id) ? SLUICE_LEAVE_WHY_SPENT : SLUICE_LEAVE_WHY_KIND;
-        moving.leavers[i] = (struct sluice_leaver){.bar = bar,
-                                                   .request = 1 + m,
-                                                   .end_s = job->end_s,
-                                                   .deadline_s = picture->leaving[job->leaving].deadline_s};
+        moving.leavers[i] = (struct sluice_leaver){
+            .bar = bar, .request = 1 + m, .end_s = job->end_s, .deadline_s = picture->leaving[job->leaving].deadline_s};
     }
     const struct sluice_leave_limits limits = {
         .now_s = picture->now_s,
@@ -937,7 +935,8 @@ static void say(const struct sluice_picture *picture)
     for (uint32_t i = 0; locked && i < picture->leaving_count; i++)
         if (sluice_leaving_is_told(&picture->leaving[i]))
             nodes[said.node_count++] = (struct sluice_emptying_node){.name = picture->leaving[i].name,
-                                                                     .deadline_s = picture->leaving[i].deadline_s};
+                                                                     .deadline_s = picture->leaving[i].deadline_s,
+                                                                     .ordered = picture->leaving[i].ordered};
     for (uint32_t i = 0; locked && i < picture->leaver_count; i++) {
         const struct sluice_leaving_job *job = &picture->leavers[i];
         const struct sluice_job_move *open = sluice_moves_of(&moving.moves, job->job_id);
@@ -973,8 +972,7 @@ static bool carry_out(const struct search *search, uint32_t leaving)
     uint32_t count = 0;
     for (uint32_t i = 0; i < picture->leaver_count && count < SLUICE_COMPACTION_MAX_MOVES; i++)
         if (picture->leavers[i].leaving == leaving && moving.leaves[i].decision == SLUICE_LEAVE_MOVES)
-            plan[count++] =
-                (struct sluice_move){.movable = moving.leavers[i].request - 1, .to = moving.leaves[i].to};
+            plan[count++] = (struct sluice_move){.movable = moving.leavers[i].request - 1, .to = moving.leaves[i].to};
     struct sluice_part room = {.node = picture->leaving[leaving].node};
     const struct sluice_placement placement = {.parts = &room, .part_capacity = 1, .part_count = 1};
     return count && begin(picture, search->basis->rules, 0, &placement, plan, count);

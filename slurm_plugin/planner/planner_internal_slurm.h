@@ -107,10 +107,10 @@ struct sluice_movable_job {
 /* A node whose jobs are to leave it: it drains, or maintenance begins soon; or of which that is only asked. */
 struct sluice_leaving_node {
     uint32_t node;
-    int64_t needed_s; /* when it is to be empty */
-    bool leaves;      /* it is not only asked about */
-    bool ordered;     /* an administrator empties it: each job is decided upon by itself, by ... */
-    bool asked;       /* `sluice node empty` waits for an answer: nothing is done until it has it */
+    int64_t needed_s;   /* when it is to be empty */
+    bool leaves;        /* it is not only asked about */
+    bool ordered;       /* an administrator empties it: each job is decided upon by itself, by ... */
+    bool asked;         /* `sluice node empty` waits for an answer: nothing is done until it has it */
     int64_t deadline_s; /* 0: none */
     char name[SLUICE_EMPTY_NODE];
 };

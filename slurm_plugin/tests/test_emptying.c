@@ -57,7 +57,7 @@ static void test_what_is_asked(void)
 static void test_what_is_said(void)
 {
     char path[] = "/tmp/sluice-emptying-XXXXXX", found[512] = "";
-    const struct sluice_emptying_node nodes[] = {{.name = "n1"}, {.name = "n2", .deadline_s = 2000}};
+    const struct sluice_emptying_node nodes[] = {{.name = "n1", .ordered = true}, {.name = "n2", .deadline_s = 2000}};
     const struct sluice_emptying_job jobs[] = {
         {.job_id = 7, .node = "n1", .to = "n3", .end_s = INT64_MAX},
         {.job_id = 8, .node = "n2", .end_s = 1900, .decision = SLUICE_LEAVE_ENDS, .why = SLUICE_LEAVE_WHY_IN_TIME},
@@ -70,9 +70,10 @@ static void test_what_is_said(void)
     FILE *from = fopen(path, "r");
     CHECK(from && fread(found, 1, sizeof found - 1, from) > 0 && fclose(from) == 0);
     size_t length;
-    char *wanted = with_checksum("sluice-emptying 1\nat 1000\nnode n1 0\nnode n2 2000\njob 7 n1 moves - 0 n3\n"
-                                 "job 8 n2 ends in-time 1900 -\njob 9 n2 stays spent 5000 -\n",
-                                 &length);
+    char *wanted =
+        with_checksum("sluice-emptying 1\nat 1000\nnode n1 0 order\nnode n2 2000 ask\njob 7 n1 moves - 0 n3\n"
+                      "job 8 n2 ends in-time 1900 -\njob 9 n2 stays spent 5000 -\n",
+                      &length);
     CHECK_STR(found, wanted);
     free(wanted);
     CHECK(unlink(path) == 0);

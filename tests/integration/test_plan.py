@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ from sluice.base.hostlist import expand
 from sluice.exchange.plugin_list import checksummed
 from sluice.exchange.saves import PLUGINS_FILE, JobSaves, Saves, write_for_plugins
 from sluice.explain.explanation import explain_job, parse_job
-from sluice.explain.moves import sentences, site_moves
+from sluice.explain.moves import leaving, sentences, site_emptying, site_moves
 from tests.integration.jobs import submit
 from tests.integration.settled import await_policy, block_saving, lasts_until, let_it_save, set_level, status, until
 from tests.integration.versions import NATIVE_FIRST
@@ -815,6 +817,52 @@ def test_jobs_leave_a_node_before_its_maintenance_though_slurmctld_is_killed(slu
         assert all(len(re.findall(rf"^{job} 0 ", moves, re.MULTILINE)) == 1 for job in small), "a plan was given up"
     finally:
         slurm.cluster.run(["scontrol", "delete", "ReservationName=repair"])
+
+
+def empty(slurm: Cluster, *words: str, check: bool = True, user: str = "root") -> subprocess.CompletedProcess[str]:
+    return slurm.cluster.run(["sluice", "node", "empty", *words], user=user, cwd="/", timeout=60, check=check)
+
+
+def drained(slurm: Cluster, node: str) -> str:
+    """The reason; empty where it does not drain."""
+    shown = slurm.cluster.run(["scontrol", "show", "node", node]).stdout
+    return shown.partition("Reason=")[2].partition(" [")[0] if "DRAIN" in shown else ""
+
+
+def test_an_administrator_empties_a_node_though_slurmctld_is_killed(slurm: Cluster, savers: Savers) -> None:
+    small = spread(slurm, savers, SAVES_LATER)
+    node, wait = slurm.node(small[0]), Path(f"{savers.files[small[0]]}.wait")
+    others = [slurm.submit(1, minutes, 600, f"--nodelist={node}") for minutes in (120, 10)]
+    slurm.wait(others)
+    decisions = {**dict.fromkeys(small, "moves"), others[0]: "stays", others[1]: "ends"}
+
+    # Asked, refused, and nothing done.
+    words = (node, "--deadline", "now+30minutes")
+    found = json.loads(empty(slurm, *words, "--dry-run", "--json").stdout)
+    assert {str(job["job"]): job["decision"] for job in found["jobs"]} == decisions
+    assert {job["to"] for job in found["jobs"]} <= {None, "n1", "n2", "n3"} - {node}
+    assert "root or SlurmUser" in empty(slurm, *words, user="alice", check=False).stderr
+    assert drained(slurm, node) == "" and not set(small) & set(savers.moves())
+
+    wait.touch()
+    let_it_save(slurm.cluster)
+    table = empty(slurm, *words, "--reason", "new fan", "-Pn", "-o", "job,decision,reason").stdout
+    assert f"{others[0]}|stays|it has not saved since it started" in table
+    assert f"{others[1]}|ends|ends by the deadline" in table
+    assert re.fullmatch(r"sluice empty by 2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\dZ: new fan", drained(slurm, node))
+    until((slurm.cluster.layout.state / "node_state").read_bytes, lambda saved: b": new fan" in saved)
+    savers.until(lambda: {savers.moves().get(job) for job in small} == {("asked", "-")})
+    slurm.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+    wait.unlink()
+    slurm.cluster.start_daemon("slurmctld@ctl1")
+    assert_left(slurm, savers, small, node)
+    assert slurm.states(others) == ["RUNNING"] * 2
+    state = {"StateSaveLocation": str(slurm.cluster.layout.state)}
+    said = until(lambda: leaving(site_emptying(state), int(others[0])), bool)
+    assert said[0].startswith(f"is on {node}, which an administrator empties by 2") and "or cancel it" in said[0]
+    slurm.cluster.run(["sluice", "node", "resume", node], cwd="/", timeout=60)
+    assert drained(slurm, node) == ""
+    until((slurm.cluster.layout.state / "sluice.emptying").exists, lambda there: not there)
 
 
 def test_all_stay_if_the_journal_is_switched_off_meanwhile(slurm: Cluster, savers: Savers) -> None:
