@@ -18,23 +18,33 @@ static const char *const whys[SLUICE_LEAVE_WHYS] = {"-",    "in-time", "soon",  
 
 /* ---- the order ---- */
 
+/* In this form alone, and after 1970: what is said of it is read again. */
+static bool read_utc(const char *text, int64_t *moment_s)
+{
+    static const char form[] = "0000-00-00T00:00:00Z";
+    struct tm time = {0};
+    for (size_t i = 0; form[i]; i++)
+        if (form[i] == '0' ? text[i] < '0' || text[i] > '9' : text[i] != form[i])
+            return false;
+    if (!strptime(text, "%Y-%m-%dT%H:%M:%SZ", &time))
+        return false;
+    *moment_s = timegm(&time);
+    return *moment_s > 0;
+}
+
 bool sluice_empty_ordered(const char *reason, int64_t *deadline_s)
 {
-    struct tm time = {0};
-    int year, month, end = 0;
     *deadline_s = 0;
     if (!reason || strncmp(reason, ORDER, strlen(ORDER)) != 0)
         return false;
     reason += strlen(ORDER);
     if (!strncmp(reason, BY, strlen(BY))) {
-        if (sscanf(reason, BY "%4d-%2d-%2dT%2d:%2d:%2dZ%n", &year, &month, &time.tm_mday, &time.tm_hour, &time.tm_min,
-                   &time.tm_sec, &end) != 6 ||
-            !end)
+        reason += strlen(BY);
+        if (!read_utc(reason, deadline_s)) {
+            *deadline_s = 0;
             return false;
-        time.tm_year = year - 1900;
-        time.tm_mon = month - 1;
-        *deadline_s = timegm(&time);
-        reason += end;
+        }
+        reason = strchr(reason, 'Z') + 1;
     }
     return *reason == ':';
 }

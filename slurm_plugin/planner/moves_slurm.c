@@ -74,6 +74,7 @@ void sluice_moving_start(const char *folder)
 void sluice_moving_not_in_charge(void)
 {
     moving.read = false;
+    moving.said_nothing = false; /* another controller may say something meanwhile */
 }
 
 static void read_file(void)

@@ -126,9 +126,9 @@ static int add_maintained(void *item, void *argument)
 /* One of those of which `sluice node empty` asks. */
 static void add_asked(struct sluice_picture *picture, const struct sluice_empty_ask *ask)
 {
-    const node_record_t *record = find_node_record((char *)ask->node);
+    const node_record_t *record = ask->until_s < picture->now_s ? NULL : find_node_record2((char *)ask->node);
     struct sluice_leaving_node *leaving = NULL;
-    if (!record || ask->until_s < picture->now_s)
+    if (!record)
         return;
     for (uint32_t i = 0; i < picture->leaving_count && !leaving; i++)
         if (picture->leaving[i].node == record->index)
@@ -414,10 +414,11 @@ static enum sluice_leave_why bar_of(const struct sluice_picture *picture, const 
 
 static void see_leaver(struct sluice_picture *picture, const struct sluice_queue_job *entry, const job_record_t *job)
 {
-    for (uint32_t i = 0; i < picture->leaving_count && picture->told_count; i++) {
+    if (!picture->told_count || !job->node_bitmap || entry->flags & SLUICE_QUEUE_COMPLETING)
+        return;
+    for (uint32_t i = 0; i < picture->leaving_count; i++) {
         const struct sluice_leaving_node *leaving = &picture->leaving[i];
-        if (!sluice_leaving_is_told(leaving) || !job->node_bitmap || entry->flags & SLUICE_QUEUE_COMPLETING ||
-            !bit_test(job->node_bitmap, leaving->node) ||
+        if (!sluice_leaving_is_told(leaving) || !bit_test(job->node_bitmap, leaving->node) ||
             !grow(picture, &picture->leavers, &picture->leaver_room, picture->leaver_count + 1,
                   sizeof *picture->leavers))
             continue;
