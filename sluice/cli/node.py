@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from sluice.cli.tables import Column, TableOptions, table_options
 if TYPE_CHECKING:
     from sluice.exchange.emptying import Emptying
     from sluice.slurm import Commands
-    from sluice.slurm.answers import Job
+    from sluice.slurm.answers import Job, Node
 
 _MOST_REASON = 200
 
@@ -77,7 +78,8 @@ def empty(
     rows = _rows(said, chosen, jobs)
     if not dry_run:
         text = one_line(reason, limit=_MOST_REASON) or "by an administrator"
-        commands.output("scontrol", "update", f"NodeName={fold(chosen)}", "State=DRAIN", f"Reason={order(text, until)}")
+        for before, group in _by_reason(client.nodes(), chosen).items():  # somebody may have drained one meanwhile
+            _update(commands, group, "State=DRAIN", f"Reason={order(text, until, before)}")
     if as_json:
         document = {"schema_version": 1, "nodes": chosen, "deadline": until or None, "dry_run": dry_run, "jobs": rows}
         click.echo(json.dumps(document, indent=2))
@@ -93,7 +95,10 @@ def empty(
 @_switches
 @where_options
 def resume(names: tuple[str, ...], switches: tuple[str, ...], conf: Path | None, prefix: Path | None) -> None:
-    """Let NODES that are emptied take jobs again. Jobs that have not left stay there."""
+    """Let NODES that are emptied take jobs again. Jobs that have not left stay there.
+
+    A node that was drained before it was emptied is drained again, for the reason of then.
+    """
     from sluice.exchange.emptying import is_order
     from sluice.slurm import Commands, connect
 
@@ -109,8 +114,29 @@ def resume(names: tuple[str, ...], switches: tuple[str, ...], conf: Path | None,
             f"node {name}: is not being emptied: {why}",
             remedy=f"leave it out, or: scontrol update NodeName={name} State=RESUME",
         )
-    commands.output("scontrol", "update", f"NodeName={fold(chosen)}", "State=UNDRAIN")
-    click.echo(fold(chosen))
+    for before, group in _by_reason(nodes.values(), chosen).items():
+        _update(commands, group, *(("State=DRAIN", f"Reason={before}") if before else ("State=UNDRAIN",)))
+        click.echo(f"{fold(group)}: drained again for: {one_line(before, limit=200)}" if before else fold(group))
+
+
+def _by_reason(nodes: Iterable[Node], chosen: list[str]) -> dict[str, list[str]]:
+    """Those chosen by the reason for which they are drained, but for an order to empty them; the empty one: none."""
+    from sluice.exchange.emptying import is_order, reason_before
+
+    found: dict[str, list[str]] = {}
+    wanted = frozenset(chosen)
+    for node in nodes:
+        if node.name not in wanted:
+            continue
+        before = reason_before(node.reason) if is_order(node.reason) else node.reason
+        found.setdefault(before if "drain" in node.flags else "", []).append(node.name)
+    return found
+
+
+def _update(commands: Commands, nodes: list[str], *changes: str) -> None:
+    from sluice.slurm.topology import hosts
+
+    commands.output("scontrol", "update", f"NodeName={hosts(nodes)}", *changes)
 
 
 def _moment(at: int | None) -> str:
@@ -134,7 +160,8 @@ _DEFAULT = ("job", "user", "node", "decision", "end", "reason")
 def _rows(said: Emptying, nodes: list[str], jobs: dict[int, Job]) -> list[dict[str, Any]]:
     """Of the jobs on the nodes; those that the administrator has to look after come last."""
     places = {"moves": 0, "later": 1, "ends": 2, "stays": 3}
-    found = sorted((one for one in said.jobs if one.node in nodes), key=lambda one: (places[one.decision], one.job))
+    wanted = frozenset(nodes)
+    found = sorted((one for one in said.jobs if one.node in wanted), key=lambda one: (places[one.decision], one.job))
     rows = []
     for one in found:
         job = jobs.get(one.job)
@@ -180,6 +207,7 @@ def _check_caller(config: dict[str, str]) -> None:
 
 def _resolve(commands: Commands, names: tuple[str, ...], switches: tuple[str, ...], known: Any) -> list[str]:
     """The nodes, each once, in the order of their names. Raises UsageError for one that Slurm does not know."""
+    from sluice.exchange.emptying import MOST_NODES
     from sluice.slurm.topology import switch_rows
 
     found = {name for expression in names for name in expand(expression)}
@@ -198,4 +226,6 @@ def _resolve(commands: Commands, names: tuple[str, ...], switches: tuple[str, ..
         raise UsageError("no node is named", remedy="name NODES, or a leaf switch with --switch")
     if strange := sorted(found - set(known)):
         raise UsageError(f"node {strange[0][:80]!r}: Slurm has none of this name", remedy="sinfo -N lists all nodes")
+    if len(found) > MOST_NODES:
+        raise UsageError(f"{len(found)} nodes: too many at once", remedy=f"name {MOST_NODES} at most")
     return expand(fold(found))

@@ -22,8 +22,12 @@ from sluice.exchange.plugin_list import checksummed, items_of, read_list
 
 ASK_FILE = "sluice.empty"
 """Below StateSaveLocation: the nodes that are asked about."""
+LOCK_FILE = f"{ASK_FILE}.lock"
+"""The same folder: held by who asks. A file, as NFS lets nobody lock a folder."""
 SAID_FILE = "sluice.emptying"
 """The same folder: what slurmctld says."""
+MOST_NODES = 4096
+"""That are asked about at once; slurmctld reads no more."""
 PATIENCE_S = 40.0
 """slurmctld looks every five seconds."""
 Decision = Literal["moves", "later", "ends", "stays"]
@@ -51,6 +55,7 @@ _LINE = re.compile(
     rf"job (\d{{1,10}}) {_NODE} (moves|later|ends|stays) ({'|'.join(map(re.escape, REASONS))}) (\d{{1,13}}) {_NODE}"
 )
 _ORDER = "sluice empty"
+_BEFORE = "; drained before: "
 _IS_ORDER = re.compile(rf"{_ORDER}(?: by \d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ)?: ?(.*)", re.DOTALL)
 
 
@@ -115,8 +120,10 @@ def ask(folder: Path, nodes: Collection[str], deadline: int, *, patience_s: floa
 
     One caller at a time. Raises SluiceError where there is no answer in time; OSError.
     """
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
+        if os.geteuid() == 0:
+            os.fchown(lock, folder.stat().st_uid, -1)  # SlurmUser asks as well
         fcntl.flock(lock, fcntl.LOCK_EX)
         return _ask(folder, nodes, deadline, patience_s)
     finally:
@@ -144,10 +151,15 @@ def _ask(folder: Path, nodes: Collection[str], deadline: int, patience_s: float)
     )
 
 
-def order(text: str, deadline: int) -> str:
-    """The reason to drain a node with, so that it is emptied."""
+def order(text: str, deadline: int, before: str = "") -> str:
+    """The reason to drain a node with, so that it is emptied. `before`: the one for which it is drained already."""
     by = f" by {datetime.fromtimestamp(deadline, UTC):%Y-%m-%dT%H:%M:%SZ}" if deadline else ""
-    return f"{_ORDER}{by}: {text}"
+    return f"{_ORDER}{by}: {text.replace(_BEFORE, ' ')}{_BEFORE if before else ''}{before}"
+
+
+def reason_before(reason: str) -> str:
+    """For what a node with this order was drained before it; empty: it was not."""
+    return reason.partition(_BEFORE)[2]
 
 
 def is_order(reason: str) -> bool:

@@ -198,11 +198,11 @@ def topology_conf(topology: Topology) -> str:
     """The text of topology.conf."""
     lines = [_HEADER]
     if topology.kind == "block":
-        lines += [f"BlockName={block.name} Nodes={_hosts(block.nodes)}\n" for block in topology.blocks]
+        lines += [f"BlockName={block.name} Nodes={hosts(block.nodes)}\n" for block in topology.blocks]
         lines.append(f"BlockSizes={','.join(map(str, topology.block_sizes))}\n")
     else:
         for switch in topology.switches:
-            below = f"Nodes={_hosts(switch.nodes)}" if switch.nodes else f"Switches={_hosts(switch.switches)}"
+            below = f"Nodes={hosts(switch.nodes)}" if switch.nodes else f"Switches={hosts(switch.switches)}"
             lines.append(f"SwitchName={switch.name} {below}\n")
     return "".join(lines)
 
@@ -220,18 +220,18 @@ def topology_yaml(topologies: Sequence[Topology]) -> str:
 
 def _body_of(topology: Topology) -> dict[str, object]:
     if topology.kind == "block":
-        blocks = [{"block": block.name, "nodes": _hosts(block.nodes)} for block in topology.blocks]
+        blocks = [{"block": block.name, "nodes": hosts(block.nodes)} for block in topology.blocks]
         return {"block_sizes": topology.block_sizes, "blocks": blocks}
     return {
         "switches": [
             {"switch": switch.name}
-            | ({"nodes": _hosts(switch.nodes)} if switch.nodes else {"children": _hosts(switch.switches)})
+            | ({"nodes": hosts(switch.nodes)} if switch.nodes else {"children": hosts(switch.switches)})
             for switch in topology.switches
         ]
     }
 
 
-def _hosts(names: Sequence[str]) -> str:
+def hosts(names: Sequence[str]) -> str:
     """The names folded where every Slurm can read it: brackets at the end of a name only."""
     folded = fold(names)
     return ",".join(names) if re.search(r"\][^,]", folded) else folded

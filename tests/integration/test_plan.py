@@ -844,12 +844,15 @@ def test_an_administrator_empties_a_node_though_slurmctld_is_killed(slurm: Clust
     assert "root or SlurmUser" in empty(slurm, *words, user="alice", check=False).stderr
     assert drained(slurm, node) == "" and not set(small) & set(savers.moves())
 
+    slurm.cluster.run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=hot"])
     wait.touch()
     let_it_save(slurm.cluster)
     table = empty(slurm, *words, "--reason", "new fan", "-Pn", "-o", "job,decision,reason").stdout
     assert f"{others[0]}|stays|it has not saved since it started" in table
     assert f"{others[1]}|ends|ends by the deadline" in table
-    assert re.fullmatch(r"sluice empty by 2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\dZ: new fan", drained(slurm, node))
+    assert re.fullmatch(
+        r"sluice empty by 2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\dZ: new fan; drained before: hot", drained(slurm, node)
+    )
     until((slurm.cluster.layout.state / "node_state").read_bytes, lambda saved: b": new fan" in saved)
     savers.until(lambda: {savers.moves().get(job) for job in small} == {("asked", "-")})
     slurm.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
@@ -861,7 +864,8 @@ def test_an_administrator_empties_a_node_though_slurmctld_is_killed(slurm: Clust
     said = until(lambda: leaving(site_emptying(state), int(others[0])), bool)
     assert said[0].startswith(f"is on {node}, which an administrator empties by 2") and "or cancel it" in said[0]
     slurm.cluster.run(["sluice", "node", "resume", node], cwd="/", timeout=60)
-    assert drained(slurm, node) == ""
+    assert drained(slurm, node) == "hot"
+    slurm.cluster.run(["scontrol", "update", f"NodeName={node}", "State=UNDRAIN"])
     until((slurm.cluster.layout.state / "sluice.emptying").exists, lambda there: not there)
 
 

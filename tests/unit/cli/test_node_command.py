@@ -56,6 +56,11 @@ def test_what_is_not_there_is_refused_by_name(names: tuple[str, ...], switches: 
     assert not switches or "leaf1, leaf2" in raised.value.remedy
 
 
+def test_more_nodes_than_slurmctld_reads_are_refused() -> None:
+    with pytest.raises(UsageError, match="4097 nodes: too many"):
+        node._resolve(cast(Commands, Scontrol()), ("n[1-4097]",), (), {f"n{i}" for i in range(1, 4098)})
+
+
 def test_only_root_and_slurm_user_may(monkeypatch: pytest.MonkeyPatch) -> None:
     for uid in (0, 64030):
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
@@ -94,18 +99,46 @@ def test_what_somebody_has_to_look_after_comes_last() -> None:
     [
         ((), "", "it does not drain"),
         (("drain",), "new fan", "it is drained for: new fan"),
-        (("drain",), "sluice empty: new fan", None),
+        (("drain",), "sluice empty: new fan", ("State=UNDRAIN",)),
+        (("drain",), "sluice empty: new fan; drained before: a, b: c", ("State=DRAIN", "Reason=a, b: c")),
     ],
 )
 def test_resume_takes_back_its_own_orders_alone(
-    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], reason: str, said: str | None
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], reason: str, said: str | tuple[str, ...]
 ) -> None:
     changes: list[tuple[str, ...]] = []
     seen = SimpleNamespace(name="n1", flags=frozenset(flags), reason=reason)
     monkeypatch.setattr("sluice.slurm.connect", lambda **_: SimpleNamespace(nodes=lambda: [seen]))
     monkeypatch.setattr("sluice.slurm.Commands.output", lambda _, *words: changes.append(words))
     found = CliRunner().invoke(node.command, ["resume", "n1"])
-    if said is None:
-        assert changes == [("scontrol", "update", "NodeName=n1", "State=UNDRAIN")] and found.output == "n1\n"
+    if isinstance(said, tuple):
+        assert changes == [("scontrol", "update", "NodeName=n1", *said)] and found.output.startswith("n1")
     else:
         assert isinstance(found.exception, SluiceError) and said in str(found.exception) and not changes
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason", "wanted"),
+    [
+        ((), "", "sluice empty: new fan"),
+        (("drain",), "hot", "sluice empty: new fan; drained before: hot"),
+        (("drain",), "sluice empty: old fan", "sluice empty: new fan"),
+        (("drain",), "sluice empty: old; drained before: hot", "sluice empty: new fan; drained before: hot"),
+        (("not_responding",), "Not responding", "sluice empty: new fan"),
+    ],
+)
+def test_a_drained_node_keeps_its_reason(
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], reason: str, wanted: str
+) -> None:
+    """Names that Slurm cannot read with brackets inside them are written out."""
+    changes: list[tuple[str, ...]] = []
+    seen = [SimpleNamespace(name=f"rack{rack}-n1", flags=frozenset(flags), reason=reason) for rack in (1, 2)]
+    config = {"SlurmUser": f"slurm({os.geteuid()})", "StateSaveLocation": "/nowhere"}
+    client = SimpleNamespace(nodes=lambda: seen, config=lambda: config)
+    monkeypatch.setattr("sluice.slurm.connect", lambda **_: client)
+    monkeypatch.setattr("sluice.exchange.emptying.ask", lambda *_: Emptying(1, {}, frozenset(), []))
+    monkeypatch.setattr("sluice.slurm.Commands.output", lambda _, *words: changes.append(words))
+    words = ["empty", "rack[1-2]-n1", "--reason", "new fan"]
+    assert CliRunner().invoke(node.command, [*words, "--dry-run"]).exit_code == 0 and not changes
+    assert CliRunner().invoke(node.command, words).exit_code == 0
+    assert changes == [("scontrol", "update", "NodeName=rack1-n1,rack2-n1", "State=DRAIN", f"Reason={wanted}")]

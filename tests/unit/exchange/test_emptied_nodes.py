@@ -9,8 +9,18 @@ from pathlib import Path
 import pytest
 
 from sluice.base.errors import SluiceError
+from sluice.base.files import write_atomic
 from sluice.exchange import emptying
-from sluice.exchange.emptying import ASK_FILE, REASONS, SAID_FILE, LeavingJob, is_order, order, parse_emptying
+from sluice.exchange.emptying import (
+    ASK_FILE,
+    REASONS,
+    SAID_FILE,
+    LeavingJob,
+    is_order,
+    order,
+    parse_emptying,
+    reason_before,
+)
 from sluice.exchange.plugin_list import checksummed
 from sluice.explain.moves import leaving, site_emptying
 
@@ -52,6 +62,8 @@ def test_an_order_is_known_by_its_reason() -> None:
     assert order("new fan", 1796007600) == "sluice empty by 2026-11-30T03:00:00Z: new fan"
     for reason in (order("new fan", 0), order("", 1796007600)):
         assert is_order(reason)
+    assert reason_before(order("new fan", 0)) == ""
+    assert reason_before(order("a; drained before: b", 1796007600, "hot: 95 C")) == "hot: 95 C"
     for reason in ("new fan", "sluice empty", "sluice empty by tomorrow: x", "sluice emptyish: x"):
         assert not is_order(reason)
 
@@ -81,9 +93,9 @@ def test_an_answer_to_another_question_is_none(tmp_path: Path) -> None:
             whole("node n2 5 ask\n", at + 1),
             whole("node n1 6 ask\n", at + 1),
         ):
-            (tmp_path / SAID_FILE).write_text(text)
+            write_atomic(tmp_path / SAID_FILE, text)
             time.sleep(0.5)
-        (tmp_path / SAID_FILE).write_text(whole("node n1 5 ask\nnode n2 0 order\n", at + 2))
+        write_atomic(tmp_path / SAID_FILE, whole("node n1 5 ask\nnode n2 0 order\n", at + 2))
 
     asked: list[str] = []
     thread = threading.Thread(target=slurmctld)
