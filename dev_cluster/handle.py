@@ -23,6 +23,7 @@ from sluice.base.files import write_atomic
 from sluice.base.run import CommandError, run_command
 
 SCHEMA_VERSION = 1
+_ENTER = Path(__file__).parent / "enter/enter"
 _LOCK_PATIENCE = 3.0  # seconds
 _THAW_AFTER = 2.0  # seconds, after which somebody may have frozen a job
 _END_TIMEOUT = 60.0  # seconds for the kernel to end a thousand daemons
@@ -234,7 +235,8 @@ class ClusterHandle:
                 f"{self.folder}: the cluster does not run",
                 remedy=f"remove it with: sluice cluster down --dir {self.folder}",
             )
-        held = ask(self.layout, "enter", name=self._host(node, facts))
+        host = self._host(node, facts)
+        held = None if host == LOGIN else ask(self.layout, "enter", name=host)
         mounts, names = (
             (f"/proc/{pid}/fd/{number}" for number in held) if held else (f"/proc/{pid}/ns/mnt", f"/proc/{pid}/ns/uts")
         )
@@ -249,18 +251,12 @@ class ClusterHandle:
             **({"TERM": os.environ["TERM"]} if "TERM" in os.environ else {}),
             **(env or {}),
         }
+        groups = ",".join(map(str, account["groups"]))
         return [
-            *(
-                "nsenter",
-                f"--pid=/proc/{pid}/ns/pid",
-                f"--ipc=/proc/{pid}/ns/ipc",
-                f"--uts={names}",
-                f"--mount={mounts}",
-            ),
-            *("setpriv", f"--reuid={account['uid']}", f"--regid={account['gid']}"),
-            *(f"--groups={','.join(map(str, account['groups']))}", "--pdeathsig=KILL"),
-            *("env", "-i", "-C", cwd or home, *(f"{key}={value}" for key, value in environment.items())),
-            *(str(word) for word in argv),
+            *(str(_ENTER), f"/proc/{pid}/ns/pid", f"/proc/{pid}/ns/ipc", names, mounts, "--"),
+            *(str(account["uid"]), str(account["gid"]), groups, cwd or home),
+            *(f"{key}={value}" for key, value in environment.items()),
+            *("--", *(str(word) for word in argv)),
         ]
 
     def run(

@@ -14,7 +14,7 @@ from dev_cluster.chaos.cluster import TIMEOUT_S, Chaos, sluice_description
 from dev_cluster.layout import INSIDE
 from sluice.plugin.sources import SourcesUnavailableError
 from tests.integration.jobs import sbatch
-from tests.integration.settled import PATIENCE, start_again
+from tests.integration.settled import PATIENCE, lasts_until, start_again
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
@@ -51,7 +51,7 @@ def notes(chaos: Chaos) -> dict[int, str]:
 
 def ends(path: Path, status: int) -> str:
     """A job's script: it ends so when a file is there."""
-    return f'while [ ! -e "{path}" ]; do sleep 0.1; done; exit {status}'
+    return f"{lasts_until(path)}; exit {status}"
 
 
 def test_an_end_that_no_controller_takes_is_reported_again(chaos: Chaos) -> None:

@@ -26,7 +26,16 @@ from sluice.exchange.saves import PLUGINS_FILE, JobSaves, Saves, write_for_plugi
 from sluice.explain.explanation import explain_job, parse_job
 from sluice.explain.moves import leaving, sentences, site_emptying, site_moves
 from tests.integration.jobs import submit
-from tests.integration.settled import await_policy, block_saving, lasts_until, let_it_save, set_level, status, until
+from tests.integration.settled import (
+    await_policy,
+    block_saving,
+    lasts_until,
+    let_it_save,
+    looping,
+    set_level,
+    status,
+    until,
+)
 from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
@@ -583,7 +592,7 @@ def test_a_job_that_never_starts_does_not_keep_its_nodes(slurm: Cluster) -> None
 # ---- jobs that are moved ----
 
 COUNTS = """f={file}; n=$(cat $f 2>/dev/null || echo 0); trap 'echo $n > $f.new; mv $f.new $f' USR1
-echo $n >> $f.starts; while :; do n=$((n+1)); sleep 0.1; done"""
+echo $n >> $f.starts; while :; do n=$((n+1)); pause 0.1; done"""
 
 
 class Savers:
@@ -597,7 +606,8 @@ class Savers:
 
     def submit(self, gpus: int, script: str = COUNTS) -> str:
         name = f"counter{next(_GATES)}"
-        job = self.slurm.submit(gpus, 60, 0, first=script.format(file=INSIDE / "counts" / name))
+        script = looping(script.format(file=INSIDE / "counts" / name))
+        job = self.slurm.submit(gpus, 60, 0, first=f"exec {script}")
         self.files[job] = self.slurm.cluster.folder / "counts" / name
         self.slurm.wait([job])
         return job
@@ -719,7 +729,7 @@ def test_a_job_whose_nodes_failed_it_goes_first_and_its_place_is_kept(slurm: Clu
         listed.unlink()
 
 
-IGNORES = "f={file}; trap '' USR1; echo 0 > $f; echo 0 >> $f.starts; while :; do sleep 0.1; done"
+IGNORES = "f={file}; trap '' USR1; echo 0 > $f; echo 0 >> $f.starts; while :; do pause 0.1; done"
 TAKES_5_S = COUNTS.replace("trap 'echo", "trap 'sleep 5; echo")
 
 
@@ -796,7 +806,7 @@ def test_jobs_leave_a_node_that_drains_if_that_empties_it_earlier(slurm: Cluster
 
 
 # Saves when nothing tells it to wait with that.
-SAVES_LATER = COUNTS.replace("trap 'echo", "trap 'while [ -e $f.wait ]; do sleep 0.1; done; echo")
+SAVES_LATER = COUNTS.replace("trap 'echo", "trap 'while [ -e $f.wait ]; do pause 0.1; done; echo")
 
 
 def test_jobs_leave_a_node_before_its_maintenance_though_slurmctld_is_killed(slurm: Cluster, savers: Savers) -> None:
@@ -886,7 +896,7 @@ def test_all_stay_if_the_journal_is_switched_off_meanwhile(slurm: Cluster, saver
 
 
 # It takes its time to end, up to KillWait, and says until when it ran.
-HOLDS_ON = f"f={{file}}; trap 'until [ -e $f.done ]; do touch $f.lives; sleep 0.1; done; exit' TERM\n{COUNTS}"
+HOLDS_ON = f"f={{file}}; trap 'until [ -e $f.done ]; do touch $f.lives; pause 0.1; done; exit' TERM\n{COUNTS}"
 
 
 def test_jobs_that_have_just_left_are_not_lost_when_slurmctld_is_killed(slurm: Cluster, savers: Savers) -> None:
@@ -934,7 +944,7 @@ def test_a_moved_job_starts_elsewhere_if_its_destination_drains(slurm: Cluster, 
         slurm.cluster.run(["scontrol", "update", f"NodeName={to}", "State=RESUME"])
 
 
-LINGERS = f"f={{file}}; trap 'touch $f.leaves; until [ -e $f.done ]; do sleep 0.02; done; exit' TERM\n{COUNTS}"
+LINGERS = f"f={{file}}; trap 'touch $f.leaves; until [ -e $f.done ]; do pause 0.02; done; exit' TERM\n{COUNTS}"
 
 
 def test_a_moved_job_that_has_no_other_place_begins_again_where_it_was(slurm: Cluster, savers: Savers) -> None:

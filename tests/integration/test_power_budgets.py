@@ -20,7 +20,7 @@ from sluice.controllerd.power import estimates, met
 from sluice.controllerd.power.keeper import SETTLE_S
 from tests.integration.jobs import LASTS, shown, submit
 from tests.integration.policy_site import PolicySite
-from tests.integration.settled import let_it_save, start_again, status, until
+from tests.integration.settled import let_it_save, looping, start_again, status, until
 from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.cluster
@@ -62,7 +62,7 @@ failover: {journal: true}
 compaction: {wait: 1h, classes: {hopper: 2s}, move_cost: 1s, factor: 1, tenants: {physics: true}, default: false}
 monitoring: {running: 5s}
 """
-SAVES = "trap 'touch $SLUICE_CHECKPOINT_FILE' USR1; touch $SLUICE_CHECKPOINT_FILE; while :; do sleep 0.2; done"
+SAVES = looping("trap 'touch $SLUICE_CHECKPOINT_FILE' USR1; touch $SLUICE_CHECKPOINT_FILE; while :; do pause 0.2; done")
 
 
 TRACES = """
