@@ -49,6 +49,7 @@ from dev_cluster.controllerd import (
     write_program,
     write_replica_program,
 )
+from dev_cluster.database import install_database
 from dev_cluster.description import ClusterDescription, NodeGroup
 from dev_cluster.handle import ClusterHandle, DaemonError, Progress
 from dev_cluster.layout import DATABASE, INSIDE, LOGIN, MARKER
@@ -420,7 +421,8 @@ class Boot:
         ]
         install = [self.program("mariadb-install-db"), *options, "--skip-test-db", "--skip-name-resolve"]
         install += ["--auth-root-authentication-method=normal", "--user=slurm", f"--tmpdir={place}"]
-        self.cluster.run(install, node=DATABASE, cwd="/", timeout=self.remaining())
+        data, owner = f"{place}/data", self.owner("slurm")
+        install_database(self.cluster, self.tree, install, data, owner, timeout=self.remaining())
         self.progress("database made")
         server = [self.program("mariadbd"), *options, "--skip-networking", "--user=slurm"]
         server += [f"--socket={place}/mariadb.sock", f"--pid-file={place}/mariadbd.pid", f"--tmpdir={place}"]

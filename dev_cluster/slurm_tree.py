@@ -54,7 +54,7 @@ class SlurmTree:
                         f"--slurm-prefix {self.prefix}: no sbin/{name} there",
                         remedy="name the prefix that Slurm was installed with",
                     )
-        needed = ["slurmctld", "slurmd", "sinfo", "srun", "munged", "setpriv", "ldconfig"]
+        needed = ["slurmctld", "slurmd", "sinfo", "srun", "munged", "ldconfig"]
         if accounting:
             needed += ["slurmdbd", "sacctmgr", "mariadbd", "mariadb-install-db"]
         missing = [name for name in needed if self.program(name) is None]

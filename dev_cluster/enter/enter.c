@@ -102,7 +102,8 @@ int main(int argc, char **argv)
 {
     int spaces[MOST_NAMESPACES];
     int count = 0, at = 1;
-    for (; at < argc && strcmp(argv[at], "--") != 0; at++) { /* all before the first is entered, where /proc is another */
+    /* All are opened before one is entered, where /proc is another. */
+    for (; at < argc && strcmp(argv[at], "--") != 0; at++) {
         if (count == MOST_NAMESPACES) {
             misused();
         }
@@ -137,7 +138,8 @@ int main(int argc, char **argv)
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) { /* a change of the user would undo it */
         fail("prctl");
     }
-    execvpe(program[0], program, user + 4);
+    environ = user + 4; /* with the PATH in which the program is looked for */
+    execvp(program[0], program);
     int error = errno;
     fprintf(stderr, "enter: %s: %s\n", program[0], strerror(error));
     _exit(error == ENOENT ? NOT_FOUND : NOT_RUN);
