@@ -62,7 +62,9 @@ failover: {journal: true}
 compaction: {wait: 1h, classes: {hopper: 2s}, move_cost: 1s, factor: 1, tenants: {physics: true}, default: false}
 monitoring: {running: 5s}
 """
-SAVES = looping("trap 'touch $SLUICE_CHECKPOINT_FILE' USR1; touch $SLUICE_CHECKPOINT_FILE; while :; do pause 0.2; done")
+SAVES = "exec " + looping(
+    "trap 'touch $SLUICE_CHECKPOINT_FILE' USR1; touch $SLUICE_CHECKPOINT_FILE; while :; do pause 0.2; done"
+)
 
 
 TRACES = """
