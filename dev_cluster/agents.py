@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import gpu_sim
-from dev_cluster.layout import INSIDE, Layout, on_this_system, python_in_tree
+from dev_cluster.layout import INSIDE, THIS_SYSTEM, Layout, python_in_tree
 from dev_cluster.slurm_tree import SlurmTree
 from sluice.base.files import write_atomic
 from sluice.base.run import PYTHON
@@ -61,9 +61,8 @@ class NodeAgents:
         """The agent's command line."""
         records = str(INSIDE / "nodes" / host / "records")
         library = str(_PROGRAMS / library_path().name)
-        search = f"PATH={gpu_sim.program_dir()}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        seen = "" if self.tree.root is None else THIS_SYSTEM
+        search = f"PATH={seen}{gpu_sim.program_dir()}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         agent = ["-m", "sluice.main", "agent", "--records", records, "--library", library]
-        if self.only_ends and self.tree.root is not None:
-            return python_in_tree(agent)  # it calls Slurm's commands; the full one loads GPUs' libraries of this system
-        words = ["/usr/bin/env", search, *PYTHON, *agent]
-        return words if self.tree.root is None else on_this_system(words)
+        words = [*PYTHON, *agent] if self.tree.root is None else python_in_tree(agent)  # it calls Slurm's commands
+        return ["/usr/bin/env", search, *words]

@@ -23,22 +23,11 @@ LOGIN = "login"
 DATABASE = "db"
 
 
-def on_this_system(words: list[str]) -> list[str]:
-    """A command line that runs this machine's program on a host of a cluster of another system's tree.
-
-    It sees the host's /etc, /run, devices and processes, and for all else this machine's files. What it mounts below
-    /run is mounted on the host, too.
-    """
-    over = f'for folder in etc run dev sys proc; do mount --rbind "/$folder" "{THIS_SYSTEM}/$folder"; done'
-    script = f'set -e; {over}; exec chroot {THIS_SYSTEM} "$@"'
-    return ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", script, "sluice", *words]
-
-
 def python_in_tree(words: list[str]) -> list[str]:
     """A command line that runs this machine's Python, with this project, among the programs of another system's tree.
 
-    For what calls the tree's Slurm commands: `on_this_system` sees this machine's. The tree's C library must be as new
-    as this machine's, and it must have the libraries that Python needs (libffi, libexpat, zlib).
+    For what calls the tree's Slurm commands. The tree's C library must be as new as this machine's, and it must have
+    the libraries that Python needs (libffi, libexpat, zlib).
     """
     stdlib = Path(sys.base_prefix)
     mine = [name for name in sys.path if name and not Path(name).is_relative_to(stdlib / "lib")]

@@ -55,6 +55,7 @@ LONGEST_FIRST = (
     "test_system_checkpoint",
     "test_moved_checkpoint",
     "test_gpu_checkpoint",
+    "test_checkpoint_newer",
     "test_node_faults",
     "test_guard",
     "test_web",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dev_cluster.cluster import DevCluster
-from dev_cluster.layout import INSIDE
+from dev_cluster.layout import INSIDE, THIS_SYSTEM
 from policy.checkpoint import NodeCheckpoint, NodeSystem
 from policy.compiled import CompiledPolicy, Global
 from policy.node import NodePolicy
@@ -22,7 +22,8 @@ from tests.integration.settled import start_again, until
 NODE = "n1"
 POLICY = CompiledPolicy(generated_s=0, source="test", settings=Global(checkpoint_system=True))
 CRIU = Path(os.environ.get("SLUICE_CRIU") or Path(__file__).parents[2] / "build/criu/criu")
-# Counts in the memory of its GPU, next to a pattern, and says nothing more when the pattern is lost.
+# Counts in the memory of its GPU, next to a pattern, and says nothing more when the pattern is lost. It does not end
+# while there is a file "hold".
 GPU_COUNTER = """#!/usr/bin/python3
 import ctypes as c, os, sys, time
 cu = c.CDLL("libcuda.so.1")
@@ -43,6 +44,8 @@ while True:
     count = int.from_bytes(take(count_at, 8), "little")
     assert take(pattern_at, len(pattern)) == pattern
     assert open("/proc/self/stat").read().split()[0] == str(os.getpid())
+    while count == {last} and os.path.exists("hold"):
+        time.sleep(0.1)
     if count == {last}:
         break
     print(count, flush=True)
@@ -68,9 +71,14 @@ exit 7
 
 def set_policy(cluster: DevCluster, system: dict[str, Any] | None) -> None:
     """`system`: what is not as by default; None: the site does not save jobs."""
-    of_node = None if system is None else NodeSystem(criu=str(CRIU), **system)
+    of_node = None if system is None else NodeSystem(criu=seen(cluster, CRIU), **system)
     policy = NodePolicy(checkpoint=NodeCheckpoint(system=of_node))
     (cluster.slurm_conf_dir() / "sluice.node.json").write_text(policy.render())
+
+
+def seen(cluster: DevCluster, path: Path) -> str:
+    """What this machine's file is called on the cluster's hosts."""
+    return str(path) if cluster.facts["root"] is None else f"{THIS_SYSTEM}{path}"
 
 
 def can_save(cluster: DevCluster) -> bool:
@@ -215,10 +223,12 @@ def storm(cluster: DevCluster, seconds: float, kinds: Sequence[str]) -> dict[str
     return dict(json.loads(said.stdout))
 
 
-# There, too: kills, once it has begun, a step that is a process with these words, or a file; or the agent meanwhile.
+# There, too: kills, once it has begun, a step that is a process with these words, or a file; or the agent meanwhile; or
+# ("unanswered") the process, while the agent cannot answer it: says "late" where it has been answered before.
 KILL_IN = """
 import glob, os, socket, struct, sys, time
 victim, step = sys.argv[1], sys.argv[2].split("+")  # this process has not these words itself
+begin, notes = time.time(), sys.argv[3] + "/work/.*.runs"
 def agent():
     with socket.socket(socket.AF_UNIX) as asked:
         asked.connect("/run/sluice/agent.sock")
@@ -240,23 +250,34 @@ print(flush=True)
 end = time.monotonic() + 60
 while not (seen := found()) and time.monotonic() < end:
     time.sleep(0.001)
+if victim == "unanswered":
+    (hung,) = agent()
+    os.kill(hung, 19)
+    late = any(os.stat(path).st_mtime >= begin for path in glob.glob(notes))
+    time.sleep(0.5)
 for pid in killer or seen:
     try:
         os.kill(pid, 9)
     except ProcessLookupError:
         sys.exit("it ended before it was killed")
+if victim == "unanswered":
+    os.kill(hung, 18)
+    print("late" if late else "in time")
 sys.exit(not seen)
 """
 
 
 @contextmanager
-def killed_in(cluster: DevCluster, node: str, victim: str, *step: str) -> Iterator[None]:
-    """Meanwhile that step begins on the node, and its process, or the agent, gets a SIGKILL."""
-    words = cluster.command(["/usr/bin/python3", "-c", KILL_IN, victim, "+".join(step)], node=node)
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as killer:
+def killed_in(cluster: DevCluster, node: str, victim: str, *step: str) -> Iterator[list[str]]:
+    """Meanwhile that step begins on the node, and its process, or the agent, gets a SIGKILL. What is said of that."""
+    folder = str(INSIDE / "nodes" / node / "checkpoints")
+    words = cluster.command(["/usr/bin/python3", "-c", KILL_IN, victim, "+".join(step), folder], node=node)
+    said: list[str] = []
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as killer:
         assert killer.stdout is not None and killer.stdout.readline()
-        yield
+        yield said
         assert killer.wait(90) == 0, f"{step} was not seen"
+        said += killer.stdout.read().splitlines()
 
 
 def kill(cluster: DevCluster, what: str) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,86 +14,21 @@ from collections.abc import Callable
 import pytest
 
 from dev_cluster.cluster import DevCluster
-from tests.integration.jobs import shown, submit
-from tests.integration.platforms import PAIR
-from tests.integration.saved_jobs import CRIU, GPU_COUNTER, NODE, POLICY, Counter, can_save, images, set_policy, storm
+from tests.integration.gpu_saved_jobs import ONE, goes_on_on_another_gpu, gpu_site, processes
+from tests.integration.jobs import shown
+from tests.integration.saved_jobs import GPU_COUNTER, NODE, Counter, images, storm
 from tests.integration.settled import let_it_save, until
 
 pytestmark = pytest.mark.cluster
 
-ONE = ("--gres=gpu:1", "-c1")
-USED = """
-import ctypes as c, json
-nvml, count, found = c.CDLL("libnvidia-ml.so.1"), c.c_uint(), []
-nvml.nvmlInit_v2(), nvml.nvmlDeviceGetCount_v2(c.byref(count))
-for index in range(count.value):
-    handle, processes = c.c_void_p(), c.c_uint(0)
-    nvml.nvmlDeviceGetHandleByIndex_v2(index, c.byref(handle))
-    nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, c.byref(processes), None)
-    found.append(processes.value)
-print(json.dumps(found))
-"""
-
 
 @pytest.fixture(scope="module")
 def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
-    if not CRIU.exists():
-        pytest.skip(f"{CRIU}: no CRIU; fetch it with: tools/criu build/criu")
-    platform = tmp_path_factory.mktemp("platform") / "pair.yaml"
-    newer = PAIR.replace("550.90.07", "580.65.06").replace("runtime: 12040", "runtime: 13000")
-    platform.write_text(newer)
-    made = make_shared_cluster(
-        {
-            "nodes": [{"names": NODE, "platform": str(platform)}],
-            "controllers": 1,
-            "accounting": False,
-            "agent": True,
-            "sluice": {"level": "admit", "policy": POLICY.render()},
-            "users": [{"name": "alice"}],
-        }
-    )
-    set_policy(made, {})
-    until(lambda: can_save(made), timeout=60)
-    return made
-
-
-def processes(cluster: DevCluster) -> list[int]:
-    """How many use each GPU."""
-    found: list[int] = json.loads(cluster.run(["/usr/bin/python3", "-c", USED], node=NODE).stdout)
-    return found
-
-
-def index_of(cluster: DevCluster, job: str) -> str:
-    """Of its GPU, as Slurm numbers it."""
-    return shown(cluster, job)["GRES"].partition("IDX:")[2].rstrip(")")
-
-
-def await_saved(job: Counter) -> None:
-    until(lambda: shown(job.cluster, job.id)["JobState"], lambda state: state == "PENDING", shows=job.all_said)
+    return gpu_site(make_shared_cluster, tmp_path_factory.mktemp("platform"))
 
 
 def test_a_job_goes_on_on_another_gpu(cluster: DevCluster) -> None:
-    """It finds what it had in the memory of its GPU in that of the one it has now."""
-    job = Counter(cluster, "moves", *ONE, script=GPU_COUNTER)
-    job.counts(10)
-    assert processes(cluster) == [1, 0]
-    job.save()
-    await_saved(job)
-    assert processes(cluster) == [0, 0]
-    other = submit(cluster, *ONE)
-    until(lambda: shown(cluster, other)["JobState"], lambda state: state == "RUNNING")
-    assert index_of(cluster, other) == "0"
-    job.start_again()
-    job.counts(30)
-    assert index_of(cluster, job.id) == "1" and processes(cluster) == [0, 1]
-    assert job.ended()["ExitCode"] == "7:0"
-    read = ["sluice", "agent", "record", job.id, "--json"]  # of the last run that has ended
-    record = until(lambda: json.loads(cluster.run(read, node=NODE).stdout), lambda found: found["restarts"] == 1)
-    (took_s,) = (stage["took_s"] for stage in record["stages"] if stage["name"] == "restore")
-    assert 0 < took_s < record["ran_s"]
-    assert job.is_exact(), job.all_said()
-    assert list(images(cluster).iterdir()) == []
-    cluster.run(["scancel", other])
+    goes_on_on_another_gpu(cluster)
 
 
 @pytest.mark.parametrize(
