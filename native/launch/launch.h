@@ -18,6 +18,7 @@
 
 enum {
     SLUICE_LAUNCH_SAVE = 62, /* sluice/slurm/control.py has the same number */
+    LAUNCH_AGAIN = 75,       /* the helper's exit status where the job may be resumed a moment later; EX_TEMPFAIL */
     LAUNCH_SIGNALLED = 128,  /* init's exit status for a script that a signal has ended, less the signal */
     LAUNCH_NAME_MAX = 16,    /* of a process, with its end */
 };

@@ -15,7 +15,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { ANSWER_MAX = 64 };
+enum {
+    ANSWER_MAX = 64,
+    RESUMES_MAX = 4, /* tries: the agent allows two of CRIU, the others are for helpers that are killed */
+    RESUME_PAUSE_S = 1,
+};
 
 static struct {
     const struct launch *launch;
@@ -60,12 +64,14 @@ static pid_t start_helper(const char *act, int output)
     _exit(127);
 }
 
-/* The first process of what was saved, running again; 0: there is nothing, or it could not be resumed. */
-static pid_t resume(void)
+/* The first process of what was saved, running again; 0: there is nothing, or it could not be resumed. `again`: it may
+ * be the next time. */
+static pid_t try_to_resume(bool *again)
 {
     int ends[2], status = -1, found = 0;
     char answer[ANSWER_MAX] = "";
     size_t used = 0;
+    *again = false;
     if (pipe2(ends, O_CLOEXEC) != 0)
         return 0;
     pid_t helper = start_helper("resume", ends[1]);
@@ -76,24 +82,49 @@ static pid_t resume(void)
     close(ends[0]);
     if (helper)
         waitpid(helper, &status, 0);
+    *again = helper && (WIFSIGNALED(status) || (WIFEXITED(status) && WEXITSTATUS(status) == LAUNCH_AGAIN));
     /* It is a child of this process: the helper that started it has ended. */
     if (status != 0 || sscanf(answer, "resumed %d", &found) != 1 || found <= 1)
         return 0;
     return found;
 }
 
-/* What could not be resumed, and was left by a helper that did not come to its end. */
-static void end_others(void)
+/* 0: there is none but init. */
+static pid_t other_child(void)
 {
     char path[64];
-    int child;
+    int child, found = 0;
     snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
     FILE *children = fopen(path, "re");
-    while (children && fscanf(children, "%d", &child) == 1)
-        if (child != now.init)
-            kill(child, SIGKILL);
+    while (children && !found && fscanf(children, "%d", &child) == 1)
+        found = child != now.init ? child : 0;
     if (children)
         fclose(children);
+    return found;
+}
+
+/* What could not be resumed, CRIU, and a helper's that did not come to its end, whose children become this process's.
+ * The first process of a PID namespace has ended when all of it has. */
+static void end_others(void)
+{
+    for (pid_t child; (child = other_child());) {
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+    }
+}
+
+static pid_t resume(void)
+{
+    bool again = true;
+    for (int tries = 0; again && tries < RESUMES_MAX; tries++) {
+        if (tries > 0)
+            sleep(RESUME_PAUSE_S);
+        pid_t found = try_to_resume(&again);
+        if (found)
+            return found;
+        end_others();
+    }
+    return 0;
 }
 
 static _Noreturn void end_as_init(const char *name, int status)
@@ -172,7 +203,6 @@ static void begin(void)
         now.init = resumed;
         return;
     }
-    end_others();
     if (write(now.launch->gate, &byte, 1) != 1)
         kill(now.init, SIGKILL);
 }

@@ -19,6 +19,7 @@ _CHECK_S = 20.0
 _COLLECT_S = 10  # to stop all processes, which may start others meanwhile
 # Its own cgroup, in which the restored processes are then, is the job's.
 _COMMON = ("--file-locks", "--manage-cgroups=ignore", "-v1")
+_DETACHED = "--restore-detached"
 _LOG = "log"
 _NODES_PROC = "sluice-criu"
 """The source by which the node's /proc is known where it covers a job's."""
@@ -103,7 +104,15 @@ class Criu:
         their own; the number of the first process is then in the file ``pid`` there."""
         inside = [_UNSHARE, "--mount", "--propagation", "slave", "--"]
         return [*inside, str(self.path), "restore", "-D", str(folder), "-o", _LOG, "--leave-stopped",
-                "--restore-detached", "--pidfile", str(folder / "pid"), *_COMMON]  # fmt: skip
+                _DETACHED, "--pidfile", str(folder / "pid"), *_COMMON]  # fmt: skip
+
+
+def is_restoring(init: int) -> bool:
+    """Whether CRIU still works on what it restores: it is the parent of the first process until it ends."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        parent = Path(f"/proc/{init}/stat").read_text().rpartition(") ")[2].split()[1]
+        return _DETACHED.encode() in Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
+    return False
 
 
 def _inside(init: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 A job is stopped while it is saved. It is ended when its image is complete and the order to requeue it is on disk, and
 goes on when anything fails before. An image is forgotten before what was resumed from it runs: none is resumed twice.
+Where CRIU fails before, as when it is killed, nothing has run yet, and the same image is tried once more.
 CRIU is root's and works with what users can change meanwhile, so a job is saved only with what contents.py lists, and
 is looked at by opened.py before it runs again. What it has on GPUs is on the host while CRIU works (gpus.py): taken off
 before, and put back, on other GPUs where it has others, when the job was looked at and before any of it runs. Where the
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +152,12 @@ class Saver:
         """A request: save this run of a job, end it, and have it requeued. Raises SluiceError, OSError: it goes on."""
         del peer
         run = Run(job, uid, restarts)
-        began = time.monotonic()
+        began, steps = time.monotonic(), ""
         with self._alone(job) as lock:
             try:
                 if not self._is_saved(run, init):  # else the agent that saved it was killed before it could say so
-                    self._save(run, init, lock)
-                words = f"saved in {time.monotonic() - began:.2f} s; {self._where(run)}"
+                    steps = self._save(run, init, lock)
+                words = f"saved in {time.monotonic() - began:.2f} s{steps}; {self._where(run)}"
                 self._requeue(job, restarts)
             except BrokenOffError as error:
                 words = f"not saved, begins again from its start: {error}"
@@ -266,7 +268,8 @@ class Saver:
         _go_on(init)
         return True
 
-    def _save(self, run: Run, init: int, lock: int) -> None:
+    def _save(self, run: Run, init: int, lock: int) -> str:
+        """How long its steps took, in words."""
         policy = self._policy()
         gpus = self.gpus.given(run.job)
         if problem := self.problem() or self.gpus.problem(gpus) or self._cannot_return(run):
@@ -276,13 +279,16 @@ class Saver:
         work = self._fresh_work(run.job)
         note = {"uid": run.uid, "restarts": run.restarts, "init": init, "started": _started(init)}
         write_atomic(self._saving(run.job), json.dumps(note), mode=0o600)
+        times = [time.monotonic()]
         try:
             self.gpus.suspend(gpus, init, opened.processes(init)[1:], _GPU_S, lock)
         except NeverError as error:
             self.found_unsaved(run.job, error.what)
             raise
+        times.append(time.monotonic())
         _stop(init)
         self._program().save(init, work, policy.time_s, policy.most_bytes, lock)
+        times.append(time.monotonic())
         contents.check(work)
         facts = {
             "opened": sorted(opened.look(init, run.uid)),
@@ -294,6 +300,8 @@ class Saver:
             "saved": time.time(),
         }
         self.images.write(run, work, facts)
+        times.append(time.monotonic())
+        return " (GPU {:.2f}, CRIU {:.2f}, image {:.2f})".format(*(end - at for at, end in pairwise(times)))
 
     def _cannot_return(self, run: Run) -> str:
         """Why Slurm would not start this job again; empty: it would."""
@@ -328,7 +336,10 @@ class Saver:
     # ---- resume ----
 
     def resume(self, *, peer: Peer, job: int, uid: int, restarts: int) -> dict[str, Any]:
-        """A request: prepare what was saved of an earlier run. The command that starts it, none: there is nothing."""
+        """A request: prepare what was saved of an earlier run. The command that starts it, none: there is nothing.
+
+        ``again``: it is to be made again. Raises SluiceError, OSError: the job begins again from its start.
+        """
         del peer
         with self._alone(job):
             work = self.images.work(job)
@@ -346,6 +357,8 @@ class Saver:
                 shutil.rmtree(work, ignore_errors=True)
                 images.read(run, work)
             except (OSError, SluiceError) as error:
+                if isinstance(error, OSError) and self._once_more(job, restarts, str(error)):
+                    return {"again": True}
                 self._give_up(job, str(error))
                 raise
             return {"words": self._program().resume_words(work), "pid": str(work / "pid")}
@@ -385,15 +398,18 @@ class Saver:
                 else:
                     self._check_files(job, uid, restarts, init)
             except BaseException as error:
+                goes_on = criu.is_restoring(init)
                 _end(init)
-                self._give_up(job, str(error))
+                if goes_on or rights:  # else CRIU was killed, and `resumed` says what becomes of the job
+                    self._give_up(job, str(error))
                 raise
         return {}
 
     def resumed(self, *, peer: Peer, job: int, uid: int, restarts: int, init: int) -> dict[str, Any]:
         """A request: what `resume` gave was started, and is stopped; 0: it could not be. Lets it run.
 
-        Raises SluiceError, OSError: it does not run, the job begins again from its start.
+        ``again``: `resume` is to be asked again, when what was started has ended. Raises SluiceError, OSError: it does
+        not run, the job begins again from its start.
         """
         del peer
         with self._alone(job) as lock:
@@ -401,7 +417,10 @@ class Saver:
                 raise SluiceError("it was refused")  # and its job told why
             try:
                 if not init:
-                    raise SluiceError(criu.why_not(self.images.work(job)))
+                    why = criu.why_not(self.images.work(job))
+                    if self._is_unharmed(job, uid, restarts) and self._once_more(job, restarts, why):
+                        return {"again": True}
+                    raise SluiceError(why)
                 looked_at = self._looked_at(job, restarts, init)
                 if looked_at is None or not looked_at["all"]:
                     raise SluiceError("CRIU did not have it looked at")
@@ -420,6 +439,29 @@ class Saver:
         self.told(job, "resumed")
         return {}
 
+    def _is_unharmed(self, job: int, uid: int, restarts: int) -> bool:
+        """Whether nothing of this run has run. CRIU lets no process go before it was answered that its files are
+        those that it had (`restored`), which is noted first, and the image forgotten. Raises SluiceError, OSError."""
+        with suppress(FileNotFoundError, ValueError):
+            if json.loads(self._note(job).read_text())["restarts"] == restarts:
+                return False
+        return self._find(job, uid, restarts) is not None
+
+    def _once_more(self, job: int, restarts: int, why: str) -> bool:
+        """Whether this run is tried again; only once, whatever fails."""
+        shutil.rmtree(self.images.work(job), ignore_errors=True)  # the disk may be full
+        tried = self.images.folder / "work" / f".{job}.tried"
+        try:
+            if tried.exists() and tried.read_text() == str(restarts):
+                return False
+            write_atomic(tried, str(restarts), mode=0o600)
+        except OSError as error:
+            log("problem", job=job, what=f"not tried again: {error}")
+            return False
+        log("problem", job=job, what=f"not resumed, is tried again: {why}")
+        self.told(job, f"not resumed, is tried again: {why}")
+        return True
+
     def _check_files(self, job: int, uid: int, restarts: int, init: int) -> None:
         """Then the image is forgotten."""
         if self._looked_at(job, restarts, init) is None:  # else an agent that was killed has done so
@@ -435,6 +477,8 @@ class Saver:
             if stranger is not None:
                 raise SluiceError(f"{stranger} is another file than it was")
             pairs = self._pairs(job, facts)
+            if not criu.is_restoring(init):  # the image would be forgotten for a run that does not begin
+                raise SluiceError("CRIU has ended")
             self._note_looked_at(job, restarts, init, {"rights": facts["rights"], "pairs": pairs, "all": False})
         self._forget(job)
 

@@ -47,6 +47,7 @@ PROFILE_FOLDER = "SLUICE_PROFILE_FOLDER"
 LOADERS = ("CUDA_INJECTION64_PATH", "ROCP_TOOL_LIBRARIES")
 PRELOAD = "LD_PRELOAD"  # a list, which may have the user's own, too
 PROFILE_ALL = 47  # SLUICE_PROFILE_WANT_ALL
+AGAIN = 75  # exit status of sluice-checkpoint, for sluice-launch
 JOBS_OWN_FAULT = 3  # exit status of sluice-task-init, for the SPANK plugin
 MOST = 1 << 20
 MOST_CONF = 1 << 16
@@ -61,6 +62,10 @@ class RefusedError(Exception):
     def __init__(self, why: str, *, jobs_own: bool = False) -> None:
         super().__init__(why)
         self.jobs_own = jobs_own
+
+
+class AgainError(Exception):
+    """What failed may go well a moment later, and nothing has come of it yet."""
 
 
 class Plain:
@@ -313,17 +318,23 @@ def look_at_restored(rights: bool, of_job: dict[str, int]) -> None:
 def resume(of_job: dict[str, int]) -> None:
     """Start what was saved of the job, where there is anything."""
     answer = ask(do="resume", **of_job)
+    if answer.get("again"):
+        raise AgainError
     if not answer["words"]:
         return
     words = [*answer["words"], "--action-script", sys.argv[0]]
     variables = {name: os.environ[name] for name in ("SLUICE_JOB", "SLUICE_UID", "SLUICE_RESTARTS")}
-    started = os.posix_spawn(words[0], words, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **variables})
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **variables}
+    # sluice-launch reads standard output to its end: what a killed CRIU leaves must not have it.
+    no_output = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    started = os.posix_spawn(words[0], words, environment, file_actions=no_output)
     _, status = os.waitpid(started, 0)
     init = 0
     if status == 0:
         with open(answer["pid"], "rb") as file:  # noqa: PTH123 - as above
             init = int(file.read())
-    ask(do="resumed", init=init, **of_job)
+    if ask(do="resumed", init=init, **of_job).get("again"):
+        raise AgainError
     print("resumed", init)
 
 
@@ -559,6 +570,8 @@ def main() -> int:
             "sluice-task-prolog": task_prolog,
             "sluice-checkpoint": checkpoint,
         }[name]()
+    except AgainError:
+        return AGAIN
     except RefusedError as why:
         # The task's helper has one pipe for both; slurmd logs standard error of the others.
         print(f"{name}: {why}", file=sys.stdout if name == "sluice-task-init" else sys.stderr)

@@ -259,7 +259,9 @@ for pid in killer or seen:
     try:
         os.kill(pid, 9)
     except ProcessLookupError:
-        sys.exit("it ended before it was killed")
+        if victim != "unanswered":
+            sys.exit("it ended before it was killed")
+        late = True
 if victim == "unanswered":
     os.kill(hung, 18)
     print("late" if late else "in time")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,7 @@ def saver_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, **policy
     for name in ("log", "files.img"):
         (saver.images.work(7) / name).touch()
     monkeypatch.setattr("prolog_epilog.checkpoint.criu.mount_own_proc", lambda init: None)  # it is in the node's
+    monkeypatch.setattr("prolog_epilog.checkpoint.criu.is_restoring", lambda init: True)  # no CRIU has made it
     monkeypatch.setattr(saver, "_cannot_return", lambda run: "")
     return saver, ordered
 
@@ -445,6 +447,93 @@ def test_nothing_is_resumed_twice(
     with pytest.raises(SluiceError, match="nothing to resume"):
         saver.restored(peer=ROOT, job=7, uid=ALICE, restarts=1, init=other.pid, rights=False)
     assert other.wait(10) == -9
+
+
+def resume(saver: Saver) -> dict[str, Any]:
+    return saver.resume(peer=ROOT, job=7, uid=ALICE, restarts=1)
+
+
+def not_started(saver: Saver) -> dict[str, Any]:
+    """What the helper says where CRIU was killed."""
+    return saver.resumed(peer=ROOT, job=7, uid=ALICE, restarts=1, init=0)
+
+
+def resumable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int) -> Saver:
+    saver, _ = saver_of(tmp_path, monkeypatch, "exit 1")
+    facts = {"opened": [list(one) for one in opened.look(pid, ALICE)], "rights": []}
+    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, **{"files.img": b"state"}), facts)
+    return saver
+
+
+def test_where_criu_was_killed_before_any_of_it_ran_it_is_tried_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    saver = resumable(tmp_path, monkeypatch, process.pid)
+    told: list[str] = []
+    saver.told = lambda job, words: told.append(words)
+    assert resume(saver)["words"] and not_started(saver) == {"again": True}
+    assert "tried again" in told[0] and not saver.images.work(7).exists()
+    # The next agent counts on.
+    again = Saver(saver.images.folder, saver._policy_now, tmp_path / "ready", lambda *_: None)
+    assert resume(again)["words"]
+    with pytest.raises(SluiceError, match="no reason"):
+        not_started(again)
+    assert again.images.find(7) is None and resume(again) == {"words": []}
+
+
+@pytest.mark.parametrize("moment", ["noted", "forgotten", "forgotten here alone"])
+def test_where_some_of_it_may_have_run_it_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes], moment: str
+) -> None:
+    """An agent that is killed as it answers CRIU, and one that cannot reach all places where the image is."""
+    saver = resumable(tmp_path, monkeypatch, process.pid)
+    resume(saver)
+    (saver.images.work(7) / "log").touch()
+    with monkeypatch.context() as patch:
+        if moment == "noted":
+            patch.setattr(saver, "_forget", lambda job: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(saver, "_give_up", lambda job, why: None)
+        if moment == "forgotten here alone":
+            patch.setattr(saver, "_forget", lambda job: None)
+        with suppress(KeyboardInterrupt):
+            saver.restored(peer=ROOT, job=7, uid=ALICE, restarts=1, init=process.pid, rights=False)
+    assert (saver.images.find(7) is None) == (moment == "forgotten")
+    with pytest.raises(SluiceError):
+        not_started(saver)
+    assert saver.images.find(7) is None
+
+
+def test_what_a_killed_criu_still_asks_costs_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    saver = resumable(tmp_path, monkeypatch, process.pid)
+    monkeypatch.undo()
+    with pytest.raises(SluiceError, match="CRIU has ended"):
+        saver.restored(peer=ROOT, job=7, uid=ALICE, restarts=1, init=process.pid, rights=False)
+    assert process.wait(10) == -9 and saver.images.find(7) is not None
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_full_disk_is_tried_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes], times: int
+) -> None:
+    saver = resumable(tmp_path, monkeypatch, process.pid)
+    real, left = Images.read, [times]
+
+    def read(self: Images, run: Run, target: Path) -> dict[str, Any]:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ENOSPC, "no space")
+        return real(self, run, target)
+
+    monkeypatch.setattr(Images, "read", read)
+    assert resume(saver) == {"again": True}
+    if times == 1:
+        assert resume(saver)["words"] and (saver.images.work(7) / "files.img").read_bytes() == b"state"
+    else:
+        with pytest.raises(OSError, match="no space"):
+            resume(saver)
+        assert saver.images.find(7) is None
 
 
 @pytest.mark.parametrize("looked_at", [(), (False,), (True,)])
