@@ -345,6 +345,8 @@ class Saver:
             work = self.images.work(job)
             self._resuming[job] = uptime()
             try:
+                if self._may_have_run(job, restarts):  # and a helper was killed, or a place was not to be reached
+                    raise SluiceError("some of it may have run")
                 found = self._find(job, uid, restarts)
                 self._begin(job, restarts, found[0].restarts if found else None)
                 if found is None:
@@ -414,11 +416,13 @@ class Saver:
         del peer
         with self._alone(job) as lock:
             if not init and not self.images.work(job).exists():
+                self._forget(job)  # where an agent that was killed has not: the job begins again from its start
                 raise SluiceError("it was refused")  # and its job told why
             try:
                 if not init:
                     why = criu.why_not(self.images.work(job))
-                    if self._is_unharmed(job, uid, restarts) and self._once_more(job, restarts, why):
+                    is_there = not self._may_have_run(job, restarts) and self._find(job, uid, restarts) is not None
+                    if is_there and self._once_more(job, restarts, why):
                         return {"again": True}
                     raise SluiceError(why)
                 looked_at = self._looked_at(job, restarts, init)
@@ -439,13 +443,15 @@ class Saver:
         self.told(job, "resumed")
         return {}
 
-    def _is_unharmed(self, job: int, uid: int, restarts: int) -> bool:
-        """Whether nothing of this run has run. CRIU lets no process go before it was answered that its files are
-        those that it had (`restored`), which is noted first, and the image forgotten. Raises SluiceError, OSError."""
-        with suppress(FileNotFoundError, ValueError):
-            if json.loads(self._note(job).read_text())["restarts"] == restarts:
-                return False
-        return self._find(job, uid, restarts) is not None
+    def _may_have_run(self, job: int, restarts: int) -> bool:
+        """Whether some of this run may. CRIU lets no process go before it was answered that its files are those that
+        it had (`restored`), which is noted first, and the image forgotten. Raises OSError."""
+        try:
+            return bool(json.loads(self._note(job).read_text())["restarts"] == restarts)
+        except FileNotFoundError:
+            return False
+        except ValueError:
+            return True
 
     def _once_more(self, job: int, restarts: int, why: str) -> bool:
         """Whether this run is tried again; only once, whatever fails."""

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -481,9 +481,14 @@ def test_where_criu_was_killed_before_any_of_it_ran_it_is_tried_once_more(
     assert again.images.find(7) is None and resume(again) == {"words": []}
 
 
+@pytest.mark.parametrize("asked", [not_started, resume], ids=["CRIU was killed", "its helper was killed"])
 @pytest.mark.parametrize("moment", ["noted", "forgotten", "forgotten here alone"])
 def test_where_some_of_it_may_have_run_it_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes], moment: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    process: subprocess.Popen[bytes],
+    moment: str,
+    asked: Callable[[Saver], Any],
 ) -> None:
     """An agent that is killed as it answers CRIU, and one that cannot reach all places where the image is."""
     saver = resumable(tmp_path, monkeypatch, process.pid)
@@ -499,6 +504,17 @@ def test_where_some_of_it_may_have_run_it_is_not_tried_again(
             saver.restored(peer=ROOT, job=7, uid=ALICE, restarts=1, init=process.pid, rights=False)
     assert (saver.images.find(7) is None) == (moment == "forgotten")
     with pytest.raises(SluiceError):
+        asked(saver)
+    assert saver.images.find(7) is None
+
+
+def test_an_agent_that_is_killed_before_it_says_again_leaves_no_old_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
+) -> None:
+    """Its helper asks again, and is refused: the job begins from its start, and a later run must not repeat that."""
+    saver = resumable(tmp_path, monkeypatch, process.pid)
+    assert resume(saver)["words"] and not_started(saver) == {"again": True}
+    with pytest.raises(SluiceError, match="refused"):
         not_started(saver)
     assert saver.images.find(7) is None
 
