@@ -228,7 +228,7 @@ def storm(cluster: DevCluster, seconds: float, kinds: Sequence[str]) -> dict[str
 KILL_IN = """
 import glob, os, socket, struct, sys, time
 victim, step = sys.argv[1], sys.argv[2].split("+")  # this process has not these words itself
-begin, notes = time.time(), sys.argv[3] + "/work/.*.runs"
+begin, notes = time.time(), sys.argv[3] + "/work/.*.runs*"  # one that is just written, too
 def agent():
     with socket.socket(socket.AF_UNIX) as asked:
         asked.connect("/run/sluice/agent.sock")
@@ -253,8 +253,8 @@ while not (seen := found()) and time.monotonic() < end:
 if victim == "unanswered":
     (hung,) = agent()
     os.kill(hung, 19)
-    late = any(os.stat(path).st_mtime >= begin for path in glob.glob(notes))
     time.sleep(0.5)
+    late = any(os.stat(path).st_mtime >= begin for path in glob.glob(notes))
 for pid in killer or seen:
     try:
         os.kill(pid, 9)
