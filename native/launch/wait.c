@@ -96,10 +96,11 @@ static pid_t other_child(void)
     int child, found = 0;
     snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
     FILE *children = fopen(path, "re");
-    while (children && !found && fscanf(children, "%d", &child) == 1)
+    if (!children) /* what is not seen may go on next to what is started: the job fails */
+        _exit(1);
+    while (!found && fscanf(children, "%d", &child) == 1)
         found = child != now.init ? child : 0;
-    if (children)
-        fclose(children);
+    fclose(children);
     return found;
 }
 
