@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gres_probe.inventory import Inventory
-from gres_probe.nic_groups import NICS_FILE
+from gres_probe.nic_groups import NICS_FILE, keep_planes, read
 from gres_probe.writer import GRES_FILE, NODES_FILE, GresConfiguration, generate
 from sluice.base.errors import SluiceError
+from sluice.base.hostlist import fold
 from sluice.base.files import write_if_changed
 from sluice.base.slurm_version import SlurmVersion
 from sluice.slurm.slurm_conf import ConfigFile, NodeDefinition, SlurmConf, interpret_slurm_conf, read_config
@@ -117,6 +118,12 @@ def gres_changes(
     else:
         texts[folder / GRES_FILE] = configuration.gres_conf
     if nics:
+        lost = _keep_planes(configuration, folder / NICS_FILE)
+        if lost:
+            configuration.notes.append(
+                f"{fold(lost)}: other interfaces than before, their planes are left out; then run: "
+                "sluice fabric discover --write"
+            )
         texts[folder / NICS_FILE] = configuration.nics_conf()
     changes = GresChanges([FileChange(path, current_text(path), text) for path, text in texts.items()], configuration)
     changes.notes = list(configuration.notes)
@@ -132,6 +139,16 @@ def gres_changes(
     if nics and slurm is not None and not _beside(folder / NICS_FILE, slurm):
         changes.steps.append(f"copy {folder / NICS_FILE} next to slurm.conf on each controller")
     return changes
+
+
+def _keep_planes(configuration: GresConfiguration, path: Path) -> list[str]:
+    """Planes that `sluice fabric discover` has written; the nodes that lose theirs."""
+    try:
+        old = read(current_text(path) or "")
+    except SluiceError:  # not there, or changed by hand
+        return []
+    configuration.nic_groups, lost = keep_planes(configuration.nic_groups, old)
+    return lost
 
 
 def current_text(path: Path) -> str | None:

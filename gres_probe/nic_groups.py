@@ -1,9 +1,11 @@
-"""`nics.sluice.conf` next to slurm.conf: which GPUs and RDMA interfaces of each node the placement pairs."""
+"""`nics.sluice.conf` next to slurm.conf: which GPUs and RDMA interfaces of each node the placement pairs, and in which
+plane of the network each interface is."""
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gres_probe.inventory import Inventory, LinkType, Nic
 from sluice.base.errors import SluiceError
@@ -33,6 +35,32 @@ def nic_groups(inventory: Inventory, gpus: Sequence[int], nics: Sequence[Nic]) -
 
     of_gpus = ",".join(str(number(gpu)) for gpu in gpus)
     return f"{inventory.node} {of_gpus} {','.join(str(number(places[id(nic)])) for nic in nics)}"
+
+
+def with_planes(line: str, planes: Sequence[int]) -> str:
+    """A node's line with the plane of each interface, from 1; 0: not known. Instead of those that it has."""
+    node, of_gpus, of_nics = without_planes(line).split(" ")
+    groups = of_nics.split(",")
+    return f"{node} {of_gpus} " + ",".join(
+        f"{group}/{plane}" if plane else group for group, plane in zip(groups, planes, strict=True)
+    )
+
+
+def without_planes(line: str) -> str:
+    """A node's line as `nic_groups` makes it."""
+    return re.sub(r"/\d+", "", line)
+
+
+def keep_planes(lines: Iterable[str], old: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The lines with the planes of `old` (the line of each node), and the nodes that lose them, as their interfaces are
+    others."""
+    kept, lost = [], []
+    for line in lines:
+        before = old.get(line.partition(" ")[0], line)
+        same = without_planes(before) == line
+        kept.append(before if same else line)
+        lost += [line.partition(" ")[0]] if not same and "/" in before else []
+    return kept, lost
 
 
 def read(text: str) -> dict[str, str]:

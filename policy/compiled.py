@@ -95,6 +95,8 @@ class Global(_Section):
     placement: Placement = "sluice"
     spread_nodes: bool = False
     """Jobs of several nodes are spread over leaf switches; a class's own goes before it."""
+    nic_planes: Annotated[int, Field(ge=0, le=2)] = 0
+    """RDMA interfaces of a job: 1 in one plane, 2 over several, 0 anywhere; a class's own goes before it."""
     backfill_reservations: Annotated[int, Field(ge=0, le=100000)] = 64
     backfill_depth: Annotated[int, Field(ge=1, le=MOST_PLANNED)] = 10000
     planner_interval_ms: Annotated[int, Field(ge=100, le=600000)] = 2000
@@ -168,6 +170,8 @@ class GpuClass(_Section):
     """As the global one, for jobs that would start here; 0: that one."""
     spread_nodes: bool = False
     """Jobs of several nodes with its GPUs are spread over leaf switches."""
+    nic_planes: Annotated[int, Field(ge=0, le=2)] = 0
+    """As the global one, for jobs with its GPUs."""
 
     @model_validator(mode="after")
     def _once(self) -> Self:

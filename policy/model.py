@@ -33,6 +33,7 @@ SCHEMA_VERSION = 1
 Shares = Annotated[int, Field(ge=0, le=1_000_000)]
 Strategy = Literal["static", "dynamic", "hybrid"]
 Fabric = Literal["near", "spread"]
+NicPlanes = Literal["any", "one", "spread"]
 
 
 class Section(BaseModel):
@@ -306,6 +307,8 @@ class GpuClass(Section):
     for all of its GPUs. Example: `64G`."""
     fabric: Fabric | None = None
     """Instead of `scheduling.fabric`, for jobs that name a type of the class. Example: `spread`."""
+    nic_planes: NicPlanes | None = None
+    """Instead of `scheduling.nic_planes`, likewise. Example: `one`."""
 
 
 class Allocation(Section):
@@ -397,6 +400,10 @@ class Scheduling(Section):
     """Nodes of a job of several: `near` each other, below as few and as low switches as are free, or `spread` evenly
     over the leaf switches, for their links. A job's `--fabric` and `--switches` go before it. Level place; with
     topology/block Slurm keeps them near."""
+    nic_planes: NicPlanes = "any"
+    """RDMA interfaces of a job that has fewer than its nodes: all in `one` plane of the network wherever one has room,
+    on each node over several (`spread`), or by the GPUs near them alone (`any`). Level place, where `sluice fabric
+    discover` has written planes."""
     backfill: Backfill = Backfill()
     """How far the planner looks."""
     preemption: Preemption = Preemption()

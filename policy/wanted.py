@@ -49,6 +49,7 @@ _PERIODS = {
     "yearly": "YEARLY",
 }
 
+_NIC_PLANES = {"any": 0, "one": 1, "spread": 2}
 _FULL_GPUS = 8  # whole GPUs of a job that is as large as jobs get, for the order
 # SchedulerParameters at level place. What waits for room is started by the planner within its interval; Slurm's own
 # passes, which hold its locks, are for what the planner leaves to them. docs/scheduling-in-slurm.md
@@ -467,6 +468,7 @@ class _Maker:
             fair_share_half_life_s=scheduling.fair_share_half_life,
             placement=scheduling.placement,
             spread_nodes=scheduling.fabric == "spread",
+            nic_planes=_NIC_PLANES[scheduling.nic_planes],
             backfill_reservations=scheduling.backfill.reservations,
             backfill_depth=scheduling.backfill.depth,
             planner_interval_ms=scheduling.backfill.interval * 1000,
@@ -491,6 +493,7 @@ class _Maker:
                 reserved_permille=round(policy.strategy_of(name)[1] * 1000),
                 gpu_memory_mib=self.class_nodes[name][2],
                 spread_nodes=(one.fabric or policy.scheduling.fabric) == "spread",
+                nic_planes=_NIC_PLANES[one.nic_planes or policy.scheduling.nic_planes],
                 cpus_per_gpu_milli=round(one.cpus_per_gpu * 1000),
                 memory_mib_per_gpu=one.memory_per_gpu,
                 **class_watts(policy, name),

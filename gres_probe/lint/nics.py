@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gres_probe.lint.gres_lines import NodeGres
 from gres_probe.lint.rules import RULES, Finding, Site
-from gres_probe.nic_groups import nic_groups, read
+from gres_probe.nic_groups import nic_groups, read, without_planes
 from gres_probe.writer import node_devices, node_nics
 from sluice.base.errors import SluiceError
 from sluice.slurm.slurm_conf import Place
@@ -37,6 +37,7 @@ def check(site: Site, nodes: Sequence[NodeGres]) -> Iterator[Finding]:
             continue
         nics = node_nics(inventory, typed=bool(node.configured["nic"].types))
         wanted, found = nic_groups(inventory, gpus, nics), lines.get(name)
+        found = found and without_planes(found)
         if wanted != found:
             what = f"it has {_groups(found)}, the inventory {_groups(wanted)}"
             yield Finding(RULES["SL081"], what, place, (name,))

@@ -198,6 +198,9 @@ static void digest_nics(struct shape *shape, const struct sluice_nic_groups *fro
     memcpy(nics->gpu_group, from->gpu_group, from->gpu_count);
     memcpy(nics->nic_group, from->nic_group, from->nic_count);
     memcpy(nics->nic_kind, from->nic_kind, from->nic_count);
+    memcpy(nics->nic_plane, from->nic_plane, from->nic_count);
+    for (uint32_t i = 1; i < from->nic_count; i++)
+        shape->several_planes |= from->nic_plane[i] != from->nic_plane[0];
     shape->all_nics = (uint32_t)((UINT64_C(1) << from->nic_count) - 1);
     for (int group = 0; group < SLUICE_MAX_NIC_GROUPS; group++) {
         uint16_t of_gpus = 0;
@@ -264,6 +267,9 @@ enum sluice_error sluice_cluster_add_shape(struct sluice_cluster *cluster, const
         return sluice_fail(text, SLUICE_ERROR_CAPACITY, "a cluster has at most %d node shapes", SLUICE_MAX_SHAPES);
     if (digested.all_nics && !cluster->nic_index && (error = sluice_nic_index_new(cluster)))
         return sluice_fail(text, error, "out of memory for the NICs of %" PRIu32 " nodes", cluster->size.max_nodes);
+    for (uint32_t i = 0; i < digested.nics.nic_count; i++)
+        if (cluster->planes < digested.nics.nic_plane[i])
+            cluster->planes = digested.nics.nic_plane[i];
     if ((cluster->shape_count & (cluster->shape_count - 1)) == 0) { /* room doubles at each power of two */
         struct shape *grown = zalloc(cluster->shape_count ? 2 * (size_t)cluster->shape_count : 1, sizeof *grown);
         if (!grown)

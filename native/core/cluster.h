@@ -40,6 +40,7 @@ struct shape {
     uint8_t links[SLUICE_MAX_GPUS][SLUICE_MAX_GPUS];
     struct sluice_nic_groups nics;
     uint32_t all_nics;
+    bool several_planes; /* of its NICs, not all are in one */
     uint8_t near_count; /* groups that have both GPUs and NICs */
     struct {
         uint32_t nics;
@@ -136,6 +137,7 @@ struct sluice_cluster {
     size_t words;
     uint64_t *open[KINDS];
     struct nic_index *nic_index; /* NULL: no shape has NICs */
+    uint32_t planes;             /* of NICs; the highest number */
 
     struct allocation *allocations;
     struct part *parts;
@@ -165,10 +167,13 @@ struct need {
     uint32_t nics;         /* on a node, its GPUs' part included unless `total` */
     uint32_t nics_per_gpu; /* 0 unless `total` */
     uint64_t nic_kinds;    /* 0: every kind */
+    uint32_t plane;        /* NICs of this one alone; 0: of any */
     bool all_paired;       /* a node gives only GPUs that are near a free NIC; where `total` */
     uint32_t segment;      /* at least 1; both of the above are multiples of it */
     uint32_t lower_most; /* switches one level below switch_level that nodes_min (= nodes_max) nodes may fill; 0: any */
     bool spread;         /* over the leaf switches */
+    bool one_plane;      /* for all NICs, where there is room in one */
+    bool spread_planes;  /* the NICs of each node over planes */
     bool total;
     bool exclusive;
     bool any_gpu;     /* no condition on what kind of GPU */
@@ -291,8 +296,10 @@ uint64_t sluice_candidate_word(const struct need *need, const uint64_t *candidat
 /* Of a node with so many GPUs: groups and kinds within bounds. Errors: INVALID, RANGE. */
 enum sluice_error sluice_check_nics(const struct sluice_nic_groups *groups, uint32_t gpu_count,
                                     struct sluice_error_text *text);
-/* The NICs of a shape that are of an accepted kind. */
-uint32_t sluice_nics_accepted(const struct shape *shape, uint64_t kinds);
+/* The NICs of a shape that are of an accepted kind, and in this plane (0: in any). */
+uint32_t sluice_nics_accepted(const struct shape *shape, uint64_t kinds, uint32_t plane);
+/* How many planes these NICs are in, at least. */
+uint32_t sluice_count_planes(const struct shape *shape, uint32_t nics);
 /* How many pairs of one of these GPUs and one of these NICs there are, each in one pair at most. */
 int sluice_count_pairs(const struct shape *shape, uint16_t gpus, uint32_t nics);
 /* What is left of an offer for a need of NICs where these are free. */
@@ -301,6 +308,10 @@ struct offer sluice_offer_with_nics(const struct shape *shape, const struct need
 /* The NICs for the chosen GPUs, which are exchanged for others of `fit` where that makes more pairs. */
 void sluice_choose_pairs(const struct sluice_cluster *cluster, const struct need *need, uint16_t fit,
                          struct choice *choice);
+/* Of these NICs so many, which must be there, with the most pairs with so many of these GPUs, and over the planes as
+ * evenly as a greedy search finds. O(NICs^2 * groups). */
+uint32_t sluice_nics_evenly(const struct shape *shape, uint16_t gpus, int gpu_count, uint16_t idle, uint32_t nics,
+                            int nic_count);
 /* So many of these NICs, which must be there, with the most pairs with just these GPUs. */
 uint32_t sluice_nics_for(const struct shape *shape, uint16_t gpus, uint32_t nics, int count);
 /* The most pairs of so many of these GPUs and so many of these NICs, which must be there. O(groups). */

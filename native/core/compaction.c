@@ -153,7 +153,7 @@ struct node_search {
 static bool enough_besides_gpus(const struct node_search *search)
 {
     const struct need *need = search->need;
-    uint32_t nics = search->left.nics & sluice_nics_accepted(search->shape, need->nic_kinds);
+    uint32_t nics = search->left.nics & sluice_nics_accepted(search->shape, need->nic_kinds, 0);
     return search->left.cpus >= need->cpus && search->left.host_memory >= need->host_memory &&
            __builtin_popcount(nics) >= (int)need->nics;
 }

@@ -22,7 +22,7 @@ enum {
 struct key {
     uint64_t models, nic_kinds;
     int32_t gpus, gpu_memory_min;
-    uint32_t capability, nics;
+    uint32_t capability, nics, plane, unused;
 };
 
 struct ask {
@@ -95,7 +95,7 @@ static int level_of(const struct sluice_cluster *cluster, uint32_t node, const s
                               .gpu_memory_min = key->gpu_memory_min,
                               .any_gpu = !key->models && !key->capability && !key->gpu_memory_min};
     uint16_t gpus = cluster->nodes[node].idle & sluice_eligible(shape, &kind);
-    uint32_t nics = cluster->nics_free[node] & sluice_nics_accepted(shape, key->nic_kinds);
+    uint32_t nics = cluster->nics_free[node] & sluice_nics_accepted(shape, key->nic_kinds, key->plane);
     if (sluice_count(gpus) < key->gpus || __builtin_popcount(nics) < (int)key->nics)
         return 0;
     return 1 + sluice_most_pairs(shape, gpus, key->gpus, nics, (int)key->nics);
@@ -165,6 +165,7 @@ static struct ask *ask_of(struct sluice_cluster *cluster, const struct need *nee
     key.gpu_memory_min = need->gpu_memory_min;
     key.capability = need->capability;
     key.nics = need->nics;
+    key.plane = need->plane;
     struct ask *ask = &index->asks[0];
     for (int i = 0; i < ASKS; i++) {
         struct ask *next = &index->asks[i];
@@ -213,15 +214,16 @@ static uint32_t gather(struct sluice_cluster *cluster, const struct need *need, 
     return most;
 }
 
-/* NICs for a placement that was found without them. */
-static void pair_parts(const struct sluice_cluster *cluster, const struct need *need,
+/* NICs for a placement that was found without them; or others, where its GPUs stay (`keep`). */
+static void pair_parts(const struct sluice_cluster *cluster, const struct need *need, bool keep,
                        struct sluice_placement *placement)
 {
     placement->nic_pairs = 0;
     for (uint32_t i = 0; i < placement->part_count; i++) {
         struct sluice_part *part = &placement->parts[i];
         struct choice choice = {.node = part->node, .gpus = (uint16_t)part->gpus};
-        sluice_choose_pairs(cluster, need, sluice_fitting_gpus(cluster, part->node, need), &choice);
+        uint16_t fit = keep ? choice.gpus : sluice_fitting_gpus(cluster, part->node, need);
+        sluice_choose_pairs(cluster, need, fit, &choice);
         part->gpus = choice.gpus;
         part->nics = choice.nics;
         placement->nic_pairs += choice.pairs;
@@ -237,6 +239,7 @@ static bool find_indexed(struct sluice_cluster *cluster, const struct policy *po
     while (most && !ask->nodes[most + 1])
         most--;
     struct need without = *need, with = *need;
+    with.spread_planes = false; /* of the nodes chosen alone */
     bool found = false, one = need->nodes_max == 1;
     without.nics = 0;
     without.plain = one && !need->exclusive && need->layout == SLUICE_LAYOUT_POLICY;
@@ -252,7 +255,7 @@ static bool find_indexed(struct sluice_cluster *cluster, const struct policy *po
         found = (with.allowed_count = without.allowed_count = gather(cluster, need, ask, pairs)) &&
                 sluice_find(cluster, policy, one || pairs == all ? &without : &with, placement);
     if (found)
-        pair_parts(cluster, need, placement);
+        pair_parts(cluster, need, false, placement);
     return found;
 }
 
@@ -268,15 +271,50 @@ static bool all_in_pairs(const struct need *need, const struct sluice_placement 
     return placement->nic_pairs == pairs;
 }
 
+/* NICs of need->plane, or of any. */
+static bool find(struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
+                 struct sluice_placement *placement)
+{
+    if (!need->total && !need->share && !need->preferences)
+        return find_indexed(cluster, policy, need, placement);
+    struct need any = *need, paired;
+    any.spread_planes = false;
+    paired = any;
+    paired.all_paired = need->total && !need->share && !need->preferences;
+    bool found =
+        (paired.all_paired && sluice_find(cluster, policy, &paired, placement) && all_in_pairs(need, placement)) ||
+        sluice_find(cluster, policy, &any, placement);
+    if (found && need->spread_planes)
+        pair_parts(cluster, need, true, placement);
+    return found;
+}
+
+/* In one plane: the one with most pairs, then the best score. */
+static bool find_in_one_plane(struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
+                              struct sluice_placement *placement)
+{
+    struct need one = *need;
+    uint32_t best = 0, best_pairs = 0;
+    int64_t best_score = 0;
+    for (one.plane = 1; one.plane <= cluster->planes; one.plane++) {
+        if (!find(cluster, policy, &one, placement))
+            continue;
+        if (best && (placement->nic_pairs < best_pairs ||
+                     (placement->nic_pairs == best_pairs && placement->score <= best_score)))
+            continue;
+        best = one.plane;
+        best_pairs = placement->nic_pairs;
+        best_score = placement->score;
+    }
+    one.plane = best;
+    return best && find(cluster, policy, &one, placement);
+}
+
 bool sluice_find_near_nics(struct sluice_cluster *cluster, const struct policy *policy, const struct need *need,
                            struct sluice_placement *placement)
 {
     if (!cluster->nic_index)
         return false;
-    if (!need->total && !need->share && !need->preferences)
-        return find_indexed(cluster, policy, need, placement);
-    struct need paired = *need;
-    paired.all_paired = need->total && !need->share && !need->preferences;
-    return (paired.all_paired && sluice_find(cluster, policy, &paired, placement) && all_in_pairs(need, placement)) ||
-           sluice_find(cluster, policy, need, placement);
+    return (need->one_plane && find_in_one_plane(cluster, policy, need, placement)) ||
+           find(cluster, policy, need, placement);
 }

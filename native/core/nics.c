@@ -141,6 +141,10 @@ enum sluice_error sluice_check_nics(const struct sluice_nic_groups *groups, uint
         if (groups->nic_kind[i] >= SLUICE_MAX_NIC_KINDS)
             return sluice_fail(text, SLUICE_ERROR_RANGE, "NIC %" PRIu32 ": kind %d must be below %d", i,
                                groups->nic_kind[i], SLUICE_MAX_NIC_KINDS);
+    for (uint32_t i = 0; i < groups->nic_count; i++)
+        if (groups->nic_plane[i] > SLUICE_MAX_NIC_PLANES)
+            return sluice_fail(text, SLUICE_ERROR_RANGE, "NIC %" PRIu32 ": plane %d must be 0 to %d", i,
+                               groups->nic_plane[i], SLUICE_MAX_NIC_PLANES);
     return SLUICE_OK;
 }
 
@@ -215,14 +219,64 @@ enum sluice_error sluice_choose_nics(const struct sluice_cluster *cluster, const
 
 /* ---- NICs that the cluster knows ---- */
 
-uint32_t sluice_nics_accepted(const struct shape *shape, uint64_t kinds)
+uint32_t sluice_nics_accepted(const struct shape *shape, uint64_t kinds, uint32_t plane)
 {
     uint32_t accepted = 0;
-    if (!kinds)
+    if (!kinds && !plane)
         return shape->all_nics;
     for (uint32_t i = 0; i < shape->nics.nic_count; i++)
-        accepted |= (uint32_t)(kinds >> shape->nics.nic_kind[i] & 1) << i;
+        accepted |= (uint32_t)((!kinds || (kinds >> shape->nics.nic_kind[i] & 1)) &&
+                               (!plane || shape->nics.nic_plane[i] == plane))
+                    << i;
     return accepted;
+}
+
+uint32_t sluice_count_planes(const struct shape *shape, uint32_t nics)
+{
+    uint64_t planes = 0;
+    for (; nics; nics &= nics - 1)
+        planes |= UINT64_C(1) << shape->nics.nic_plane[__builtin_ctz(nics)];
+    return (uint32_t)__builtin_popcountll(planes);
+}
+
+/* NICs near these GPUs. */
+static uint32_t nics_near(const struct shape *shape, uint16_t gpus)
+{
+    uint32_t near = 0;
+    for (int i = 0; i < shape->near_count; i++)
+        near |= gpus & shape->near[i].gpus ? shape->near[i].nics : 0;
+    return near;
+}
+
+/*
+ * NICs are left out one after the other, each from the fullest plane that can spare one without a loss of pairs: first
+ * those that make no pair; where there are no pairs, those near idle GPUs. Of numbers of NICs by plane this greedy way
+ * finds the least sum of squares (Federgruen, Groenevelt 1986); as each is a certain NIC, it misses it now and then.
+ */
+uint32_t sluice_nics_evenly(const struct shape *shape, uint16_t gpus, int gpu_count, uint16_t idle, uint32_t nics,
+                            int nic_count)
+{
+    const int most = sluice_most_pairs(shape, gpus, gpu_count, nics, nic_count);
+    const uint32_t near = nics_near(shape, idle);
+    int full[SLUICE_MAX_NIC_PLANES + 1] = {0};
+    for (uint32_t set = nics; set; set &= set - 1)
+        full[shape->nics.nic_plane[__builtin_ctz(set)]]++;
+    full[0] += full[0] ? SLUICE_MAX_NICS : 0; /* not known: the first to be left out */
+    for (int left = __builtin_popcount(nics); left > nic_count; left--) {
+        int fullest = -1;
+        uint32_t from = 0;
+        for (uint32_t set = nics; set; set &= set - 1) {
+            uint32_t nic = set & -set;
+            int rank = 2 * full[shape->nics.nic_plane[__builtin_ctz(set)]] + (!(near & nic) == (most > 0));
+            if (rank >= fullest && sluice_most_pairs(shape, gpus, gpu_count, nics & ~nic, nic_count) == most) {
+                fullest = rank;
+                from = nic;
+            }
+        }
+        nics &= ~from;
+        full[shape->nics.nic_plane[__builtin_ctz(from)]]--;
+    }
+    return nics;
 }
 
 int sluice_count_pairs(const struct shape *shape, uint16_t gpus, uint32_t nics)
@@ -238,7 +292,7 @@ struct offer sluice_offer_with_nics(const struct shape *shape, const struct need
 {
     if (!offer.units)
         return offer;
-    uint32_t accepted = nics_free & sluice_nics_accepted(shape, need->nic_kinds);
+    uint32_t accepted = nics_free & sluice_nics_accepted(shape, need->nic_kinds, need->plane);
     int left = __builtin_popcount(accepted) - (int)need->nics;
     if (left < 0)
         offer.units = 0;
@@ -253,16 +307,18 @@ void sluice_choose_pairs(const struct sluice_cluster *cluster, const struct need
                          struct choice *choice)
 {
     const struct shape *shape = sluice_shape_of(cluster, choice->node);
-    uint32_t free_nics = cluster->nics_free[choice->node] & sluice_nics_accepted(shape, need->nic_kinds);
+    uint32_t free_nics = cluster->nics_free[choice->node] & sluice_nics_accepted(shape, need->nic_kinds, need->plane);
     uint16_t idle = cluster->nodes[choice->node].idle;
-    int nics = (int)need->nics + sluice_count(choice->gpus) * (int)need->nics_per_gpu;
+    int gpus = sluice_count(choice->gpus), nics = (int)need->nics + gpus * (int)need->nics_per_gpu;
+    uint16_t others = need->share ? choice->gpus : fit;
     struct pairing none = {0};
+    if (need->spread_planes && shape->several_planes)
+        free_nics = sluice_nics_evenly(shape, others, gpus, idle, free_nics, nics);
     if (!choice->gpus) {
         choice->nics = add_nics(&shape->nics, &none, idle, free_nics, nics);
         return;
     }
-    struct pairing best =
-        most_pairs(shape, &shape->nics, choice->gpus, need->share ? choice->gpus : fit, idle, free_nics, nics);
+    struct pairing best = most_pairs(shape, &shape->nics, choice->gpus, others, idle, free_nics, nics);
     choice->gpus = best.gpus;
     choice->nics = best.nics;
     choice->pairs = (uint16_t)best.pairs;

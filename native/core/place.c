@@ -453,7 +453,7 @@ static enum sluice_reason reason_of(const struct sluice_cluster *cluster, uint32
     if (sluice_count(kind) < gpus)
         return SLUICE_REASON_NIC;
     int nics = (int)need->nics + gpus * (int)need->nics_per_gpu;
-    uint32_t accepted = sluice_nics_accepted(shape, need->nic_kinds);
+    uint32_t accepted = sluice_nics_accepted(shape, need->nic_kinds, 0);
     if (__builtin_popcount(accepted) < nics)
         return SLUICE_REASON_NICS;
     if (row->cpus_free < need->cpus + (int64_t)gpus * need->cpus_per_gpu)
@@ -487,6 +487,18 @@ static enum sluice_reason reason_together(const struct need *need, uint32_t fitt
     return need->segment > 1 && fitting >= need->nodes_min ? SLUICE_REASON_SEGMENT : SLUICE_REASON_GANG;
 }
 
+/* In how many planes the NICs of a node are, of all nodes. */
+static uint32_t most_planes(const struct sluice_cluster *cluster, const struct sluice_placement *placement)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < placement->part_count; i++) {
+        const struct sluice_part *part = &placement->parts[i];
+        uint32_t planes = sluice_count_planes(sluice_shape_of(cluster, part->node), part->nics);
+        most = planes > most ? planes : most;
+    }
+    return most;
+}
+
 enum sluice_error sluice_explain(struct sluice_cluster *cluster, enum sluice_policy policy,
                                  const struct sluice_request *request, struct sluice_placement *placement,
                                  struct sluice_explanation *explanation, struct sluice_error_text *text)
@@ -510,6 +522,8 @@ enum sluice_error sluice_explain(struct sluice_cluster *cluster, enum sluice_pol
     struct choice choice;
     sluice_try_node(cluster, &sluice_policies[policy], &need, sluice_count((uint16_t)placement->parts[0].gpus),
                     placement->parts[0].node, &choice, &terms);
+    if (cluster->planes && (need.nics || need.nics_per_gpu))
+        sluice_add_term(&terms, "nic_planes", most_planes(cluster, placement));
     explanation->term_count = terms.count;
     for (uint32_t i = 0; i < terms.count; i++)
         explanation->terms[i] = terms.term[i];

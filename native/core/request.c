@@ -56,6 +56,7 @@ static enum sluice_error check_choices(const struct sluice_request *request, str
         {"one_switch", request->one_switch, SLUICE_REQUIRED},
         {"layout", request->layout, SLUICE_SPREAD},
         {"switch_layout", request->switch_layout, SLUICE_SPREAD},
+        {"nic_planes", request->nic_planes, SLUICE_SPREAD},
         {"flags", request->flags, SLUICE_GPUS_TOTAL | SLUICE_GPU_MEMORY_SUM | SLUICE_EXCLUSIVE},
     };
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++)
@@ -239,6 +240,8 @@ enum sluice_error sluice_need_from_request(const struct sluice_cluster *cluster,
         .segment = (uint32_t)segment,
         .lower_most = nodes_min > 1 ? (uint32_t)request->lower_switches : 0,
         .spread = request->switch_layout == SLUICE_SPREAD,
+        .one_plane = request->nic_planes == SLUICE_PACK && cluster->planes,
+        .spread_planes = request->nic_planes == SLUICE_SPREAD && cluster->planes,
         .nics = (uint32_t)nics,
         .nics_per_gpu = total ? (uint32_t)request->nics_per_gpu : 0,
         .nic_kinds = request->nic_kinds,

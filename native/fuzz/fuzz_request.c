@@ -65,6 +65,7 @@ static struct sluice_cluster *new_cluster(void)
             for (uint8_t i = 0; i < n; i++) {
                 kind.nics.nic_group[i] = i;
                 kind.nics.nic_kind[i] = n > 5 && i % 4 == 3;
+                kind.nics.nic_plane[i] = n > 6 ? i % 3 : 0;
             }
         }
         require(!sluice_cluster_add_shape(cluster, &kind, &shape, NULL));
@@ -127,6 +128,7 @@ static void place(struct sluice_cluster *cluster, struct input *input, uint64_t 
         .segment = number(input, 4),
         .lower_switches = number(input, 4),
         .switch_layout = (enum sluice_layout)number(input, 2),
+        .nic_planes = (enum sluice_layout)(bits >> 21 & 3),
     };
     enum sluice_policy policy = (enum sluice_policy)take(input, 1);
     struct sluice_part parts[MOST_PARTS];

@@ -75,7 +75,8 @@ static struct sluice_cluster *new_cluster(void)
                                                      .numa_node = (uint8_t)(i / 4),
                                                      .near_nic = i % 2};
         kind.nics = (struct sluice_nic_groups){
-            .gpu_count = GPUS, .nic_count = 8, .gpu_group = {0, 0, 1, 1, 2, 2, 3, 3}, .nic_group = {0, 1, 2, 3}};
+            .gpu_count = GPUS, .nic_count = 8, .gpu_group = {0, 0, 1, 1, 2, 2, 3, 3}, .nic_group = {0, 1, 2, 3},
+            .nic_plane = {1, 1, 2, 2}};
         CHECK_INT(sluice_cluster_add_shape(cluster, &kind, &shape, &text), SLUICE_OK);
         CHECK_INT(sluice_cluster_add_node(cluster, shape, 64000, 100000, racks[n % 4], &node, &text), SLUICE_OK);
     }
@@ -101,6 +102,8 @@ static const struct sluice_request requests[] = {
     {.gpus = 1, .nodes_min = 3, .nics = 1},
     {.gpus = 6, .nodes_max = 3, .flags = SLUICE_GPUS_TOTAL, .nics_per_gpu = 1},
     {.gpus = 1, .nics = 2, .nic_kinds = 1, .one_link_domain = SLUICE_PREFERRED},
+    {.gpus = 2, .nics = 2, .nic_planes = SLUICE_PACK},
+    {.gpus = 2, .nodes_min = 2, .nics = 2, .nic_planes = SLUICE_SPREAD},
     {.gpus = 1, .nodes_min = NODES + 1}, /* never */
     {.gpus = 9},                         /* never */
     {.gpus = -1},                        /* refused */

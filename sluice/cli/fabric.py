@@ -15,6 +15,7 @@ from sluice.base.text import one_line
 from sluice.cli.slurm_options import find_slurm_conf, find_version, site_options
 
 if TYPE_CHECKING:
+    from gres_probe.deploy import FileChange
     from gres_probe.inventory import Inventory
     from sluice.fabric.model import Fabric, FabricProblem, Reported
     from sluice.slurm.slurm_conf import SlurmConf
@@ -175,11 +176,13 @@ def discover(
     )
     path = output or site.conf.parent / ("topology.yaml" if kind == "yaml" else "topology.conf")
     change = FileChange(path, current_text(path), text)
+    planes = _planes_change(site)
     if as_json:
         click.echo(json.dumps(_document(site, blocks), indent=2))
     else:
         _tell_fabric(site)
         click.echo(change.diff(), nl=False)
+        click.echo(planes.diff() if planes is not None else "", nl=False)
     _tell_problems(site.problems)
     if not do_write:
         return
@@ -190,12 +193,11 @@ def discover(
         raise SluiceError(
             f"{path}: not written: {doubtful[0].kind}: {doubtful[0].what}", remedy="mend the fabric, or give --force"
         )
-    try:
-        written = _write(path, text)
-    except OSError as error:
-        raise SluiceError(f"{path}: {error.strerror}", remedy="name a file that you may write: --output") from error
-    click.echo(f"wrote {path}" if written else f"{path}: nothing to change", err=True)
-    if written:
+    files = [(path, text), *([(planes.path, planes.new)] if planes is not None else [])]
+    written = [_write(*file) for file in files]
+    for file, new in zip(files, written, strict=True):
+        click.echo(f"wrote {file[0]}" if new else f"{file[0]}: nothing to change", err=True)
+    if any(written):
         click.echo("to do: sluice lint; then scontrol reconfigure (a new TopologyPlugin needs a restart)", err=True)
 
 
@@ -214,13 +216,45 @@ def _refuse_loss(path: Path, slurm: SlurmConf, written: Collection[str]) -> None
 
 def _write(path: Path, text: str) -> bool:
     """Whether it differed; owner, group and mode stay those of the file that it replaces."""
+    from sluice.base.errors import SluiceError
     from sluice.base.files import write_if_changed
 
     try:
-        old = path.stat()
-    except FileNotFoundError:
-        return write_if_changed(path, text)
-    return write_if_changed(path, text, mode=S_IMODE(old.st_mode), like=old)
+        try:
+            old = path.stat()
+        except FileNotFoundError:
+            return write_if_changed(path, text)
+        return write_if_changed(path, text, mode=S_IMODE(old.st_mode), like=old)
+    except OSError as error:
+        raise SluiceError(f"{path}: {error.strerror}", remedy="name a file that you may write: --output") from error
+
+
+def _planes_change(site: _Site) -> FileChange | None:
+    """nics.sluice.conf with the planes discovered; None where inventories or the file are not there."""
+    from gres_probe.deploy import FileChange
+    from gres_probe.nic_groups import render
+
+    path, lines, wanted = _planes(site)
+    return FileChange(path, render(lines.values()), render(wanted.values())) if lines else None
+
+
+def _planes(site: _Site) -> tuple[Path, dict[str, str], dict[str, str]]:
+    """The file, its lines by node, and these with the planes discovered. Raises SluiceError for a damaged file."""
+    from gres_probe.deploy import current_text
+    from gres_probe.nic_groups import NICS_FILE, read
+    from sluice.base.errors import SluiceError
+    from sluice.fabric.planes import lines_with_planes, planes_of
+
+    path = site.conf.parent / NICS_FILE
+    text = current_text(path) if site.inventories else None
+    if text is None:
+        return path, {}, {}
+    try:
+        lines = read(text)
+    except SluiceError as error:
+        raise SluiceError(f"{path}: {error.what}", remedy="write it again with: sluice gres write --nics") from error
+    planes = planes_of(site.fabric, site.slurm.nodes)
+    return path, lines, lines_with_planes(lines, planes, site.inventories, site.slurm)
 
 
 @command.command("check")
@@ -243,6 +277,7 @@ def check(
     Exit 0 where they agree, 1 where they do not.
     """
     from sluice.fabric.check import compare, measured
+    from sluice.fabric.planes import compare_planes
     from sluice.fabric.tree import blocks_of
 
     site = _discover(_Sources(**sources), slurm_conf, inventory_dir)
@@ -253,6 +288,8 @@ def check(
         problems += compare(one, found)
     blocks = next((one for one in configured if one.kind == "block"), None)
     problems += measured(site.fabric, site.inventories, blocks)
+    _, lines, wanted = _planes(site)
+    problems += compare_planes(lines, wanted)
     problems += _of_preflights(site)
     problems = list(dict.fromkeys(problems))
     if as_json:

@@ -33,11 +33,12 @@ class GpuShape:
 
 @dataclass(frozen=True)
 class NicGroups:
-    """The group of each GPU and each NIC of a node, and each NIC's kind (``struct sluice_nic_groups``)."""
+    """The group of each GPU and each NIC of a node, each NIC's kind and plane (``struct sluice_nic_groups``)."""
 
     gpus: tuple[int, ...]
     nics: tuple[int, ...]
     kinds: tuple[int, ...] = ()  # empty: all are of kind 0
+    planes: tuple[int, ...] = ()  # from 1; 0, and empty: not known
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def fill_nics(c_nics: Any, nics: NicGroups) -> None:
     c_nics.gpu_group = list(nics.gpus[: lib.SLUICE_MAX_GPUS])
     c_nics.nic_group = list(nics.nics[: lib.SLUICE_MAX_NICS])
     c_nics.nic_kind = list(nics.kinds[: lib.SLUICE_MAX_NICS])
+    c_nics.nic_plane = list(nics.planes[: lib.SLUICE_MAX_NICS])
 
 
 class Cluster:

@@ -137,6 +137,7 @@ class Request:
     nic_kinds: int = 0
     lower_switches: int = 0
     switch_layout: Layout = Layout.POLICY
+    nic_planes: Layout = Layout.POLICY
 
     def fill(self, request: Any) -> Any:
         """Write into a ``struct sluice_request``; what this returns must live as long as the struct."""

@@ -130,6 +130,7 @@ class Topology:
     ORDER: ClassVar[int] = 5
     WORKLOAD: ClassVar[int] = 6
     NICS: ClassVar[int] = 7
+    NIC_PLANES: ClassVar[int] = 8
 
     @property
     def node_names(self) -> list[str]:
@@ -385,6 +386,8 @@ def _topology(data: Fields) -> Topology:
         elif call == Topology.NICS:
             gpu_count, nic_count = data.count(int(lib.SLUICE_MAX_GPUS)), data.count(int(lib.SLUICE_MAX_NICS))
             values = (NicGroups(*(tuple(data.raw(count)) for count in (gpu_count, nic_count, nic_count))),)
+        elif call == Topology.NIC_PLANES:
+            values = (tuple(data.raw(data.count(int(lib.SLUICE_MAX_NICS)))),)
         elif call == Topology.SWITCH:
             values = (data.number(),)
         elif call == Topology.NODE:
@@ -443,6 +446,7 @@ def _decision(data: Fields) -> Decision:
         parts = _with_nics(data, parts)
     segment = data.signed() if flags & 64 else 0
     lower_switches, switch_layout = (data.signed(), Layout(data.number())) if flags & 128 else (0, Layout.POLICY)
+    nic_planes = Layout(data.number()) if flags & 256 else Layout.POLICY
     return Decision(
         job=job,
         mode=mode,
@@ -463,6 +467,7 @@ def _decision(data: Fields) -> Decision:
             nic_kinds=kinds,
             lower_switches=lower_switches,
             switch_layout=switch_layout,
+            nic_planes=nic_planes,
         ),  # fmt: skip
         placement=Placement(parts, score, pairs) if verdict == lib.SLUICE_OK else None,
         stock_nodes=stock,
@@ -698,6 +703,8 @@ class Replay:
                 nics = None
             elif call == Topology.NICS:
                 nics = values[0]
+            elif call == Topology.NIC_PLANES:
+                nics = replace(nics, planes=values[0]) if nics is not None else None
             elif call == Topology.SWITCH:
                 cluster.add_switch(values[0])
             elif call == Topology.NODE:

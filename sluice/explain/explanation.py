@@ -17,7 +17,7 @@ from sluice.base.errors import UsageError
 from sluice.core import lib
 from sluice.core.cluster import Cluster
 from sluice.core.errors import CoreError
-from sluice.core.placement import Part, Placement, Policy, Preference, Reason, Request, place
+from sluice.core.placement import Layout, Part, Placement, Policy, Preference, Reason, Request, place
 from sluice.explain import decisions
 from sluice.explain.decisions import (
     Decision,
@@ -316,6 +316,8 @@ def _asked(request: Request, model: Callable[[int], str]) -> dict[str, Any]:
     }
     if request.nics or request.nics_per_gpu:
         asked |= {"nics": request.nics, "nics_per_gpu": request.nics_per_gpu}
+        if request.nic_planes != Layout.POLICY:
+            asked["nic_planes"] = "one" if request.nic_planes == Layout.PACK else "spread"
     if request.models:
         asked["gpu_types"] = [model(number) for number in range(64) if request.models >> number & 1]
     if request.segment > 1:

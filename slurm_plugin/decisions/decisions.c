@@ -82,7 +82,7 @@ static uint64_t hash_question(const struct bytes *so_far, const struct sluice_re
 {
     const int64_t appended[] = {request->gpu_compute_percent, request->nics,    request->nics_per_gpu,
                                 (int64_t)request->nic_kinds,  request->segment, request->lower_switches,
-                                request->switch_layout};
+                                request->switch_layout,       request->nic_planes};
     return hash_bytes(so_far->data, so_far->length) ^ hash_bytes((const uint8_t *)appended, sizeof appended);
 }
 
@@ -94,10 +94,11 @@ static void put_decision(struct bytes *to, const struct sluice_decision *decisio
     sluice_put(to, decision->outcome);
     const struct sluice_request *request = decision->request;
     const bool claims = request->gpu_compute_percent != 0, nics = request->nics || request->nics_per_gpu,
-               segments = request->segment > 1, switches = request->lower_switches || request->switch_layout;
+               segments = request->segment > 1, switches = request->lower_switches || request->switch_layout,
+               planes = request->nic_planes != SLUICE_LAYOUT_POLICY;
     sluice_put(to, (decision->backfill ? 1u : 0u) | (decision->stock_answered ? 2u : 0u) |
                        (decision->stock_fits ? 4u : 0u) | (decision->planned ? 8u : 0u) | (claims ? 16u : 0u) |
-                       (nics ? 32u : 0u) | (segments ? 64u : 0u) | (switches ? 128u : 0u));
+                       (nics ? 32u : 0u) | (segments ? 64u : 0u) | (switches ? 128u : 0u) | (planes ? 256u : 0u));
     sluice_put(to, decision->policy);
     sluice_put(to, decision->verdict);
     sluice_put_request(to, decision->request);
@@ -126,6 +127,8 @@ static void put_decision(struct bytes *to, const struct sluice_decision *decisio
         sluice_put_signed(to, request->lower_switches);
         sluice_put(to, request->switch_layout);
     }
+    if (planes)
+        sluice_put(to, request->nic_planes);
 }
 
 void sluice_decision_placed(struct sluice_decision_recorder *recorder, const struct sluice_decision *decision)

@@ -15,7 +15,8 @@ enum topology_call {
     CALL_NODE = 4,
     CALL_ORDER = 5,
     CALL_WORKLOAD = 6,
-    CALL_NICS = 7, /* of the next shape */
+    CALL_NICS = 7, /* of the next shape, as are */
+    CALL_NIC_PLANES = 8,
 };
 
 struct sluice_decision_topology {
@@ -57,6 +58,14 @@ static void note_nics(struct bytes *to, const struct sluice_nic_groups *nics)
     sluice_put_bytes(to, nics->gpu_group, nics->gpu_count);
     sluice_put_bytes(to, nics->nic_group, nics->nic_count);
     sluice_put_bytes(to, nics->nic_kind, nics->nic_count);
+    bool known = false;
+    for (uint32_t i = 0; i < nics->nic_count; i++)
+        known |= nics->nic_plane[i] != 0;
+    if (!known)
+        return;
+    sluice_put(to, CALL_NIC_PLANES);
+    sluice_put(to, nics->nic_count);
+    sluice_put_bytes(to, nics->nic_plane, nics->nic_count);
 }
 
 void sluice_decision_note_shape(struct sluice_decision_topology *topology, const struct sluice_node_shape *shape)

@@ -20,7 +20,7 @@ static void look(const struct sluice_nics *nics, const char *line, size_t length
     for (uint32_t i = 0; i < groups->gpu_count; i++)
         require(groups->gpu_group[i] < SLUICE_MAX_NIC_GROUPS);
     for (uint32_t i = 0; i < groups->nic_count; i++)
-        require(groups->nic_group[i] < SLUICE_MAX_NIC_GROUPS);
+        require(groups->nic_group[i] < SLUICE_MAX_NIC_GROUPS && groups->nic_plane[i] <= SLUICE_MAX_NIC_PLANES);
 }
 
 static void try(const char *data, size_t length)

@@ -64,6 +64,17 @@ static void set_spread(struct sluice_job_request *request, const job_record_t *j
             requests[i]->switch_layout = SLUICE_SPREAD;
 }
 
+/* Its NICs in one plane or over several, as the policy has it; nothing where planes are not known. */
+static void set_nic_planes(struct sluice_job_request *request, const struct sluice_rules *rules)
+{
+    const uint32_t class = request->gpu_type ? sluice_rules_class_of_type(rules, request->gpu_type) : SLUICE_NO_CLASS;
+    struct sluice_request *requests[] = {&request->wanted, &request->wider};
+    for (size_t i = 0; i < (request->has_wider ? 2 : 1); i++)
+        if (requests[i]->nics || requests[i]->nics_per_gpu)
+            requests[i]->nic_planes = (enum sluice_layout)(class == SLUICE_NO_CLASS ? rules->nic_planes
+                                                                                    : rules->classes[class].nic_planes);
+}
+
 static int decide(struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
@@ -72,6 +83,7 @@ static int decide(struct decision *decision)
     const struct sluice_settings *settings = sluice_settings_acquire();
     if (sluice_mirror_has_switches(sluice_hook.mirror))
         set_spread(&decision->request, call->job, settings->rules);
+    set_nic_planes(&decision->request, settings->rules);
     sluice_settings_release(settings);
     sluice_hook_read_power(decision);
     enum sluice_job_stock reason = stock_alone(decision);

@@ -322,6 +322,7 @@ static const struct key global_keys[] = {
     {"journal-wait-ms", KEY_U32, offsetof(struct sluice_rules, journal_wait_ms), 1, 10000},
     {"journal-warn", KEY_TRUTH, offsetof(struct sluice_rules, journal_warn), 0, 0},
     {"spread-nodes", KEY_TRUTH, offsetof(struct sluice_rules, spread_nodes), 0, 0},
+    {"nic-planes", KEY_U32, offsetof(struct sluice_rules, nic_planes), 0, SLUICE_SPREAD},
     {"journal-max-mib", KEY_U64, offsetof(struct sluice_rules, journal_max_mib), 8, 65536},
 };
 
@@ -338,6 +339,7 @@ static const struct key class_keys[] = {
     {"power-most-w", KEY_U32, offsetof(struct sluice_class, power_most_w), 0, SLUICE_GPU_POWER_MAX_W},
     {"compaction-wait-s", KEY_U32, offsetof(struct sluice_class, compaction_wait_s), 0, MOST_S},
     {"spread-nodes", KEY_TRUTH, offsetof(struct sluice_class, spread_nodes), 0, 0},
+    {"nic-planes", KEY_U32, offsetof(struct sluice_class, nic_planes), 0, SLUICE_SPREAD},
 };
 
 static const struct key tenant_keys[] = {

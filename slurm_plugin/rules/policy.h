@@ -60,6 +60,7 @@ struct sluice_class {
     uint32_t power_most_w;
     uint32_t compaction_wait_s; /* as the global one, for jobs that would start here; 0: that one */
     bool spread_nodes;          /* jobs of several nodes with its GPUs are spread over leaf switches */
+    uint32_t nic_planes;        /* enum sluice_layout: of the NICs of jobs with its GPUs */
 };
 
 /* A tenant's limits in one class. */
@@ -120,6 +121,7 @@ struct sluice_rules {
     int64_t fair_share_half_life_s; /* 0: usage never decays */
     enum sluice_policy placement;
     bool spread_nodes; /* jobs of several nodes are spread over leaf switches; a class's own goes before it */
+    uint32_t nic_planes; /* enum sluice_layout: of a job's NICs; likewise */
     uint32_t backfill_reservations; /* how many jobs of a plan get one */
     uint32_t backfill_depth;        /* pending jobs that are planned, 1 to SLUICE_MOST_PLANNED */
     uint32_t planner_interval_ms;   /* between plans, 100 to 600,000 */

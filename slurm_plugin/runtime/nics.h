@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which GPUs and RDMA NICs of each node are near each other: `nics.sluice.conf` in the folder of slurm.conf, written by
- * `sluice gres write --nics`; see listing.h.
+ * `sluice gres write --nics`; and in which plane each NIC is, by `sluice fabric discover --write`; see listing.h.
  *
  *   sluice-nics 1
- *   NODE GROUP,GROUP,... GROUP,GROUP,...   of each GPU and each NIC, in the order of gres/gpu and gres/nic
+ *   NODE GROUP,GROUP,... GROUP,GROUP/PLANE,...   of each GPU and each NIC, in the order of gres/gpu and gres/nic
  *   checksum = crc32:0123abcd              of all bytes before this line
  */
 #ifndef SLUICE_RUNTIME_NICS_H

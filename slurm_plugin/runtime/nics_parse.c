@@ -17,17 +17,25 @@ struct sluice_nics {
     struct of_node nodes[]; /* sorted by name */
 };
 
-/* The next word: numbers with commas between them; how many, 0 for what is no such list. */
-static uint32_t read_groups(struct sluice_line *line, uint8_t *groups, uint32_t most)
+/* The next word: numbers with commas between them, each with /PLANE behind it where it has one and `planes` is not NULL;
+ * how many, 0 for what is no such list. */
+static uint32_t read_groups(struct sluice_line *line, uint8_t *groups, uint8_t *planes, uint32_t most)
 {
     const char *word;
     const size_t length = sluice_line_word(line, &word);
     struct sluice_line list = {.at = word, .end = length ? word + length : word, .between = ','};
     uint32_t count = 0;
     do {
-        uint64_t value;
-        if (count == most || !sluice_line_number(&list, SLUICE_MAX_NIC_GROUPS - 1, &value))
+        uint64_t value, plane = 0;
+        const char *one;
+        const size_t size = sluice_line_word(&list, &one);
+        struct sluice_line parts = {.at = one, .end = one + size, .between = '/'};
+        if (count == most || !sluice_line_number(&parts, SLUICE_MAX_NIC_GROUPS - 1, &value))
             return 0;
+        if (parts.at && (!planes || !sluice_line_number(&parts, SLUICE_MAX_NIC_PLANES, &plane) || !plane || parts.at))
+            return 0;
+        if (planes)
+            planes[count] = (uint8_t)plane;
         groups[count++] = (uint8_t)value;
     } while (list.at);
     return count;
@@ -38,8 +46,8 @@ static bool read_line(struct sluice_line *line, void *item)
     struct of_node *node = item;
     if (!sluice_line_name(line, node->name, sizeof(node->name)))
         return false;
-    node->groups.gpu_count = read_groups(line, node->groups.gpu_group, SLUICE_MAX_GPUS);
-    node->groups.nic_count = read_groups(line, node->groups.nic_group, SLUICE_MAX_NICS);
+    node->groups.gpu_count = read_groups(line, node->groups.gpu_group, NULL, SLUICE_MAX_GPUS);
+    node->groups.nic_count = read_groups(line, node->groups.nic_group, node->groups.nic_plane, SLUICE_MAX_NICS);
     return node->groups.gpu_count && node->groups.nic_count && !line->at;
 }
 

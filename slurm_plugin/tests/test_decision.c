@@ -175,6 +175,8 @@ static void test_repeats_are_left_out(void)
     sluice_decision_placed(recorder, &refusal);
     other.switch_layout = SLUICE_SPREAD;
     sluice_decision_placed(recorder, &refusal);
+    other.nic_planes = SLUICE_SPREAD;
+    sluice_decision_placed(recorder, &refusal);
     refusal.job.id = 8; /* another job */
     sluice_decision_placed(recorder, &refusal);
     sluice_decision_read_counters(recorder, &counters);

@@ -18,13 +18,16 @@ static void test_good(void)
     CHECK_INT(parse("sluice-nics 1\n", &nics, &text), SLUICE_OK);
     CHECK(!sluice_nics_of(nics, "n1"));
     sluice_nics_free(nics);
-    CHECK_INT(parse("sluice-nics 1\nn2 0,1 1,47,0\nn1.a_b 3 3\n", &nics, &text), SLUICE_OK);
+    CHECK_INT(parse("sluice-nics 1\nn2 0,1 1,47/32,0/1\nn1.a_b 3 3\n", &nics, &text), SLUICE_OK);
     const struct sluice_nic_groups *groups = sluice_nics_of(nics, "n2");
     CHECK_INT(groups->gpu_count, 2);
     CHECK_INT(groups->gpu_group[1], 1);
     CHECK_INT(groups->nic_count, 3);
     CHECK_INT(groups->nic_group[1], 47);
     CHECK_INT(groups->nic_group[2], 0);
+    CHECK_INT(groups->nic_plane[0], 0);
+    CHECK_INT(groups->nic_plane[1], 32);
+    CHECK_INT(groups->nic_plane[2], 1);
     CHECK_INT(sluice_nics_of(nics, "n1.a_b")->nic_group[0], 3);
     CHECK(!sluice_nics_of(nics, "n1") && !sluice_nics_of(NULL, "n2"));
     sluice_nics_free(nics);
@@ -51,6 +54,12 @@ static void test_bad(void)
         {"sluice-nics 1\nn1 0, 0\n", SLUICE_ERROR_INVALID, "line 2"},
         {"sluice-nics 1\nn1 -1 0\n", SLUICE_ERROR_INVALID, "line 2"},
         {"sluice-nics 1\nn1 48 0\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0/1 0\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0 0/\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0 0/0\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0 0/33\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0 0/1/1\n", SLUICE_ERROR_INVALID, "line 2"},
+        {"sluice-nics 1\nn1 0 /1\n", SLUICE_ERROR_INVALID, "line 2"},
         {"sluice-nics 1\nn1 0 4294967296\n", SLUICE_ERROR_INVALID, "line 2"},
         {"sluice-nics 1\nn1 0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0 0\n", SLUICE_ERROR_INVALID, "line 2"},
         {"sluice-nics 1\nn1 0 0\nn2 0 0\nn1 0 0\n", SLUICE_ERROR_INVALID, "node n1 is there twice"},

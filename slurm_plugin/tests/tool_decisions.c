@@ -76,6 +76,7 @@ static void make_cluster(void)
             for (uint8_t nic = 0; nic < 10; nic++) {
                 shape.nics.nic_group[nic] = nic;
                 shape.nics.nic_kind[nic] = nic > 7;
+                shape.nics.nic_plane[nic] = nic > 7 ? 0 : 1 + nic % 2;
             }
         }
         must(sluice_cluster_add_shape(cluster, &shape, &shapes[i], &text), &text);
@@ -132,6 +133,7 @@ static struct sluice_request random_request(uint64_t *allowed)
     if (request.gpus && draw(5) == 0) {
         request.nics = draw(2) ? request.gpus : 1;
         request.nic_kinds = draw(3) == 0;
+        request.nic_planes = (enum sluice_layout)draw(3);
     }
     if (draw(30) == 0) /* all that was appended to decisions later, in one */
         request = (struct sluice_request){.gpus = 1,
@@ -140,7 +142,8 @@ static struct sluice_request random_request(uint64_t *allowed)
                                           .nodes_min = 4,
                                           .segment = 2,
                                           .nics_per_gpu = 2,
-                                          .nic_kinds = 1};
+                                          .nic_kinds = 1,
+                                          .nic_planes = SLUICE_PACK};
     if (request.gpus && draw(4) == 0)
         request.models = 1u << draw(2);
     if (request.gpus && draw(5) == 0)

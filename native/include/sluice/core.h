@@ -111,6 +111,7 @@ struct sluice_gpu_shape {
 enum { SLUICE_MAX_NICS = 32 };                                      /* of one node */
 enum { SLUICE_MAX_NIC_GROUPS = SLUICE_MAX_GPUS + SLUICE_MAX_NICS }; /* each may be alone in its own */
 enum { SLUICE_MAX_NIC_KINDS = 64 };                                 /* so that a set of kinds is one uint64_t */
+enum { SLUICE_MAX_NIC_PLANES = 32 };                                /* of a cluster */
 
 /* Which GPUs and RDMA NICs of a node reach each other through PCIe switches alone (PXB or nearer): those of one group. */
 struct sluice_nic_groups {
@@ -118,6 +119,8 @@ struct sluice_nic_groups {
     uint8_t gpu_group[SLUICE_MAX_GPUS]; /* below SLUICE_MAX_NIC_GROUPS */
     uint8_t nic_group[SLUICE_MAX_NICS];
     uint8_t nic_kind[SLUICE_MAX_NICS]; /* the caller's number of its type, below SLUICE_MAX_NIC_KINDS */
+    uint8_t nic_plane[SLUICE_MAX_NICS]; /* the network that it is in, of all nodes: 1 .. SLUICE_MAX_NIC_PLANES; 0: not
+                                           known */
 };
 
 /* The GPUs of a kind of node. links[i][j] is the weight of the path between GPUs i and j (larger is faster, 0 unknown);
@@ -292,6 +295,8 @@ struct sluice_request {
                                many of the switches one level below `switch_level`, filled as Slurm's topology/block
                                fills them (sluice_blocks_ask); 0: any number */
     enum sluice_layout switch_layout; /* SLUICE_SPREAD: evenly over the leaf switches; else as near as possible */
+    enum sluice_layout nic_planes;    /* SLUICE_PACK: all NICs in one plane; SLUICE_SPREAD: those of each node evenly over
+                                         planes; see sluice_place */
 };
 
 /* What one allocation holds, or is to hold, on one node. */
@@ -361,6 +366,10 @@ enum sluice_error sluice_request_check(const struct sluice_cluster *cluster, con
  * Where NICs are asked, nodes that have more pairs of GPUs and NICs for the request (see sluice_choose_nics) go before
  * others: after what is preferred of links, NUMA nodes and NICs, before the layout and the policy's score, and for gangs
  * before the switches as well.
+ * With nic_planes SLUICE_PACK all NICs of all nodes are in one plane, wherever one has room for the request: of these
+ * planes the one with most pairs, then the highest score, then the lowest number; else as without it. With SLUICE_SPREAD
+ * those of each node are over its planes as evenly as a greedy search finds without a loss of pairs; NICs whose plane is
+ * not known come last. Nothing changes where planes are not known.
  * O(nodes) for the published policies, less for SLUICE_POLICY_SLUICE and one node.
  * Errors: those of sluice_request_check; UNKNOWN (policy); CAPACITY (more nodes than the placement has room for);
  * NO_PLACE (nothing fits now); NEVER (nothing would, were every allowed node up, healthy and idle).
