@@ -17,6 +17,8 @@ import pytest
 from benchmarks.fabric_site import fat_tree, simulated, write_site
 from dev_cluster.cluster import DevCluster
 from gres_probe.collect import load_inventories
+from gres_probe.nic_groups import NICS_FILE, render, with_planes
+from gres_probe.nic_groups import read as read_nics
 from gres_probe.writer import generate
 from policy.compiled import CompiledPolicy, Global
 from policy.monitoring import NodeMetrics
@@ -27,7 +29,7 @@ from sluice.explain.explanation import explain_job, parse_job
 from tests.integration.conftest import MakeCluster
 from tests.integration.jobs import shown, submit
 from tests.integration.private_slurm import free_ports
-from tests.integration.settled import fresh_status, until
+from tests.integration.settled import await_policy, fresh_status, until
 from tests.unit.prolog_epilog.nccl_rules import read
 
 simulates = pytest.mark.skipif(
@@ -379,6 +381,51 @@ def test_each_node_has_the_interfaces_of_its_gpus(both: DevCluster) -> None:
     refused = both.run(["sbatch", "--nics-per-gpu=1", "--wrap=true"], check=False)
     assert "--nics-per-gpu=1: the job asks for no whole GPUs" in refused.stderr
     assert counters(both)["check_failures"] == 0
+
+
+@pytest.mark.cluster
+def test_interfaces_are_in_one_plane_or_over_several(both: DevCluster) -> None:
+    """Pairs of GPUs are in planes 1, 2, 1, 2: three are in both by themselves, and two in one."""
+    conf = both.slurm_conf_dir()
+    plain, policy = (conf / NICS_FILE).read_text(), (conf / "sluice.policy").read_text()
+    plane = {nic: 1 + gpu // 2 % 2 for nic, gpu in NEAR.items()}
+    lines = [with_planes(line, [plane.get(nic, 0) for nic in range(10)]) for line in read_nics(plain).values()]
+
+    def planes(word: int, *asked: str) -> set[int]:
+        CompiledPolicy(settings=Global(placement="sluice", nic_planes=word)).write(conf / "sluice.policy")
+        await_policy(both)
+        job = submit(both, "-c1", *asked, user="root")
+        until(lambda: shown(both, job)["JobState"] == "RUNNING")
+        text = both.run(["scontrol", "show", "job", "-d", job]).stdout
+        nics = numbers(re.findall(r"nic:\d+\(IDX:([\d,-]+)\)", text))
+        assert {NEAR[nic] for nic in nics} == numbers(re.findall(r"gpu:h100:\d+\(IDX:([\d,-]+)\)", text))
+        found = {plane[nic] for nic in nics}
+        decided = explain_job(both.layout.state / "sluice.records", parse_job(job)) or {}
+        assert {"name": "nic_planes", "value": len(found)} in decided["decision"]["choice"]["score_terms"]
+        both.run(["scancel", job])
+        until(lambda: not both.run(["squeue", "-h"]).stdout)
+        return found
+
+    try:
+        (conf / NICS_FILE).write_text(render(lines))
+        both.run(["scontrol", "reconfigure"])
+        assert planes(0, "--gres=gpu:2,nic:2") == {1}
+        assert planes(2, "--gres=gpu:2,nic:2") == {1, 2}
+        assert planes(1, "-N2", "-n2", "--gres=gpu:3,nic:3") in ({1}, {2})
+    finally:
+        (conf / NICS_FILE).write_text(plain)
+        (conf / "sluice.policy").write_text(policy)
+        both.run(["scontrol", "reconfigure"])
+        await_policy(both)
+    checks = [check_file(path) for path in list_files(both.layout.state / "sluice.records")]
+    assert [check.different for check in checks] == [()] * len(checks)
+    assert counters(both)["check_failures"] == 0
+
+
+def numbers(listed: list[str]) -> set[int]:
+    """Of lists as Slurm writes them, e.g. 0-2,5."""
+    ends = [part.partition("-")[::2] for text in listed for part in text.split(",")]
+    return {number for first, last in ends for number in range(int(first), int(last or first) + 1)}
 
 
 def give_types(cluster: DevCluster) -> None:

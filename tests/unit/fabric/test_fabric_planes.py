@@ -57,7 +57,7 @@ def machine(node: str, adapters: int = ADAPTERS) -> Inventory:
     """A GPU and an adapter below each of its switches."""
     kinds = [LinkType.SYSTEM, LinkType.PCI_SWITCH]
     gpus = [
-        Gpu("nvidia", number, f"0000:{number}1:00.0", "NVIDIA H100", 81920, 81000, device_file=f"/dev/nvidia{number}")
+        Gpu("nvidia", number, f"GPU-{number}", "NVIDIA H100", f"/dev/nvidia{number}", number, f"0000:{number}1:00.0", 81920, 81000)
         for number in range(adapters)
     ]
     links = [[Link(LinkType.SELF if a == b else LinkType.SYSTEM) for b in range(adapters)] for a in range(adapters)]
