@@ -19,8 +19,8 @@ from gres_probe.inventory import Inventory
 from gres_probe.nic_groups import NICS_FILE, keep_planes, read
 from gres_probe.writer import GRES_FILE, NODES_FILE, GresConfiguration, generate
 from sluice.base.errors import SluiceError
-from sluice.base.hostlist import fold
 from sluice.base.files import write_if_changed
+from sluice.base.hostlist import fold
 from sluice.base.slurm_version import SlurmVersion
 from sluice.slurm.slurm_conf import ConfigFile, NodeDefinition, SlurmConf, interpret_slurm_conf, read_config
 

@@ -41,7 +41,7 @@ struct shape {
     struct sluice_nic_groups nics;
     uint32_t all_nics;
     bool several_planes; /* of its NICs, not all are in one */
-    uint8_t near_count; /* groups that have both GPUs and NICs */
+    uint8_t near_count;  /* groups that have both GPUs and NICs */
     struct {
         uint32_t nics;
         uint16_t gpus;

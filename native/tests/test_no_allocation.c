@@ -74,9 +74,11 @@ static struct sluice_cluster *new_cluster(void)
                                                      .link_domain = (uint8_t)(i / 4),
                                                      .numa_node = (uint8_t)(i / 4),
                                                      .near_nic = i % 2};
-        kind.nics = (struct sluice_nic_groups){
-            .gpu_count = GPUS, .nic_count = 8, .gpu_group = {0, 0, 1, 1, 2, 2, 3, 3}, .nic_group = {0, 1, 2, 3},
-            .nic_plane = {1, 1, 2, 2}};
+        kind.nics = (struct sluice_nic_groups){.gpu_count = GPUS,
+                                               .nic_count = 8,
+                                               .gpu_group = {0, 0, 1, 1, 2, 2, 3, 3},
+                                               .nic_group = {0, 1, 2, 3},
+                                               .nic_plane = {1, 1, 2, 2}};
         CHECK_INT(sluice_cluster_add_shape(cluster, &kind, &shape, &text), SLUICE_OK);
         CHECK_INT(sluice_cluster_add_node(cluster, shape, 64000, 100000, racks[n % 4], &node, &text), SLUICE_OK);
     }

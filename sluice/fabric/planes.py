@@ -16,8 +16,11 @@ MOST_PLANES = 32
 
 
 def planes_of(fabric: Fabric, nodes: Collection[str]) -> dict[str, dict[str, int]]:
-    """The plane of each adapter of the nodes by its name, from 1, where nodes are plugged into several; else the rail, where
-    the adapters of nodes are on rails; else nothing. Adapters with ports in several, or in none, are left out."""
+    """The plane of each adapter of the nodes by its name, from 1, where nodes are plugged into several.
+
+    Else the rail, where the adapters of nodes are on rails; else nothing. Adapters with ports in several, or in none,
+    are left out.
+    """
     for groups in (fabric.planes(), fabric.rails(nodes)):
         number = {switch: place for place, group in enumerate(groups, start=1) for switch in group}
         found = {
@@ -38,7 +41,10 @@ def planes_of(fabric: Fabric, nodes: Collection[str]) -> dict[str, dict[str, int
 
 
 def lines_with_planes(
-    lines: Mapping[str, str], planes: Mapping[str, Mapping[str, int]], inventories: Mapping[str, Inventory], slurm: SlurmConf
+    lines: Mapping[str, str],
+    planes: Mapping[str, Mapping[str, int]],
+    inventories: Mapping[str, Inventory],
+    slurm: SlurmConf,
 ) -> dict[str, str]:
     """The lines of nics.sluice.conf with these planes; as they are where the inventory has not as many interfaces."""
     return {node: _line(line, planes.get(node, {}), inventories.get(node), slurm) for node, line in lines.items()}
@@ -74,4 +80,3 @@ def compare_planes(written: Mapping[str, str], wanted: Mapping[str, str]) -> Ite
 
 def _nics(line: str) -> str:
     return line.rpartition(" ")[2]
-

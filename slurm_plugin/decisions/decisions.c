@@ -80,8 +80,8 @@ static bool starts_something(const struct sluice_decision *decision)
 /* Of what a decision is about, for repeats. `so_far` has the job and its request without what is appended later. */
 static uint64_t hash_question(const struct bytes *so_far, const struct sluice_request *request)
 {
-    const int64_t appended[] = {request->gpu_compute_percent, request->nics,    request->nics_per_gpu,
-                                (int64_t)request->nic_kinds,  request->segment, request->lower_switches,
+    const int64_t appended[] = {request->gpu_compute_percent, request->nics,      request->nics_per_gpu,
+                                (int64_t)request->nic_kinds,  request->segment,   request->lower_switches,
                                 request->switch_layout,       request->nic_planes};
     return hash_bytes(so_far->data, so_far->length) ^ hash_bytes((const uint8_t *)appended, sizeof appended);
 }

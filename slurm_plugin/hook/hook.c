@@ -71,8 +71,8 @@ static void set_nic_planes(struct sluice_job_request *request, const struct slui
     struct sluice_request *requests[] = {&request->wanted, &request->wider};
     for (size_t i = 0; i < (request->has_wider ? 2 : 1); i++)
         if (requests[i]->nics || requests[i]->nics_per_gpu)
-            requests[i]->nic_planes = (enum sluice_layout)(class == SLUICE_NO_CLASS ? rules->nic_planes
-                                                                                    : rules->classes[class].nic_planes);
+            requests[i]->nic_planes =
+                (enum sluice_layout)(class == SLUICE_NO_CLASS ? rules->nic_planes : rules->classes[class].nic_planes);
 }
 
 static int decide(struct decision *decision)

@@ -120,7 +120,7 @@ struct sluice_rules {
     struct sluice_order_policy order;
     int64_t fair_share_half_life_s; /* 0: usage never decays */
     enum sluice_policy placement;
-    bool spread_nodes; /* jobs of several nodes are spread over leaf switches; a class's own goes before it */
+    bool spread_nodes;   /* jobs of several nodes are spread over leaf switches; a class's own goes before it */
     uint32_t nic_planes; /* enum sluice_layout: of a job's NICs; likewise */
     uint32_t backfill_reservations; /* how many jobs of a plan get one */
     uint32_t backfill_depth;        /* pending jobs that are planned, 1 to SLUICE_MOST_PLANNED */

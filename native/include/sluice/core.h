@@ -118,7 +118,7 @@ struct sluice_nic_groups {
     uint32_t gpu_count, nic_count;
     uint8_t gpu_group[SLUICE_MAX_GPUS]; /* below SLUICE_MAX_NIC_GROUPS */
     uint8_t nic_group[SLUICE_MAX_NICS];
-    uint8_t nic_kind[SLUICE_MAX_NICS]; /* the caller's number of its type, below SLUICE_MAX_NIC_KINDS */
+    uint8_t nic_kind[SLUICE_MAX_NICS];  /* the caller's number of its type, below SLUICE_MAX_NIC_KINDS */
     uint8_t nic_plane[SLUICE_MAX_NICS]; /* the network that it is in, of all nodes: 1 .. SLUICE_MAX_NIC_PLANES; 0: not
                                            known */
 };
@@ -295,7 +295,7 @@ struct sluice_request {
                                many of the switches one level below `switch_level`, filled as Slurm's topology/block
                                fills them (sluice_blocks_ask); 0: any number */
     enum sluice_layout switch_layout; /* SLUICE_SPREAD: evenly over the leaf switches; else as near as possible */
-    enum sluice_layout nic_planes;    /* SLUICE_PACK: all NICs in one plane; SLUICE_SPREAD: those of each node evenly over
+    enum sluice_layout nic_planes; /* SLUICE_PACK: all NICs in one plane; SLUICE_SPREAD: those of each node evenly over
                                          planes; see sluice_place */
 };
 

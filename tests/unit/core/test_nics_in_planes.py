@@ -119,9 +119,7 @@ def test_spread_over_planes_as_evenly_as_any_choice(full_scale: bool) -> None:
         assert found.nic_pairs == plain.nic_pairs == (pairs_of(site, part) if request.gpus else 0)
         kept = bits(before.gpus) if request.one_link_domain else None
         best = min(
-            unevenness(planes)
-            for pairs, planes in choices(site, part.node, kept, request)
-            if pairs == plain.nic_pairs
+            unevenness(planes) for pairs, planes in choices(site, part.node, kept, request) if pairs == plain.nic_pairs
         )
         mine = unevenness(planes_of(site, part))
         changed += part.nics != before.nics
