@@ -400,8 +400,9 @@ def test_interfaces_are_in_one_plane_or_over_several(both: DevCluster) -> None:
         nics = numbers(re.findall(r"nic:\d+\(IDX:([\d,-]+)\)", text))
         assert {NEAR[nic] for nic in nics} == numbers(re.findall(r"gpu:h100:\d+\(IDX:([\d,-]+)\)", text))
         found = {plane[nic] for nic in nics}
-        decided = explain_job(both.layout.state / "sluice.records", parse_job(job)) or {}
-        assert {"name": "nic_planes", "value": len(found)} in decided["decision"]["choice"]["score_terms"]
+        records = both.layout.state / "sluice.records"
+        decided = until(lambda: (explain_job(records, parse_job(job)) or {}).get("decision"))
+        assert {"name": "nic_planes", "value": len(found)} in decided["choice"]["score_terms"]
         both.run(["scancel", job])
         until(lambda: not both.run(["squeue", "-h"]).stdout)
         return found
