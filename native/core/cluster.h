@@ -309,7 +309,7 @@ struct offer sluice_offer_with_nics(const struct shape *shape, const struct need
 void sluice_choose_pairs(const struct sluice_cluster *cluster, const struct need *need, uint16_t fit,
                          struct choice *choice);
 /* Of these NICs so many, which must be there, with the most pairs with so many of these GPUs, and over the planes as
- * evenly as a greedy search finds. O(NICs^2 * groups). */
+ * evenly as can be; of more than 10, as evenly as a greedy search finds. O((1000 + NICs^2) * groups). */
 uint32_t sluice_nics_evenly(const struct shape *shape, uint16_t gpus, int gpu_count, uint16_t idle, uint32_t nics,
                             int nic_count);
 /* So many of these NICs, which must be there, with the most pairs with just these GPUs. */

@@ -3,6 +3,7 @@
 #include "cluster.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <string.h>
 
 /* What is free of the node, by group. */
@@ -248,21 +249,56 @@ static uint32_t nics_near(const struct shape *shape, uint16_t gpus)
     return near;
 }
 
+/* Squares of how many are in each plane; those of which it is not known come after all others. */
+static int unevenness(const struct shape *shape, uint32_t nics)
+{
+    enum { UNKNOWN = 2 * SLUICE_MAX_NICS * SLUICE_MAX_NICS };
+    int in_plane[SLUICE_MAX_NIC_PLANES + 1] = {0}, squares = 0;
+    for (; nics; nics &= nics - 1) {
+        int plane = shape->nics.nic_plane[__builtin_ctz(nics)];
+        squares += plane ? 2 * in_plane[plane]++ + 1 : UNKNOWN;
+    }
+    return squares;
+}
+
+/* The most even choice without a loss of pairs. Of choices as even, NICs that are in pairs come first; where there are no
+ * pairs, those that no idle GPU has near. All are compared. */
+static uint32_t most_even(const struct shape *shape, uint16_t gpus, int gpu_count, uint32_t near, uint32_t nics,
+                          int nic_count)
+{
+    const int most = sluice_most_pairs(shape, gpus, gpu_count, nics, nic_count);
+    const uint32_t unwanted = most ? ~near : near;
+    uint32_t best = nics;
+    int least = INT_MAX;
+    for (uint32_t some = nics; some; some = (some - 1) & nics) {
+        if (__builtin_popcount(some) != nic_count)
+            continue;
+        int cost = (SLUICE_MAX_NICS + 1) * unevenness(shape, some) + __builtin_popcount(some & unwanted);
+        if (cost <= least && sluice_most_pairs(shape, gpus, gpu_count, some, nic_count) == most) {
+            least = cost;
+            best = some;
+        }
+    }
+    return best;
+}
+
 /*
- * NICs are left out one after the other, each from the fullest plane that can spare one without a loss of pairs: first
- * those that make no pair; where there are no pairs, those near idle GPUs. Of numbers of NICs by plane this greedy way
- * finds the least sum of squares (Federgruen, Groenevelt 1986); as each is a certain NIC, it misses it now and then.
+ * Many NICs are left out one after the other until all choices can be compared, each from the fullest plane that can spare
+ * one without a loss of pairs: first those that make no pair; where there are no pairs, those near idle GPUs. Of numbers of
+ * NICs by plane this greedy way finds the least sum of squares (Federgruen, Groenevelt 1986); as each is a certain NIC, it
+ * misses it now and then.
  */
 uint32_t sluice_nics_evenly(const struct shape *shape, uint16_t gpus, int gpu_count, uint16_t idle, uint32_t nics,
                             int nic_count)
 {
+    enum { COMPARED = 10 }; /* 252 choices at most */
     const int most = sluice_most_pairs(shape, gpus, gpu_count, nics, nic_count);
     const uint32_t near = nics_near(shape, idle);
     int full[SLUICE_MAX_NIC_PLANES + 1] = {0};
     for (uint32_t set = nics; set; set &= set - 1)
         full[shape->nics.nic_plane[__builtin_ctz(set)]]++;
     full[0] += full[0] ? SLUICE_MAX_NICS : 0; /* not known: the first to be left out */
-    for (int left = __builtin_popcount(nics); left > nic_count; left--) {
+    for (int left = __builtin_popcount(nics); left > nic_count && left > COMPARED; left--) {
         int fullest = -1;
         uint32_t from = 0;
         for (uint32_t set = nics; set; set &= set - 1) {
@@ -276,7 +312,7 @@ uint32_t sluice_nics_evenly(const struct shape *shape, uint16_t gpus, int gpu_co
         nics &= ~from;
         full[shape->nics.nic_plane[__builtin_ctz(from)]]--;
     }
-    return nics;
+    return __builtin_popcount(nics) > nic_count ? most_even(shape, gpus, gpu_count, near, nics, nic_count) : nics;
 }
 
 int sluice_count_pairs(const struct shape *shape, uint16_t gpus, uint32_t nics)

@@ -67,12 +67,12 @@ static void set_spread(struct sluice_job_request *request, const job_record_t *j
 /* Its NICs in one plane or over several, as the policy has it; nothing where planes are not known. */
 static void set_nic_planes(struct sluice_job_request *request, const struct sluice_rules *rules)
 {
+    if (!request->wanted.nics && !request->wanted.nics_per_gpu)
+        return;
     const uint32_t class = request->gpu_type ? sluice_rules_class_of_type(rules, request->gpu_type) : SLUICE_NO_CLASS;
-    struct sluice_request *requests[] = {&request->wanted, &request->wider};
-    for (size_t i = 0; i < (request->has_wider ? 2 : 1); i++)
-        if (requests[i]->nics || requests[i]->nics_per_gpu)
-            requests[i]->nic_planes =
-                (enum sluice_layout)(class == SLUICE_NO_CLASS ? rules->nic_planes : rules->classes[class].nic_planes);
+    request->wanted.nic_planes =
+        (enum sluice_layout)(class == SLUICE_NO_CLASS ? rules->nic_planes : rules->classes[class].nic_planes);
+    request->wider.nic_planes = request->wanted.nic_planes;
 }
 
 static int decide(struct decision *decision)

@@ -43,7 +43,8 @@ void sluice_nics_read(void)
         (void)sluice_nics_parse(data, length, &next, &text);
     free(data);
     if (!next && found != SLUICE_LISTING_GONE) {
-        sluice_log_error("select/sluice: %s: %s; NICs are chosen as before", nics.file.path, text.text);
+        sluice_log_error("select/sluice: %s: %s; NICs are chosen as before; write it again: sluice gres write --nics",
+                         nics.file.path, text.text);
         return;
     }
     sluice_nics_free(nics.known);

@@ -23,7 +23,9 @@ static uint32_t read_groups(struct sluice_line *line, uint8_t *groups, uint8_t *
 {
     const char *word;
     const size_t length = sluice_line_word(line, &word);
-    struct sluice_line list = {.at = word, .end = length ? word + length : word, .between = ','};
+    if (!length)
+        return 0;
+    struct sluice_line list = {.at = word, .end = word + length, .between = ','};
     uint32_t count = 0;
     do {
         uint64_t value, plane = 0;

@@ -368,8 +368,8 @@ enum sluice_error sluice_request_check(const struct sluice_cluster *cluster, con
  * before the switches as well.
  * With nic_planes SLUICE_PACK all NICs of all nodes are in one plane, wherever one has room for the request: of these
  * planes the one with most pairs, then the highest score, then the lowest number; else as without it. With SLUICE_SPREAD
- * those of each node are over its planes as evenly as a greedy search finds without a loss of pairs; NICs whose plane is
- * not known come last. Nothing changes where planes are not known.
+ * those of each node are over its planes as evenly as can be without a loss of pairs (where more than 10 are free, as a
+ * greedy search finds); NICs whose plane is not known come last. Nothing changes where planes are not known.
  * O(nodes) for the published policies, less for SLUICE_POLICY_SLUICE and one node.
  * Errors: those of sluice_request_check; UNKNOWN (policy); CAPACITY (more nodes than the placement has room for);
  * NO_PLACE (nothing fits now); NEVER (nothing would, were every allowed node up, healthy and idle).
