@@ -387,7 +387,8 @@ def test_each_node_has_the_interfaces_of_its_gpus(both: DevCluster) -> None:
 def test_interfaces_are_in_one_plane_or_over_several(both: DevCluster) -> None:
     """Pairs of GPUs are in planes 1, 2, 1, 2: three are in both by themselves, and two in one."""
     conf = both.slurm_conf_dir()
-    plain, policy = (conf / NICS_FILE).read_text(), (conf / "sluice.policy").read_text()
+    inventories = list(load_inventories(both.layout.inventories).inventories.values())
+    plain, policy = generate(inventories, nics=True).nics_conf(), (conf / "sluice.policy").read_text()
     plane = {nic: 1 + gpu // 2 % 2 for nic, gpu in NEAR.items()}
     lines = [with_planes(line, [plane.get(nic, 0) for nic in range(10)]) for line in read_nics(plain).values()]
 

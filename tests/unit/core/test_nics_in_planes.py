@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -29,10 +29,10 @@ from tests.unit.core.test_nics_of_nodes import Site, bits, matched
 PLANES = 3
 
 
-def random_site(draw: random.Random, *, known: bool = True) -> Site:
+def random_site(draw: random.Random, *, known: bool = True, nics_of_node: Sequence[int] = (2, 4, 5)) -> Site:
     shapes = []
     for _ in range(draw.randint(1, 2)):
-        gpus, nics, groups = draw.choice([2, 4, 4]), draw.choice([2, 4, 5]), draw.choice([2, 3, 4])
+        gpus, nics, groups = draw.choice([2, 4, 4]), draw.choice(nics_of_node), draw.choice([2, 3, 4])
         found = NicGroups(
             tuple(draw.randrange(groups) for _ in range(gpus)),
             tuple(draw.randrange(groups) for _ in range(nics)),
@@ -104,11 +104,13 @@ def random_request(draw: random.Random) -> Request:
 
 
 def test_spread_over_planes_as_evenly_as_any_choice(full_scale: bool) -> None:
-    """No pair is lost, the node stays; nothing is more even, but now and then in nodes as uneven as these."""
+    """No pair is lost, the node stays; nothing is more even, but now and then where more than 10 are free."""
     draw = random.Random(61)
     changed = even = worse = 0
-    for _ in range(12_000 if full_scale else 1500):
-        site, request, policy = random_site(draw), random_request(draw), draw.choice(list(Policy))
+    for turn in range(12_000 if full_scale else 1500):
+        many = turn % 30 == 0
+        site = random_site(draw, nics_of_node=(14, 16) if many else (2, 4, 5))
+        request, policy = random_request(draw), draw.choice(list(Policy))
         plain = placed(site.cluster, request, policy)
         found = placed(site.cluster, replace(request, nic_planes=Layout.SPREAD), policy)
         assert (found is None) == (plain is None)
@@ -124,7 +126,7 @@ def test_spread_over_planes_as_evenly_as_any_choice(full_scale: bool) -> None:
         mine = unevenness(planes_of(site, part))
         changed += part.nics != before.nics
         assert mine >= best
-        assert mine == best or request.gpus, request
+        assert mine == best or many, request
         even += mine == best
         worse += mine != best
         commit(site.cluster, found.parts)
