@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from sluice.base.errors import UsageError
 
@@ -60,6 +60,12 @@ def fold(names: Iterable[str]) -> str:
     from ClusterShell.NodeSet import NodeSet
 
     return str(NodeSet.fromlist(list(names), resolver=None))
+
+
+def hosts(names: Collection[str]) -> str:
+    """The names folded where every Slurm can read it: brackets at the end of a name only."""
+    folded = fold(names)
+    return ",".join(names) if re.search(r"\][^,]", folded) else folded
 
 
 def unbroken(expression: str) -> list[tuple[str, int]]:

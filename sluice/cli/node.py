@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sluice.base.errors import SluiceError, UsageError
-from sluice.base.hostlist import expand, fold
+from sluice.base.hostlist import expand, fold, hosts
 from sluice.base.text import one_line
 from sluice.cli.slurm_options import where_options
 from sluice.cli.tables import Column, TableOptions, table_options
@@ -134,8 +134,6 @@ def _by_reason(nodes: Iterable[Node], chosen: list[str]) -> dict[str, list[str]]
 
 
 def _update(commands: Commands, nodes: list[str], *changes: str) -> None:
-    from sluice.slurm.topology import hosts
-
     commands.output("scontrol", "update", f"NodeName={hosts(nodes)}", *changes)
 
 

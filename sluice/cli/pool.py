@@ -177,10 +177,10 @@ def return_(names: tuple[str, ...], path: Path, conf: Path | None, prefix: Path 
 
 
 def _update(names: tuple[str, ...], path: Path, conf: Path | None, prefix: Path | None, *changes: str) -> None:
-    from sluice.base.hostlist import fold
+    from sluice.base.hostlist import hosts
     from sluice.exchange.fleet import nodes_named
     from sluice.slurm import Commands
 
-    nodes = fold(nodes_named(_read(path), names))
+    nodes = hosts(nodes_named(_read(path), names))
     Commands(prefix=prefix, conf=conf, timeout=60).output("scontrol", "update", f"NodeName={nodes}", *changes)
     click.echo(nodes)

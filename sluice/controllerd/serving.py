@@ -17,7 +17,7 @@ from typing import Any
 from policy.names import OVER_QOS
 from policy.service_jobs import parse_job_name
 from sluice.base.errors import SluiceError
-from sluice.base.hostlist import expand, fold
+from sluice.base.hostlist import expand, hosts
 from sluice.controllerd.daemon import Site
 from sluice.slurm.answers import Job, Node, Reservation
 
@@ -68,7 +68,7 @@ class Serving:
         if not running:
             return {}
         if running != known or time.monotonic() > asked + _NODES_S:
-            found = {node.name: why for node in self._site.client.nodes(fold(running)) if (why := leaves(node))}
+            found = {node.name: why for node in self._site.client.nodes(hosts(running)) if (why := leaves(node))}
             self._nodes = time.monotonic(), running, found
         return found
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from policy.checkpoint import NodeCheckpoint
 from policy.pool_nodes import MADE_FEATURE, POOL_FEATURE
-from sluice.base.hostlist import expand, fold
+from sluice.base.hostlist import expand, hosts
 from sluice.fleet.ahead import PlannedStart
 from sluice.fleet.starts import RunTimes, planned_starts
 from sluice.fleet.views import POOL_REASON, Change, JobAct, NodeAct, SlurmJob, SlurmNode, SlurmView, Want
@@ -138,7 +138,7 @@ def change(commands: Commands, act: NodeAct | JobAct) -> None:
         else:  # slurmd fails a run that begins in the second in which the one before was ended there
             commands.output("scontrol", "update", f"JobId={act.name}", "StartTime=now+1")
         return
-    nodes = f"NodeName={fold(act.nodes)}"
+    nodes = f"NodeName={hosts(act.nodes)}"
     if act.change in ("delete", "make_again"):
         commands.output("scontrol", "delete", nodes)
     if act.change in ("create", "make_again"):

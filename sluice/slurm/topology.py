@@ -6,13 +6,12 @@ raises for the content of a file: what slurmctld would refuse becomes a `Fault`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice.base.hostlist import fold
+from sluice.base.hostlist import hosts
 from sluice.slurm.slurm_conf import ConfigFile, Fault, Line, Place, parse_text, slurm_hostlist
 
 YAML_SINCE = (25, 5, 0)
@@ -229,12 +228,6 @@ def _body_of(topology: Topology) -> dict[str, object]:
             for switch in topology.switches
         ]
     }
-
-
-def hosts(names: Sequence[str]) -> str:
-    """The names folded where every Slurm can read it: brackets at the end of a name only."""
-    folded = fold(names)
-    return ",".join(names) if re.search(r"\][^,]", folded) else folded
 
 
 def repeated(names: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from sluice.base.errors import UsageError
-from sluice.base.hostlist import MOST_NAMES, expand
+from sluice.base.hostlist import MOST_NAMES, expand, hosts
 
 WHOLE = [
     ("n[1-3],m7", ["n1", "n2", "n3", "m7"]), ("n[01-03]", ["n01", "n02", "n03"]), ("n[1-9/4]", ["n1", "n5", "n9"]),
@@ -20,6 +20,12 @@ WHOLE = [
 @pytest.mark.parametrize(("text", "names"), WHOLE)
 def test_names(text: str, names: list[str]) -> None:
     assert sorted(expand(text)) == sorted(names)
+
+
+def test_names_are_folded_where_every_slurm_reads_it() -> None:
+    """22.05 refuses brackets in the middle of a name."""
+    assert hosts(["n1", "n2", "m7"]) == "m7,n[1-2]"
+    assert hosts(["rack1-n1", "rack2-n1"]) == "rack1-n1,rack2-n1"
 
 
 @pytest.mark.parametrize(
