@@ -579,6 +579,10 @@ static enum sluice_error read_nodes(struct reader *reader, const char *value, st
     const size_t length = strlen(value);
     if (!error && (length == 0 || length > SLUICE_RULES_MAX_NODES))
         error = fail(reader, SLUICE_ERROR_CAPACITY, "nodes: %zu bytes, 1 to %d", length, SLUICE_RULES_MAX_NODES);
+    for (const char *at = value; !error && *at; at++) {
+        if (*at <= ' ' || *at > '~')
+            error = fail(reader, SLUICE_ERROR_INVALID, "nodes: \"%.40s\" is no hostlist", value);
+    }
     budget->nodes = strcmp(value, "*") == 0 ? NULL : value;
     return error;
 }

@@ -178,6 +178,7 @@ static const struct {
     {HEAD "[budget b]\nwatts = 1000000001\n", "line 3: watts: 1000000001 is not in 0 to", SLUICE_ERROR_RANGE},
     {HEAD "[budget b]\nnodes =\n", "line 3: nodes: 0 bytes", SLUICE_ERROR_CAPACITY},
     {HEAD "[budget b]\nnodes = a\nnodes = b\n", "line 4: nodes: given twice", SLUICE_ERROR_DUPLICATE},
+    {HEAD "[budget b]\nnodes = n1 n2\n", "line 3: nodes: \"n1 n2\" is no hostlist", SLUICE_ERROR_INVALID},
     {HEAD "[budget b]\nhours = 5-10\n", "line 3: hours: \"5-10\" is not FROM-TO:WATTS", SLUICE_ERROR_INVALID},
     {HEAD "[budget b]\nhours = 5:10-1\n", "line 3: hours: \"5:10-1\" is not FROM-TO:WATTS", SLUICE_ERROR_INVALID},
     {HEAD "[budget b]\nhours = 5-10:1,\n", "line 3: hours: \"\" is not FROM-TO:WATTS", SLUICE_ERROR_INVALID},
