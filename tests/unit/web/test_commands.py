@@ -82,6 +82,7 @@ NOT_SHOWN = {
     "plugin status": _SITE,
     "token list": _SITE,
     "failover drill": _CHANGES,
+    "node empty": _CHANGES,
     "power budget": _CHANGES,
     "power why": "of the leading controller, which is asked by the user's own MUNGE credential",
     "lint": _FILES,
