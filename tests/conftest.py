@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -94,9 +95,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Mark what will be started."""
+    """Mark what will be started, and do not wait for it in a test that has failed: it may wait for the test."""
     name, value = MARK.split("=")
     os.environ[name] = value
+    leave = subprocess.Popen.__exit__
+
+    def end(process: subprocess.Popen[Any], kind: Any, *about: Any) -> None:
+        if kind is not None:
+            process.kill()
+        leave(process, kind, *about)
+
+    subprocess.Popen.__exit__ = end  # type: ignore[assignment, method-assign]
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
