@@ -148,17 +148,22 @@ static enum guard_frost look_at_step(int folder, const struct version *version)
     return state[0] == version->frozen[0] ? GUARD_OTHERS : GUARD_DONE; /* FROZEN, FREEZING */
 }
 
-enum guard_frost guard_look(const char *path)
+static enum guard_frost each_step_of(const char *path, on_step *act)
 {
     const struct version *version;
     int job = open_job(path, &version);
     if (job < 0)
         return errno == ENOENT ? GUARD_GONE : GUARD_FAILED;
-    enum guard_frost found = each_step(job, version, look_at_step);
+    enum guard_frost done = each_step(job, version, act);
     int number = errno;
     close(job);
     errno = number;
-    return found;
+    return done;
+}
+
+enum guard_frost guard_look(const char *path)
+{
+    return each_step_of(path, look_at_step);
 }
 
 enum guard_frost guard_freeze(const char *path)
@@ -180,13 +185,5 @@ enum guard_frost guard_freeze(const char *path)
 
 enum guard_frost guard_thaw(const char *path)
 {
-    const struct version *version;
-    int job = open_job(path, &version);
-    if (job < 0)
-        return errno == ENOENT ? GUARD_GONE : GUARD_FAILED;
-    enum guard_frost done = each_step(job, version, thaw_step);
-    int number = errno;
-    close(job);
-    errno = number;
-    return done;
+    return each_step_of(path, thaw_step);
 }
