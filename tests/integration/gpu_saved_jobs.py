@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from dev_cluster.cluster import DevCluster
 from tests.integration.jobs import shown, submit
 from tests.integration.platforms import PAIR
-from tests.integration.saved_jobs import CRIU, GPU_COUNTER, NODE, POLICY, Counter, can_save, images, set_policy
+from tests.integration.saved_jobs import GPU_COUNTER, NODE, Counter, can_save, images, saving_cluster, set_policy
 from tests.integration.settled import until
 
 ONE = ("--gres=gpu:1", "-c1")
+SAVING_PAIR = PAIR.replace("550.90.07", "580.65.06").replace("runtime: 12040", "runtime: 13000")
+"""With a driver that saves what is on its GPUs."""
 USED = """
 import ctypes as c, json
 nvml, count, found = c.CDLL("libnvidia-ml.so.1"), c.c_uint(), []
@@ -30,21 +30,7 @@ print(json.dumps(found))
 
 def gpu_site(make: Callable[..., DevCluster], folder: Path, root: Path | None = None) -> DevCluster:
     """A node with two GPUs. `root`: the tree of another system, with its Slurm."""
-    if not CRIU.exists():
-        pytest.skip(f"{CRIU}: no CRIU; fetch it with: tools/criu build/criu")
-    platform = folder / "pair.yaml"
-    platform.write_text(PAIR.replace("550.90.07", "580.65.06").replace("runtime: 12040", "runtime: 13000"))
-    made = make(
-        {
-            "nodes": [{"names": NODE, "platform": str(platform)}],
-            "controllers": 1,
-            "accounting": False,
-            "agent": True,
-            "sluice": {"level": "admit", "policy": POLICY.render()},
-            "users": [{"name": "alice"}],
-        },
-        root=root,
-    )
+    made = saving_cluster(make, folder, SAVING_PAIR, root=root)
     set_policy(made, {})
     until(lambda: can_save(made), timeout=60)
     return made

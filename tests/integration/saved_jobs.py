@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE, THIS_SYSTEM
 from policy.checkpoint import NodeCheckpoint, NodeSystem
@@ -67,6 +69,38 @@ done
 wc -l <kept
 exit 7
 """
+
+
+def saving_cluster(
+    make: Callable[..., DevCluster],
+    folder: Path,
+    platform: str,
+    *,
+    nodes: str = NODE,
+    users: Sequence[str] = ("alice",),
+    slurm_conf: str = "",
+    root: Path | None = None,
+) -> DevCluster:
+    """Nodes of a platform with agents, and slurmctld that admits such jobs: `set_policy` is next. Skips without CRIU.
+
+    `root`: the tree of another system, with its Slurm.
+    """
+    if not CRIU.exists():
+        pytest.skip(f"{CRIU}: no CRIU; fetch it with: tools/criu build/criu")
+    described = folder / "platform.yaml"
+    described.write_text(platform)
+    return make(
+        {
+            "nodes": [{"names": nodes, "platform": str(described)}],
+            "controllers": 1,
+            "accounting": False,
+            "agent": True,
+            "sluice": {"level": "admit", "policy": POLICY.render()},
+            "users": [{"name": name} for name in users],
+            "slurm_conf": slurm_conf,
+        },
+        root=root,
+    )
 
 
 def set_policy(cluster: DevCluster, system: dict[str, Any] | None) -> None:
@@ -228,7 +262,7 @@ def storm(cluster: DevCluster, seconds: float, kinds: Sequence[str]) -> dict[str
 KILL_IN = """
 import glob, os, socket, struct, sys, time
 victim, step = sys.argv[1], sys.argv[2].split("+")  # this process has not these words itself
-begin, notes = time.time(), sys.argv[3] + "/work/.*.runs*"  # one that is just written, too
+begin, notes = time.time(), sys.argv[3] + "/.*.runs*"  # one that is just written, too
 def agent():
     with socket.socket(socket.AF_UNIX) as asked:
         asked.connect("/run/sluice/agent.sock")
@@ -272,7 +306,7 @@ sys.exit(not seen)
 @contextmanager
 def killed_in(cluster: DevCluster, node: str, victim: str, *step: str) -> Iterator[list[str]]:
     """Meanwhile that step begins on the node, and its process, or the agent, gets a SIGKILL. What is said of that."""
-    folder = str(INSIDE / "nodes" / node / "checkpoints")
+    folder = str(INSIDE / "nodes" / node / "checkpoints" / "work")
     words = cluster.command(["/usr/bin/python3", "-c", KILL_IN, victim, "+".join(step), folder], node=node)
     said: list[str] = []
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as killer:

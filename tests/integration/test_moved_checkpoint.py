@@ -16,17 +16,16 @@ import pytest
 
 from dev_cluster.cluster import DevCluster
 from dev_cluster.layout import INSIDE
+from tests.integration.gpu_saved_jobs import SAVING_PAIR
 from tests.integration.jobs import sbatch, shown
-from tests.integration.platforms import PAIR
 from tests.integration.saved_jobs import (
-    CRIU,
     GPU_COUNTER,
     NODE,
-    POLICY,
     Counter,
     can_save,
     images,
     killed_in,
+    saving_cluster,
     set_policy,
 )
 from tests.integration.settled import start_again, until
@@ -56,21 +55,13 @@ ROUNDS = 25 if IS_FULL else 1
 
 @pytest.fixture(scope="module")
 def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
-    if not CRIU.exists():
-        pytest.skip(f"{CRIU}: no CRIU; fetch it with: tools/criu build/criu")
-    platform = tmp_path_factory.mktemp("platform") / "pair.yaml"
-    platform.write_text(PAIR.replace("550.90.07", "580.65.06").replace("runtime: 12040", "runtime: 13000"))
-    made = make_shared_cluster(
-        {
-            "nodes": [{"names": f"{NODE},{OTHER}", "platform": str(platform)}],
-            "controllers": 1,
-            "accounting": False,
-            "agent": True,
-            "sluice": {"level": "admit", "policy": POLICY.render()},
-            "users": [{"name": "alice"}],
-            # As on a site, the script of a job has the same path on each node.
-            "slurm_conf": "SlurmdSpoolDir=/var/lib/sluice/spool\n",
-        },
+    made = saving_cluster(
+        make_shared_cluster,
+        tmp_path_factory.mktemp("platform"),
+        SAVING_PAIR,
+        nodes=f"{NODE},{OTHER}",
+        # As on a site, the script of a job has the same path on each node.
+        slurm_conf="SlurmdSpoolDir=/var/lib/sluice/spool\n",
     )
     (made.folder / STATES).mkdir(mode=0o700)
     shared(made)

@@ -783,6 +783,15 @@ def assert_left(slurm: Cluster, savers: Savers, small: list[str], node: str) -> 
         assert savers.starts(job) == [0, int(savers.files[job].read_text())]
 
 
+def assert_left_over_a_kill(slurm: Cluster, savers: Savers, small: list[str], node: str, wait: Path) -> None:
+    """They have been asked to save, and can when `wait` is gone: after a SIGKILL of slurmctld."""
+    savers.until(lambda: {savers.moves().get(job) for job in small} == {("asked", "-")})
+    slurm.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+    wait.unlink()
+    slurm.cluster.start_daemon("slurmctld@ctl1")
+    assert_left(slurm, savers, small, node)
+
+
 def test_jobs_leave_a_node_that_drains_if_that_empties_it_earlier(slurm: Cluster, savers: Savers) -> None:
     small = spread(slurm, savers)
     node = slurm.node(small[0])
@@ -818,11 +827,7 @@ def test_jobs_leave_a_node_before_its_maintenance_though_slurmctld_is_killed(slu
     slurm.cluster.run(["scontrol", "create", "reservation", "ReservationName=repair", *asked])
     try:
         until((slurm.cluster.layout.state / "resv_state").read_bytes, lambda saved: b"repair" in saved)
-        savers.until(lambda: {savers.moves().get(job) for job in small} == {("asked", "-")})
-        slurm.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
-        wait.unlink()
-        slurm.cluster.start_daemon("slurmctld@ctl1")
-        assert_left(slurm, savers, small, node)
+        assert_left_over_a_kill(slurm, savers, small, node, wait)
         moves = (slurm.cluster.layout.state / "sluice.moves").read_text()
         assert all(len(re.findall(rf"^{job} 0 ", moves, re.MULTILINE)) == 1 for job in small), "a plan was given up"
     finally:
@@ -864,11 +869,7 @@ def test_an_administrator_empties_a_node_though_slurmctld_is_killed(slurm: Clust
         r"sluice empty by 2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\dZ: new fan; drained before: hot", drained(slurm, node)
     )
     until((slurm.cluster.layout.state / "node_state").read_bytes, lambda saved: b": new fan" in saved)
-    savers.until(lambda: {savers.moves().get(job) for job in small} == {("asked", "-")})
-    slurm.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
-    wait.unlink()
-    slurm.cluster.start_daemon("slurmctld@ctl1")
-    assert_left(slurm, savers, small, node)
+    assert_left_over_a_kill(slurm, savers, small, node, wait)
     assert slurm.states(others) == ["RUNNING"] * 2
     state = {"StateSaveLocation": str(slurm.cluster.layout.state)}
     said = until(lambda: leaving(site_emptying(state), int(others[0])), bool)

@@ -18,7 +18,7 @@ from dev_cluster.layout import INSIDE
 from sluice.slurm.control import SAVE_WORDS
 from tests.integration.jobs import sbatch, shown
 from tests.integration.platforms import SINGLE
-from tests.integration.saved_jobs import CRIU, NODE, POLICY, Counter, can_save, images, kill, set_policy
+from tests.integration.saved_jobs import NODE, Counter, can_save, images, kill, saving_cluster, set_policy
 from tests.integration.settled import start_again, until
 
 pytestmark = pytest.mark.cluster
@@ -28,20 +28,7 @@ ROUNDS = 40 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 2
 
 @pytest.fixture(scope="module")
 def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
-    if not CRIU.exists():
-        pytest.skip(f"{CRIU}: no CRIU; fetch it with: tools/criu build/criu")
-    platform = tmp_path_factory.mktemp("platform") / "single.yaml"
-    platform.write_text(SINGLE)
-    made = make_shared_cluster(
-        {
-            "nodes": [{"names": NODE, "platform": str(platform)}],
-            "controllers": 1,
-            "accounting": False,
-            "agent": True,
-            "sluice": {"level": "admit", "policy": POLICY.render()},
-            "users": [{"name": "alice"}, {"name": "bob"}],
-        }
-    )
+    made = saving_cluster(make_shared_cluster, tmp_path_factory.mktemp("platform"), SINGLE, users=["alice", "bob"])
     set_policy(made, {})
     until(lambda: can_save(made), timeout=60)
     return made
