@@ -90,7 +90,8 @@ class Gangs:
         return [known.get(job, "") for job in jobs]
 
     def ran(self, kind: str, job: str) -> bool:
-        return (self.trace / f"{kind}.{job}").exists()
+        file = self.trace / f"{kind}.{job}"
+        return file.exists() and file.read_text() != ""  # the shell makes the file before `date` writes into it
 
     def started(self, job: str) -> float:
         return float((self.trace / f"job.{job}").read_text())
