@@ -26,6 +26,7 @@ SOCKET = "/run/sluice/agent.sock"
 OWN = f"/run/sluice/ask/{os.geteuid()}"  # where no other user waits in the same queue
 ENDED = "/run/sluice/ended"
 EARLIER = "/run/sluice/agent/earlier.json"
+RECORDS = "/run/sluice/agent/jobs"  # of jobs with GPUs whose epilog has not run; root's
 # As slurmd gives a job's options to prologs; where job_submit/sluice is not loaded, a user can write either.
 SHARES = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_share", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-share")
 POWERS = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_power", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-power")
@@ -246,13 +247,16 @@ def preflight(seconds: int) -> None:
 
 
 def epilog() -> None:
-    """End what a job left, and take back its GPUs. A controller knows that it ended, so the notice is removed."""
+    """End what a job left, and take back its GPUs. A controller knows that it ended, so the notice is removed.
+
+    A slurmctld with which no node has registered yet names no GPUs: it has not loaded the plugins of GRES.
+    """
     job = number("SLURM_JOB_ID")
     try:  # noqa: SIM105 - contextlib and pathlib take longer to load than all of this
         os.unlink(f"{ENDED}/{job}")  # noqa: PTH108
     except OSError:  # it was no batch job, another node has its script, the agent was faster
         pass
-    if numbers("SLURM_JOB_GPUS"):
+    if numbers("SLURM_JOB_GPUS") or os.access(f"{RECORDS}/{job}.json", os.F_OK):
         unclean = ask(do="epilog", job=job)["unclean"]
         if unclean:
             raise RefusedError("; ".join(unclean))

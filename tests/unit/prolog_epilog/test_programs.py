@@ -51,6 +51,7 @@ def program(
     """Run one of the programs with another socket and a short time-out; `before` is done before anything else."""
     text = PROGRAM.read_text().replace("import os\n", f"import os\n{before}", 1)
     text = text.replace("/run/sluice/agent.sock", path).replace("PATIENCE = 25.0", "PATIENCE = 0.3")
+    text = text.replace("/run/sluice/agent/jobs", str(folder / "jobs"))
     (folder / name).write_text(text)
     command = ["/usr/bin/python3", "-IS", str(folder / name)]
     return subprocess.run(
@@ -170,6 +171,18 @@ def test_an_unclean_gpu_fails_the_epilog(answering: Answering, tmp_path: Path) -
     path, _ = answering([b'{"ok": {"unclean": ["GPU x: process 5 cannot be ended"]}}\n'])
     done = program("sluice-epilog", path, tmp_path, **JOB)
     assert (done.returncode, done.stderr) == (1, "sluice-epilog: GPU x: process 5 cannot be ended\n")
+
+
+def test_the_epilog_asks_for_a_job_that_the_agent_knows_where_slurm_names_no_gpus(
+    answering: Answering, tmp_path: Path
+) -> None:
+    """As slurmctld does until the first node has registered with it."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/7.json").touch()
+    path, asked = answering([b'{"ok": {"unclean": []}}\n'])
+    assert program("sluice-epilog", path, tmp_path, SLURM_JOB_ID="7").returncode == 0
+    assert asked == [{"do": "epilog", "job": 7}]
+    assert program("sluice-epilog", path, tmp_path, SLURM_JOB_ID="8").returncode == 0  # the agent is not there any more
 
 
 def test_without_the_agent_a_job_with_gpus_fails_and_another_does_not(tmp_path: Path) -> None:
