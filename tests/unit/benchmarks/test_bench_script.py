@@ -42,8 +42,8 @@ class Tree:
 
     path: Path
 
-    def bench(self, *words: str, results: bool = False) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "JSON": str(self.path / "results") if results else ""}
+    def bench(self, *words: str, results: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, **environment, "JSON": str(self.path / "results") if results else ""}
         return subprocess.run(
             [self.path / "tools/bench", *words],
             capture_output=True,
@@ -96,6 +96,17 @@ def test_each_result_has_a_file_of_its_own(tree: Tree) -> None:
     assert {"probe", *twice} <= files
     assert all(json.loads((tree.path / f"results/{name}.json").read_text()) == {} for name in files)
     assert all(call[-1] == "--json" for call in tree.calls())
+
+
+def test_a_run_that_was_cut_off_goes_on(tree: Tree) -> None:
+    """With what could not run, and without what missed a bound, which has a result."""
+    (tree.path / "exits").write_text("probe 2\ngroup 1\n")
+    chosen = ("", "ledger", "probe", "group")
+    assert tree.bench(*chosen, results=True).returncode == 2
+    assert tree.bench(*chosen, results=True, CONTINUE="1").returncode == 2
+    assert [name for name, *_ in tree.calls()[3:]] == ["probe"]
+    assert tree.bench(*chosen, results=True).returncode == 2
+    assert len(tree.calls()) == 7
 
 
 def test_without_traces_what_needs_them_is_left_out(tree: Tree) -> None:
