@@ -90,11 +90,11 @@ class Gangs:
         return [known.get(job, "") for job in jobs]
 
     def ran(self, kind: str, job: str) -> bool:
-        file = self.trace / f"{kind}.{job}"
-        return file.exists() and file.read_text() != ""  # the shell makes the file before `date` writes into it
+        return (self.trace / f"{kind}.{job}").exists()
 
     def started(self, job: str) -> float:
-        return float((self.trace / f"job.{job}").read_text())
+        """The shell makes the file before `date` writes into it."""
+        return float(until((self.trace / f"job.{job}").read_text))
 
     def counter(self, name: str) -> int:
         """With all that was counted before."""
