@@ -26,7 +26,7 @@ SOCKET = "/run/sluice/agent.sock"
 OWN = f"/run/sluice/ask/{os.geteuid()}"  # where no other user waits in the same queue
 ENDED = "/run/sluice/ended"
 EARLIER = "/run/sluice/agent/earlier.json"
-RECORDS = "/run/sluice/agent/jobs"  # of jobs with GPUs whose epilog has not run; root's
+RECORDS = "/run/sluice/agent/jobs"  # root's; of jobs with GPUs, until all is taken back
 # As slurmd gives a job's options to prologs; where job_submit/sluice is not loaded, a user can write either.
 SHARES = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_share", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-share")
 POWERS = ("SPANK__SLURM_SPANK_OPTION_sluice_gpu_power", "SPANK__SLURM_SPANK_OPTION_sluice_gpu-power")

@@ -513,9 +513,13 @@ def test_programs_may_run_twice(cluster: DevCluster) -> None:
     """As after a slurmd that was killed half-way."""
     environment = ["env", *JOB, "SLURM_JOB_GPUS=0"]
     before = newest(cluster)
-    for program in ("sluice-prolog", "sluice-prolog", "sluice-epilog", "sluice-epilog"):
+    for program in ("sluice-prolog", "sluice-prolog"):
         cluster.run([*environment, str(PROGRAMS / program)], node=NODE)
+    # From a slurmctld with which no node has registered yet, which names no GPUs.
+    cluster.run(["env", *JOB, str(PROGRAMS / "sluice-epilog")], node=NODE)
     assert newest(cluster) == 900001 > before
+    cluster.run([*environment, str(PROGRAMS / "sluice-epilog")], node=NODE)
+    assert newest(cluster) == 900001
     (cluster.node_folder(NODE) / "records/900001.json").unlink()
 
 
