@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts the results of `JSON=DIR make bench` into the tables of docs/benchmarks.md: ``tools/bench_page.py DIR``.
+"""Puts the results of `make bench JSON=DIR` into the tables of docs/benchmarks.md: ``tools/bench_page.py DIR``.
 
 In the section of each benchmark, a row of a table `figure | measured | ...` gets its figure's value, spread, bound and
 peer. Prints what changed, for the text around the tables, and what no table has. Other tables are written by hand.
@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from sluice.base.files import write_atomic
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/benchmarks.md"
 
@@ -70,13 +68,23 @@ def changes(before: str, after: str) -> Iterator[str]:
             yield f"  {cells_of(old)[0]}: {' | '.join(cells_of(old)[1:])}  ->  {' | '.join(cells_of(new)[1:])}"
 
 
+def read(path: Path) -> dict[str, Any]:
+    """A result. Exits with its name where it is none."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document["figures"], document["spread"], document["must"], document["peer"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{path}: not a result of a benchmark ({error!r}); remove it, or run that benchmark again")
+    return document
+
+
 def main(folder: Path) -> None:
-    """Update the page. Raises OSError, ValueError."""
+    """Update the page, when all results have been read."""
+    results = {path: read(path) for path in sorted(folder.glob("*.json"))}
+    if not results:
+        sys.exit(f"{folder}: no results there; make bench JSON={folder}")
     sections = re.split(r"(?m)^(?=### )", PAGE.read_text(encoding="utf-8"))
-    for path in sorted(folder.glob("*.json")):
-        if not path.stat().st_size:
-            continue  # it runs still, or could not
-        document = json.loads(path.read_text(encoding="utf-8"))
+    for path, document in results.items():
         heading = f"### {path.stem}\n"
         place = next((n for n, section in enumerate(sections) if section.startswith(heading)), None)
         if place is None:
@@ -88,7 +96,9 @@ def main(folder: Path) -> None:
         if missing:
             print(f"  in no table: {', '.join(missing)}")
         sections[place] = fresh
-    write_atomic(PAGE, "".join(sections))
+    fresh_page = PAGE.with_suffix(".new")
+    fresh_page.write_text("".join(sections), encoding="utf-8")
+    fresh_page.replace(PAGE)
 
 
 if __name__ == "__main__":

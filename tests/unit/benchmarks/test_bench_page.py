@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,7 +61,7 @@ def test_rows_get_their_figures_and_nothing_else_changes(
     results = tmp_path / "results"
     results.mkdir()
     (results / "gang.json").write_text(json.dumps(_RESULT))
-    (results / "ledger.json").write_text("")  # it runs still
+    (results / "ledger.part").write_text("")  # it runs still
     (results / "other.json").write_text(json.dumps(_RESULT))
     tool.main(results)
     expected = (
@@ -73,6 +74,26 @@ def test_rows_get_their_figures_and_nothing_else_changes(
     assert "  nodes: 1 |  |  |   ->  4,278 |" in said
     assert "  in no table: new_us\n" in said
     assert "other: docs/benchmarks.md has no section of this name\n" in said
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"figures": {}}', None])
+def test_what_is_no_result_is_named_and_the_page_stays(tool: ModuleType, tmp_path: Path, text: str | None) -> None:
+    """None: there are no results."""
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "gang.json").write_text(json.dumps(_RESULT))
+    if text is None:
+        (results / "gang.json").unlink()
+    else:
+        (results / "ledger.json").write_text(text)
+    with pytest.raises(SystemExit, match="no results there" if text is None else "ledger.json: not a result"):
+        tool.main(results)
+    assert (tmp_path / "page.md").read_text() == _PAGE
+
+
+def test_it_runs_as_the_page_says(tmp_path: Path) -> None:
+    done = subprocess.run([ROOT / "tools/bench_page.py", tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "no results there" in done.stderr
 
 
 def test_the_page_has_a_section_for_most_benchmarks() -> None:

@@ -109,6 +109,17 @@ def test_a_run_that_was_cut_off_goes_on(tree: Tree) -> None:
     assert len(tree.calls()) == 7
 
 
+@pytest.mark.parametrize("environment", [{"CONTINUE": "1"}, {"JSON": "/nowhere"}])
+def test_results_that_have_no_folder_are_refused_before_anything_is_run(
+    tree: Tree, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CONTINUE", "JSON"):
+        monkeypatch.setenv(name, environment.get(name, ""))
+    done = subprocess.run([tree.path / "tools/bench"], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and "JSON=" in done.stderr
+    assert tree.calls() == []
+
+
 def test_without_traces_what_needs_them_is_left_out(tree: Tree) -> None:
     done = tree.bench()
     assert done.returncode == 0
