@@ -44,6 +44,7 @@ _PERIOD_S = 1.0
 _LEAST_S = 1.0  # between two looks into accounting
 _SHARE = 0.05  # the part of the time that the duty may be busy
 _OVERLAP_S = 600.0  # slurmctld's reports to slurmdbd may be this late
+_ROW_S = 60.0  # slurmctld sends what a job was every 5 s: what ended before that has a row without partition till then
 _RECORDS_S = 86_400.0  # how old a record may be that is at hand
 _MOST_JOBS = 100_000  # whose records are at hand, the newest: some 350 MB
 _BATCH = 50  # jobs
@@ -279,6 +280,9 @@ class Spans:
                     continue
                 if last.end > look.until or (last.state == "REQUEUED" and number in work.waiting):
                     again.add(number)  # its nodes may still report, or accounting has no row of its next attempt yet
+                    continue
+                if not last.partition and last.end > look.until - _ROW_S:
+                    again.add(number)
                     continue
                 key, now = f"{number}:{first.submit}", (float(last.end), len(records))
                 if work.state.done.get(key) == now:

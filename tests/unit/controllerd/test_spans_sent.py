@@ -108,7 +108,7 @@ class Slurm:
                     JobRecords(self.folder / RECORDS).append([staged(replace(record_of(number, now), saved=now - 5.0))])
                 job: dict[str, Any] = {
                     "JobIDRaw": number, "JobID": number, "User": "alice", "State": "COMPLETED", "Submit": now - 20,
-                    "Eligible": now - 20, "Start": now - 10, "End": now, "NodeList": "g-1", "ElapsedRaw": 10,
+                    "Eligible": now - 20, "Start": now - 10, "End": now, "NodeList": "g-1", "ElapsedRaw": 10, "Partition": "main",
                 }  # fmt: skip
                 if saved:
                     times = f"{now - 20}000150,37,{now - 21}900000"
@@ -416,6 +416,22 @@ def test_a_requeued_job_that_waits_has_not_ended_even_after_a_restart(one_look: 
     one_look.restart()
     (folder / "squeue").write_text("#!/bin/sh\n")
     assert "slurm.job" in {span.name for span in one_look.look()}
+
+
+@pytest.mark.parametrize(("ended_s", "is_sent"), [(5, False), (120, True)])
+def test_a_job_that_ended_before_slurmctld_said_what_it_was_waits_for_that(
+    one_look: OneLook, ended_s: int, is_sent: bool
+) -> None:
+    """slurmdbd makes a row of a job whose end comes before its start; slurmctld sends starts every 5 s."""
+    one_look.slurm.run_jobs(1, ago=ended_s)
+    jobs = one_look.slurm.folder / "bin/jobs"
+    whole = jobs.read_text()
+    jobs.write_text(json.dumps(json.loads(whole) | {"Partition": ""}) + "\n")
+    assert bool(one_look.look()) is is_sent
+    one_look.restart()
+    jobs.write_text(json.dumps(json.loads(whole) | {"JobID": "7_3"}) + "\n")
+    tasks = [span.attributes.get("slurm.array.task_id") for span in one_look.look() if span.name == "slurm.job"]
+    assert tasks == ([None] if is_sent else ["3"])
 
 
 def test_nodes_have_time_to_report_and_what_is_long_sent_is_forgotten(one_look: OneLook) -> None:
