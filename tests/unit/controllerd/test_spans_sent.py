@@ -108,7 +108,8 @@ class Slurm:
                     JobRecords(self.folder / RECORDS).append([staged(replace(record_of(number, now), saved=now - 5.0))])
                 job: dict[str, Any] = {
                     "JobIDRaw": number, "JobID": number, "User": "alice", "State": "COMPLETED", "Submit": now - 20,
-                    "Eligible": now - 20, "Start": now - 10, "End": now, "NodeList": "g-1", "ElapsedRaw": 10, "Partition": "main",
+                    "Eligible": now - 20, "Start": now - 10, "End": now, "NodeList": "g-1", "ElapsedRaw": 10,
+                    "Partition": "main",
                 }  # fmt: skip
                 if saved:
                     times = f"{now - 20}000150,37,{now - 21}900000"
