@@ -476,11 +476,13 @@ static int32_t find_several(struct sluice_backfill *backfill, const struct need 
     }
 }
 
-/* All members with a `start` of `time` where they can start then, else later. Bounds stay as they are. */
+/* All members with a `start` of `time` where they can start then, else later. Bounds stay as they are: those of NICs in
+ * any plane, which hold for one plane, too. */
 static uint32_t ask_members(struct sluice_backfill *backfill, const struct need *need, int32_t duration, int32_t time)
 {
-    struct need share = share_of(need);
-    uint32_t count = gather_members(backfill, need, first_starts_kind(&backfill->first_starts, &share, duration));
+    struct need share = share_of(need), any = share;
+    any.plane = 0;
+    uint32_t count = gather_members(backfill, need, first_starts_kind(&backfill->first_starts, &any, duration));
     for (uint32_t i = 0; i < count; i++) {
         struct member *member = &backfill->members[i];
         if (member->start <= time)
@@ -601,6 +603,22 @@ static uint32_t choose_members(struct sluice_backfill *backfill, const struct ne
     return 0;
 }
 
+/*
+ * The same of all nodes at `time`, with all NICs in one plane where the request asks for that and one has room then: the
+ * first such plane, which need->plane becomes; else in any. That is no reason to start later: a start now would not wait for
+ * a plane either.
+ */
+static uint32_t choose_in_planes(struct sluice_backfill *backfill, struct need *need, int32_t duration, int32_t time)
+{
+    uint32_t chosen = 0;
+    const uint32_t planes = need->one_plane ? backfill->timelines.cluster->planes : 0;
+    for (need->plane = 1; need->plane <= planes; need->plane++)
+        if ((chosen = choose_members(backfill, need, duration, time, ask_members(backfill, need, duration, time))))
+            return chosen;
+    need->plane = 0;
+    return choose_members(backfill, need, duration, time, ask_members(backfill, need, duration, time));
+}
+
 /* ---- booking ---- */
 
 static uint16_t choose_gpus(const struct shape *shape, const struct need *need, int32_t gpus,
@@ -619,6 +637,17 @@ static uint16_t choose_gpus(const struct shape *shape, const struct need *need, 
         chosen |= (uint16_t)(1 << best);
     }
     return chosen;
+}
+
+/* As many of the window's NICs: over planes where that is asked, with as many pairs with these GPUs as there can be. */
+static uint32_t choose_nics(const struct shape *shape, const struct need *need, uint16_t gpus,
+                            const struct window *window, int count)
+{
+    const uint32_t nics =
+        need->spread_planes && shape->several_planes && count
+            ? sluice_nics_evenly(shape, gpus, sluice_count(gpus), shape->all, window->nics, count)
+            : window->nics;
+    return sluice_nics_for(shape, gpus, nics, count);
 }
 
 static int by_node(const void *a, const void *b)
@@ -659,7 +688,7 @@ static enum sluice_error book_members(struct sluice_backfill *backfill, const st
             .gpus = chosen,
             .exclusive = need->exclusive,
             .compute = (uint8_t)need->compute,
-            .nics = sluice_nics_for(shape, chosen, window.nics, (int)need->nics + gpus * (int)need->nics_per_gpu),
+            .nics = choose_nics(shape, need, chosen, &window, (int)need->nics + gpus * (int)need->nics_per_gpu),
             .watts = need->watts,
             .power_budgets = need->power_budgets,
         };
@@ -751,9 +780,10 @@ static int32_t next_candidate(const struct sluice_backfill *backfill, int32_t ti
     return next;
 }
 
-/* Book all members of a group at `time`, one after the other, or none; *fits says which. */
+/* Book all members of a group at `time`, one after the other, or none; *fits says which. `planes`: with the NICs of those
+ * that ask for it in one plane, where one has room. */
 static enum sluice_error try_together(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
-                                      uint32_t first, uint32_t count, int32_t time, bool *fits,
+                                      uint32_t first, uint32_t count, int32_t time, bool planes, bool *fits,
                                       struct sluice_error_text *text)
 {
     *fits = true;
@@ -765,8 +795,8 @@ static enum sluice_error try_together(struct sluice_backfill *backfill, const st
         enum sluice_error error = read_job(backfill, jobs, job, &need, text);
         if (error)
             return error;
-        uint32_t candidates = ask_members(backfill, &need, duration, time);
-        uint32_t chosen = choose_members(backfill, &need, duration, time, candidates);
+        need.one_plane = need.one_plane && planes;
+        uint32_t chosen = choose_in_planes(backfill, &need, duration, time);
         *fits = chosen > 0;
         if (*fits && (error = book_members(backfill, &need, duration, time, chosen, &backfill->starts[job], text)))
             return error;
@@ -799,6 +829,16 @@ static enum sluice_error first_alone(struct sluice_backfill *backfill, const str
     return SLUICE_OK;
 }
 
+/* Does more than one job start together, one of them with its NICs in one plane? What it leaves to the others depends on
+ * the plane. */
+static bool shares_planes(const struct sluice_backfill_job *jobs, uint32_t first, uint32_t count)
+{
+    bool asks = false;
+    for (uint32_t i = first; i < first + count && count > 1; i++)
+        asks |= jobs[i].request && jobs[i].request->nic_planes == SLUICE_PACK;
+    return asks;
+}
+
 /* A group, or a job that asks GPUs in total: candidate by candidate. */
 static enum sluice_error plan_together(struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
                                        uint32_t first, uint32_t count, int32_t latest, struct sluice_error_text *text)
@@ -807,7 +847,9 @@ static enum sluice_error plan_together(struct sluice_backfill *backfill, const s
         bool fits = false;
         enum sluice_error error = first_alone(backfill, jobs, first, count, latest, &time, text);
         if (!error && time != TIMELINE_NEVER && time <= latest)
-            error = try_together(backfill, jobs, first, count, time, &fits, text);
+            error = try_together(backfill, jobs, first, count, time, true, &fits, text);
+        if (!error && !fits && time != TIMELINE_NEVER && time <= latest && shares_planes(jobs, first, count))
+            error = try_together(backfill, jobs, first, count, time, false, &fits, text);
         if (error || fits)
             return error;
         if (time == TIMELINE_NEVER || time >= latest) {
@@ -829,16 +871,18 @@ static enum sluice_error plan(struct sluice_backfill *backfill, const struct slu
     if (count > 1 || need.total || (need.nodes_min > 1 && need.watts))
         return plan_together(backfill, jobs, first, count, latest, text);
     int32_t duration = (int32_t)jobs[first].limit_s, time;
-    uint32_t nodes = 1;
+    uint32_t nodes = 1, members = 0;
     if (need.nodes_min == 1) {
         backfill->members[0] = (struct member){.units = need.gpus};
         time = first_starts_find(&backfill->first_starts, &need, duration, latest, &backfill->members[0].position);
     } else {
-        uint32_t members;
         time = find_several(backfill, &need, duration, 0, latest, &members);
-        nodes = time == TIMELINE_NEVER ? 0 : choose_members(backfill, &need, duration, time, members);
     }
-    if (time == TIMELINE_NEVER) {
+    if (time != TIMELINE_NEVER && need.one_plane)
+        nodes = choose_in_planes(backfill, &need, duration, time);
+    else if (time != TIMELINE_NEVER && need.nodes_min > 1)
+        nodes = choose_members(backfill, &need, duration, time, members);
+    if (time == TIMELINE_NEVER || !nodes) {
         backfill->starts[first] = no_start;
         return SLUICE_OK;
     }

@@ -394,7 +394,7 @@ int32_t timelines_earliest(const struct timelines *timelines, uint32_t node, con
     const int32_t *starts = &timelines->starts[timeline->first];
     const uint32_t count = timeline->count;
     const uint16_t eligible = eligible_gpus(timeline, need);
-    const uint32_t accepted = need->nics ? sluice_nics_accepted(timeline->shape, need->nic_kinds, 0) : 0;
+    const uint32_t accepted = need->nics ? sluice_nics_accepted(timeline->shape, need->nic_kinds, need->plane) : 0;
     if (!enough(timeline->shape, need, eligible) || !enough_nics(need, accepted, accepted))
         return TIMELINE_NEVER;
     /* If any one GPU is enough, a segment that suits has it. */
@@ -427,7 +427,7 @@ void timelines_window(const struct timelines *timelines, uint32_t node, const st
     int32_t end = timelines_end(from, duration);
     *window = (struct window){.cpus = INT32_MAX, .host_memory = INT32_MAX, .fit = eligible_gpus(timeline, need)};
     if (need->nics)
-        window->nics = sluice_nics_accepted(timeline->shape, need->nic_kinds, 0);
+        window->nics = sluice_nics_accepted(timeline->shape, need->nic_kinds, need->plane);
     for (int i = 0; i < SLUICE_MAX_GPUS; i++)
         window->gpu_free.mib[i] = INT32_MAX;
     uint32_t first = segment_at(timelines, timeline, from);

@@ -65,7 +65,7 @@ struct window {
     int32_t cpus;
     int32_t host_memory;
     uint16_t fit;  /* GPUs that can take part in the request throughout */
-    uint32_t nics; /* of an accepted kind that are free throughout */
+    uint32_t nics; /* of an accepted kind, and in the need's plane, that are free throughout */
     struct gpu_amounts gpu_free;
 };
 

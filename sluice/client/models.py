@@ -150,6 +150,7 @@ class RequestSeen(Model):
     one_switch: str | None = None
     nics: int | None = Field(None, description="RDMA interfaces on each node.")
     nics_per_gpu: int | None = None
+    nic_planes: str | None = Field(None, description="Of all its interfaces: one, or spread over several.")
     segment: int | None = Field(None, description="Nodes of each segment, in one block or below one leaf switch.")
 
 
@@ -1466,8 +1467,12 @@ class JobRequest(Body):
     gpu_spread: bool = False
     fabric: str | None = Field(
         None,
-        pattern=r"^(any|(block|rail)(@[0-9:-]{1,16})?)$",
-        description="Where its nodes are: block, rail@30:00, any.",
+        pattern=r"^(any|spread|(block|rail)(@[0-9:-]{1,16})?)$",
+        description="Where its nodes are: block, rail@30:00, spread, any.",
+    )
+    nics_per_gpu: int | None = Field(None, ge=1, le=32, description="RDMA interfaces with each GPU.")
+    nic_planes: str | None = Field(
+        None, pattern=r"^(one|spread|any)$", description="The planes of the network that its interfaces are in."
     )
     segment: int | None = Field(None, ge=1, le=65533, description="Nodes of each segment, in one block each.")
     gang: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:-]{1,128}$")

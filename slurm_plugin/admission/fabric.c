@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* --fabric and --segment: where in the network the nodes of a job of several nodes are to be. */
+/* --fabric, --segment and --nic-planes: where in the network a job's nodes and NICs are to be. */
 #include "admission/admission_internal.h"
 
 #include "admission/wording.h"
@@ -135,6 +135,29 @@ static bool check_segment(struct sluice_check *check)
            refuse_segment(check, "say how many GPUs each node is to give, such as --gpus-per-node=8");
 }
 
+static bool asks_nics(const struct sluice_submission *submission)
+{
+    bool found = submission->options.nics_per_gpu > 0;
+    for (int per = 0; per < SLUICE_PER_COUNT; per++)
+        found = found || (submission->tres[per] && sluice_tres_names(submission->tres[per], "nic"));
+    return found;
+}
+
+/* Only Sluice's placement knows planes. */
+static bool check_planes(struct sluice_check *check)
+{
+    const struct sluice_submission *submission = check->submission;
+    const char *why = NULL;
+    if (!asks_nics(submission))
+        why = "the job asks for no RDMA interfaces; ask for some, such as --nics-per-gpu=1";
+    else if (!check->slurm->places)
+        why = "Slurm alone chooses the interfaces on this cluster, and knows no planes; leave it out";
+    else if (submission->heterogeneous || submission->required_nodes || submission->contiguous)
+        why = "not in a heterogeneous job, with --nodelist or with --contiguous, where Slurm alone chooses the nodes";
+    return !why || sluice_refuse(check->admission, SLUICE_REFUSED_REQUEST, "--nic-planes=%s: %s",
+                                 submission->options.nic_planes == SLUICE_NIC_PLANES_ONE ? "one" : "spread", why);
+}
+
 bool sluice_check_fabric(struct sluice_check *check)
 {
     const struct sluice_submission *submission = check->submission;
@@ -143,6 +166,8 @@ bool sluice_check_fabric(struct sluice_check *check)
     if (submission->admitted_before)
         return true;
     if (!check_slurm_segment(check))
+        return false;
+    if (submission->options.nic_planes > SLUICE_NIC_PLANES_ANY && !check_planes(check))
         return false;
     if (submission->options.fabric != SLUICE_FABRIC_UNSET)
         return check_fabric(check);

@@ -93,6 +93,8 @@ static const struct {
     {"gpu_power=", "leave it out"},
     {"gpu_role=", "leave it out, or submit a heterogeneous job with a component for each role"},
     {"nics_per_gpu=", "ask for interfaces with --gres=nic:N"},
+    {"nic_planes=one", "leave it out"},
+    {"nic_planes=spread", "leave it out"},
     {"gang=", "leave it out"},
     {"fabric=block", "ask for nodes near each other with --switches=1@TIME"},
     {"fabric=rail", "ask for nodes near each other with --switches=1@TIME"},

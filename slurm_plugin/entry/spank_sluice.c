@@ -109,6 +109,7 @@ static struct spank_option options[] = {
     {"segment", "NODES", "each segment of so many nodes in one block", 1, 11, take},
 #endif
     {ROLE, "ROLES", "GPUs by purpose: prefill:4,decode:4; of a step: decode", 1, 12, take},
+    {"nic-planes", "WHERE", "RDMA interfaces in one plane of the network, spread over planes, or any", 1, 13, take},
 };
 
 /* Variables that count whole GPUs in a job's environment, and would make each srun in the job ask for GPUs that it does

@@ -64,17 +64,6 @@ static void set_spread(struct sluice_job_request *request, const job_record_t *j
             requests[i]->switch_layout = SLUICE_SPREAD;
 }
 
-/* Its NICs in one plane or over several, as the policy has it; nothing where planes are not known. */
-static void set_nic_planes(struct sluice_job_request *request, const struct sluice_rules *rules)
-{
-    if (!request->wanted.nics && !request->wanted.nics_per_gpu)
-        return;
-    const uint32_t class = request->gpu_type ? sluice_rules_class_of_type(rules, request->gpu_type) : SLUICE_NO_CLASS;
-    request->wanted.nic_planes =
-        (enum sluice_layout)(class == SLUICE_NO_CLASS ? rules->nic_planes : rules->classes[class].nic_planes);
-    request->wider.nic_planes = request->wanted.nic_planes;
-}
-
 static int decide(struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
@@ -83,7 +72,7 @@ static int decide(struct decision *decision)
     const struct sluice_settings *settings = sluice_settings_acquire();
     if (sluice_mirror_has_switches(sluice_hook.mirror))
         set_spread(&decision->request, call->job, settings->rules);
-    set_nic_planes(&decision->request, settings->rules);
+    sluice_job_request_set_planes(&decision->request, settings->rules);
     sluice_settings_release(settings);
     sluice_hook_read_power(decision);
     enum sluice_job_stock reason = stock_alone(decision);
@@ -201,6 +190,7 @@ void sluice_hook_begin(job_record_t *job)
         request.wanted.cpus_milli = request.wanted.cpus_milli_per_gpu = 0;
         request.wanted.host_memory_mib = request.wanted.host_memory_mib_per_gpu = 0;
         const struct sluice_settings *settings = sluice_settings_acquire();
+        sluice_job_request_set_planes(&request, settings->rules);
         enum sluice_error verdict = sluice_place(sluice_mirror_cluster(sluice_hook.mirror), settings->rules->placement,
                                                  &request.wanted, &placement, NULL);
         sluice_settings_release(settings);

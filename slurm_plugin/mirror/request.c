@@ -470,6 +470,7 @@ static bool add_options(const job_record_t *job, struct sluice_job_request *out)
             link || options.gpu_affinity == SLUICE_AFFINITY_NUMA ? SLUICE_PREFERRED : SLUICE_ANY;
     }
     out->fabric = options.fabric;
+    out->nic_planes = options.nic_planes;
     if (options.gpu_spread)
         out->wanted.layout = SLUICE_SPREAD;
     return true;
@@ -498,6 +499,19 @@ static void add_nics(const struct sluice_mirror *mirror, const struct gres_need 
         out->wanted.nics_per_gpu = out->wanted.gpus ? (int64_t)nics_per_gpu(nic, gres->gpu) : 0;
     }
     out->wanted.nic_kinds = out->wanted.nics || out->wanted.nics_per_gpu ? kinds : 0;
+}
+
+void sluice_job_request_set_planes(struct sluice_job_request *request, const struct sluice_rules *rules)
+{
+    static const enum sluice_layout layouts[] = {[SLUICE_NIC_PLANES_ANY] = SLUICE_LAYOUT_POLICY,
+                                                 [SLUICE_NIC_PLANES_ONE] = SLUICE_PACK,
+                                                 [SLUICE_NIC_PLANES_SPREAD] = SLUICE_SPREAD};
+    if (!request->wanted.nics && !request->wanted.nics_per_gpu)
+        return;
+    const uint32_t class = request->gpu_type ? sluice_rules_class_of_type(rules, request->gpu_type) : SLUICE_NO_CLASS;
+    const uint32_t policy = class == SLUICE_NO_CLASS ? rules->nic_planes : rules->classes[class].nic_planes;
+    request->wanted.nic_planes = request->nic_planes ? layouts[request->nic_planes] : (enum sluice_layout)policy;
+    request->wider.nic_planes = request->wanted.nic_planes;
 }
 
 static void pass(struct sluice_job_request *out, enum sluice_job_stock reason)

@@ -72,6 +72,7 @@ struct sluice_job_request {
     bool gpus_by_node;            /* of Slurm's counts: --gpus-per-node or --gres, so many on each node */
     bool shares;                  /* gres/shard */
     enum sluice_fabric fabric;    /* what it says of the network itself */
+    enum sluice_nic_planes nic_planes; /* and of its NICs' planes */
     const char *gpu_type;         /* that it names, of the job's record; NULL: none */
 };
 
@@ -82,6 +83,9 @@ struct sluice_job_request {
  */
 void sluice_job_request_make(struct sluice_mirror *mirror, job_record_t *job, uint32_t min_nodes, uint32_t max_nodes,
                              uint32_t req_nodes, struct sluice_job_request *out, struct sluice_job_shape *shape);
+
+/* The planes of its NICs: as the job says, else by the policy of its type of GPU. Nothing changes where it has no NICs. */
+void sluice_job_request_set_planes(struct sluice_job_request *request, const struct sluice_rules *rules);
 
 /* The most that one node has. */
 struct sluice_node_size {

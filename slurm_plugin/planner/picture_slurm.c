@@ -378,6 +378,7 @@ static void see_request(struct sluice_picture *picture, struct sluice_picture_jo
     struct sluice_job_request made;
     struct sluice_node_size largest = largest_node(picture, queue, queue->choices[entry->first_choice].partition);
     sluice_job_request_make(picture->mirror, job, 0, 0, 0, &made, NULL);
+    sluice_job_request_set_planes(&made, picture->rules);
     sought->request = made.wanted;
     bool fits = made.fit != SLUICE_JOB_STOCK && made.wanted.cpus_milli <= (int64_t)largest.cpus * 1000 &&
                 (made.wanted.flags & SLUICE_GPUS_TOTAL || made.wanted.gpus <= largest.gpus);

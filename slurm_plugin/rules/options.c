@@ -301,6 +301,28 @@ static const char *const fabrics[] = {
     [SLUICE_FABRIC_RAIL] = "rail", [SLUICE_FABRIC_SPREAD] = "spread",
 };
 
+static const char *const nic_planes[] = {
+    [SLUICE_NIC_PLANES_UNSET] = "",
+    [SLUICE_NIC_PLANES_ANY] = "any",
+    [SLUICE_NIC_PLANES_ONE] = "one",
+    [SLUICE_NIC_PLANES_SPREAD] = "spread",
+};
+
+static bool set_nic_planes(struct sluice_options *options, const char *value)
+{
+    for (size_t i = SLUICE_NIC_PLANES_ANY; i < sizeof nic_planes / sizeof nic_planes[0]; i++)
+        if (strcmp(value, nic_planes[i]) == 0) {
+            options->nic_planes = (enum sluice_nic_planes)i;
+            return true;
+        }
+    return false;
+}
+
+static void write_nic_planes(const struct sluice_options *options, char *value, size_t size)
+{
+    snprintf(value, size, "%s", nic_planes[options->nic_planes]);
+}
+
 /* A time as --switches takes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. */
 static bool parse_time(const char *text, uint32_t *seconds)
 {
@@ -453,6 +475,7 @@ static const struct {
     {"gpu-role", set_gpu_role, write_gpu_role,
      "NAME:COUNT[,...]: up to 8 names, each once, of at most 16 letters, digits and '_', and 4096 GPUs in all, e.g. "
      "prefill:4,decode:4"},
+    {"nic-planes", set_nic_planes, write_nic_planes, "one, spread or any"},
 };
 
 enum { KNOWN = sizeof known / sizeof known[0] };

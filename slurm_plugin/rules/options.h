@@ -69,6 +69,14 @@ enum sluice_fabric {
     SLUICE_FABRIC_SPREAD, /* evenly over as many leaf switches as there are */
 };
 
+/* In which planes of the network the job's NICs are to be. */
+enum sluice_nic_planes {
+    SLUICE_NIC_PLANES_UNSET, /* the site's policy decides */
+    SLUICE_NIC_PLANES_ANY,
+    SLUICE_NIC_PLANES_ONE,    /* all NICs of all nodes in one, wherever one has room */
+    SLUICE_NIC_PLANES_SPREAD, /* those of each node evenly over planes */
+};
+
 #define SLUICE_FABRIC_NO_TIME UINT32_MAX /* as long as the site lets jobs wait for switches */
 
 /* GPUs of the job with one purpose. */
@@ -91,6 +99,7 @@ struct sluice_options {
     uint32_t fabric_wait_s; /* where `fabric` is block or rail: until any nodes will do, or SLUICE_FABRIC_NO_TIME */
     uint32_t segment;       /* nodes of each segment; 1 to SLUICE_SEGMENT_MAX */
     enum sluice_fabric fabric;
+    enum sluice_nic_planes nic_planes;
     enum sluice_checkpoint checkpoint;
     enum sluice_affinity gpu_affinity;
     uint32_t gpu_role_count;

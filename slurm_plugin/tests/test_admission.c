@@ -818,6 +818,29 @@ static void expect_switches(bool set, uint32_t wait_s)
     CHECK_INT(admission.switch_wait_s, set ? wait_s : 0);
 }
 
+static void check_nic_planes(void)
+{
+#define PLANES(WHERE, COUNT) .options = {.nic_planes = SLUICE_NIC_PLANES_##WHERE, .nics_per_gpu = (COUNT)}
+    ON(NONE, "open", PER_NODE("gres:gpu:4"), PLANES(ONE, 1));
+    expect_admitted("planes of interfaces with GPUs");
+    ON(SWITCHES, "open", NODES(4), PER_NODE("gres:gpu:4,gres:nic:2"), PLANES(SPREAD, 0));
+    expect_admitted("planes of counted interfaces");
+    ON(NONE, "open", .tres = {NULL, NULL, NULL, "gres:gpu:1,gres:nic:ib:1"}, PLANES(ONE, 0));
+    expect_admitted("planes of a type's interfaces");
+    ON(NONE, "open", PER_NODE("gres:gpu:4"), PLANES(ONE, 0));
+    expect_refused("planes of nothing", "--nic-planes=one: the job asks for no RDMA interfaces");
+    ON(NONE, "open", PER_NODE("gres:gpu:4,gres:nic:4"), NODES(2), .required_nodes = 2, PLANES(SPREAD, 0));
+    expect_refused("planes by name", "--nic-planes=spread: not in a heterogeneous job");
+    const struct sluice_slurm alone = {.now = 1800000000};
+    admit("open", &alone, &(struct sluice_submission){PER_NODE("gres:gpu:4,gres:nic:4"), PLANES(ONE, 0)});
+    expect_refused("planes by nobody", "Slurm alone chooses the interfaces");
+    /* What asks for nothing is refused nowhere. */
+    admit("open", &alone, &(struct sluice_submission){PER_NODE("gres:gpu:4"), PLANES(ANY, 0)});
+    expect_admitted("any planes");
+    ON(NONE, "open", PER_NODE("gres:gpu:4"), .admitted_before = true, PLANES(ONE, 0));
+    expect_admitted("a change of a job that has them");
+}
+
 static void check_fabric(void)
 {
     ON(SWITCHES, "open", NODES(4), FABRIC(BLOCK, 300));
@@ -1065,6 +1088,7 @@ int main(void)
     check_roles();
     check_power();
     check_fabric();
+    check_nic_planes();
     check_segments();
     check_slurms_segments();
     check_defaults();

@@ -81,6 +81,9 @@ static void check_options(void)
     CHECK(set("gpu-power", "100000") && options.gpu_power_w == 100000);
     CHECK(set("nics-per-gpu", "1") && options.nics_per_gpu == 1);
     CHECK(set("nics-per-gpu", "32") && options.nics_per_gpu == 32);
+    CHECK(set("nic-planes", "any") && options.nic_planes == SLUICE_NIC_PLANES_ANY);
+    CHECK(set("nic-planes", "spread") && options.nic_planes == SLUICE_NIC_PLANES_SPREAD);
+    CHECK(set("nic-planes", "one") && options.nic_planes == SLUICE_NIC_PLANES_ONE);
     CHECK(set("gpu-affinity", "numa") && options.gpu_affinity == SLUICE_AFFINITY_NUMA);
     CHECK(set("gpu-spread", NULL) && options.gpu_spread);
     CHECK(set("gpu-spread", "(null)") && set("gpu-spread", ""));
@@ -120,6 +123,10 @@ static void check_options(void)
         {"nics-per-gpu", "1.5"},
         {"nics-per-gpu", "-1"},
         {"nics-per-gpu", "ib:1"},
+        {"nic-planes", NULL},
+        {"nic-planes", ""},
+        {"nic-planes", "One"},
+        {"nic-planes", "one,spread"},
         {"gpu-affinity", "LINK"},
         {"gpu-affinity", ""},
         {"gpu-affinity", "link,numa"},
@@ -403,8 +410,8 @@ int main(void)
     check_disguises();
     check_words();
     check_sizes_in_all();
-    for (size_t i = 0; i < 13; i++)
+    for (size_t i = 0; i < 14; i++)
         CHECK(sluice_option_name(i) != NULL);
-    CHECK(sluice_option_name(13) == NULL);
+    CHECK(sluice_option_name(14) == NULL);
     return 0;
 }

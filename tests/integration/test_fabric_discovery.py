@@ -414,6 +414,10 @@ def test_interfaces_are_in_one_plane_or_over_several(both: DevCluster) -> None:
         assert planes(0, "--gres=gpu:2,nic:2") == {1}
         assert planes(2, "--gres=gpu:2,nic:2") == {1, 2}
         assert planes(1, "-N2", "-n2", "--gres=gpu:3,nic:3") in ({1}, {2})
+        assert planes(1, "--gres=gpu:2,nic:2", "--nic-planes=spread") == {1, 2}
+        assert planes(2, "--gpus-per-node=2", "--nics-per-gpu=1", "--nic-planes=one") in ({1}, {2})
+        refused = both.run(["sbatch", "--gres=gpu:1", "--nic-planes=one", "--wrap=true"], check=False)
+        assert "--nic-planes=one: the job asks for no RDMA interfaces" in refused.stderr
     finally:
         (conf / NICS_FILE).write_text(plain)
         (conf / "sluice.policy").write_text(policy)

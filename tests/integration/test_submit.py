@@ -578,6 +578,7 @@ def test_level_off_is_stock_slurm(cluster: DevCluster) -> None:
             "--gpu-power=300W": "leave it out",
             "--gpu-role=a:1,b:2": "leave it out, or submit a heterogeneous job with a component for each role",
             "--nics-per-gpu=1": "ask for interfaces with --gres=nic:N",
+            "--nic-planes=one": "leave it out",
             "--gang=a:2": "leave it out",
             "--fabric=block": "ask for nodes near each other with --switches=1@TIME",
             "--fabric=spread": "leave it out",

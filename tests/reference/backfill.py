@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from sluice.core.backfill import HORIZON_S, PendingJob, Start
 from sluice.core.cluster import Cluster, NodeShape, NodeState
-from sluice.core.placement import Part, Preference, Request, RequestFlag, choose_nics
+from sluice.core.placement import Layout, Part, Preference, Request, RequestFlag, choose_nics
 
 FOREVER = HORIZON_S + 1
 
@@ -46,7 +47,7 @@ class Offer:
     memory: int
     gpus: list[int]  # healthy, of an accepted kind, with room for the request
     free: list[int]  # MiB of each GPU
-    nics: list[int]  # of an accepted kind
+    nics: list[int]  # of an accepted kind, and in the plane
 
 
 class Reference:
@@ -64,6 +65,7 @@ class Reference:
         self.idle: dict[NodeShape, Cluster] = {}  # a node of each shape
         self.nodes = list(nodes)
         self.by_rank = sorted(range(len(nodes)), key=lambda node: nodes[node].rank)
+        self.plane = 0  # NICs of this one alone; 0: of any
         self.holds = [Hold(part, 0, min(max(end, 1), FOREVER)) for part, end in running]
 
     def offer(self, node: int, request: Request, begin: int, end: int) -> Offer | None:
@@ -102,6 +104,7 @@ class Reference:
             for nic in range(len(there.nics) if there else 0)
             if not any(hold.part.nics >> nic & 1 for hold in here)
             and (not request.nic_kinds or request.nic_kinds >> (there.kinds[nic] if there and there.kinds else 0) & 1)
+            and (not self.plane or (there and there.planes and there.planes[nic] == self.plane))
         ]
         return Offer(cpus, memory, fitting, free, nics)
 
@@ -162,7 +165,8 @@ class Reference:
             members = sorted(members, key=lambda gpu: (offer.free[gpu], gpu))
         mask = sum(1 << gpu for gpu in members[:count])
         exclusive = RequestFlag.EXCLUSIVE in request.flags
-        chosen = self.nics(node, mask, offer.nics, nics)
+        free = self.evenly(node, mask, offer.nics, nics) if request.nic_planes == Layout.SPREAD else offer.nics
+        chosen = self.nics(node, mask, free, nics)
         return Part(node, mask, self.share(request), cpus, memory, exclusive, request.gpu_compute_percent, chosen)
 
     def nics(self, node: int, gpus: int, free: list[int], count: int) -> int:
@@ -172,13 +176,38 @@ class Reference:
             return 0
         assert shape.nics is not None
         if gpus:
-            if shape not in self.idle:
-                self.idle[shape] = Cluster(1)
-                self.idle[shape].add_node(self.idle[shape].add_shape(shape), 1, 0)
-            mask = sum(1 << nic for nic in free)
-            return choose_nics(self.idle[shape], shape.nics, Part(0, gpus), mask, count, keep_gpus=True).nics
+            return self.pair(node, gpus, free, count).nics
         near, groups = set(shape.nics.gpus), shape.nics.nics
         return sum(1 << nic for nic in sorted(free, key=lambda nic: (groups[nic] in near, nic))[:count])
+
+    def evenly(self, node: int, gpus: int, free: list[int], count: int) -> list[int]:
+        """As many, over planes as evenly as can be without a loss of pairs; then those in pairs, or else near no GPU."""
+        groups = self.nodes[node].shape.nics
+        if groups is None or not groups.planes or len(set(groups.planes)) < 2 or not count:
+            return free
+        near = {nic for nic in free if groups.nics[nic] in groups.gpus}
+
+        def pairs(some: Sequence[int]) -> int:
+            return self.pair(node, gpus, some, count).pairs if gpus else 0
+
+        def cost(some: Sequence[int]) -> tuple[int, int, int, int]:
+            planes = [groups.planes[nic] for nic in some if groups.planes[nic]]
+            squares = sum(planes.count(plane) ** 2 for plane in set(planes))
+            unwanted = sum((nic in near) != (most > 0) for nic in some)
+            return len(some) - len(planes), squares, unwanted, sum(1 << nic for nic in some)
+
+        most = pairs(free)
+        return list(min((some for some in combinations(free, count) if pairs(some) == most), key=cost))
+
+    def pair(self, node: int, gpus: int, free: Sequence[int], count: int) -> NicChoice:
+        """So many of these with the most pairs with just these GPUs."""
+        shape = self.nodes[node].shape
+        assert shape.nics is not None
+        if shape not in self.idle:
+            self.idle[shape] = Cluster(1)
+            self.idle[shape].add_node(self.idle[shape].add_shape(shape), 1, 0)
+        mask = sum(1 << nic for nic in free)
+        return choose_nics(self.idle[shape], shape.nics, Part(0, gpus), mask, count, keep_gpus=True)
 
     def sites(self, request: Request, nodes_max: int) -> list[list[int]]:
         """Sets of nodes, by rank, of which the request must take one set's."""
@@ -191,7 +220,18 @@ class Reference:
                 below.setdefault(allowed[-1], []).append(node)
         return [below[site] for site in sorted(below)]
 
-    def place(self, request: Request, begin: int, limit: int) -> tuple[Part, ...] | None:
+    def place(self, request: Request, begin: int, limit: int, planes: bool = True) -> tuple[Part, ...] | None:
+        """The same with all NICs in the first plane that has room then, where that is asked and one has; else in any."""
+        known = {plane for node in self.nodes if node.shape.nics for plane in node.shape.nics.planes if plane}
+        asks = planes and request.nic_planes == Layout.PACK and (request.nics or request.nics_per_gpu)
+        for self.plane in [*sorted(known if asks else ()), 0]:
+            parts = self.place_in_plane(request, begin, limit)
+            if parts:
+                break
+        self.plane = 0
+        return parts
+
+    def place_in_plane(self, request: Request, begin: int, limit: int) -> tuple[Part, ...] | None:
         """The request's parts from `begin` on; None where it does not fit then."""
         end = min(begin + limit, FOREVER)
         nodes_min = max(request.nodes_min, 1)
@@ -271,10 +311,14 @@ class Reference:
         return dealt if missing == 0 and len(dealt) >= nodes_min else []
 
     def together(self, jobs: Sequence[PendingJob], begin: int) -> list[Start] | None:
+        """Hold all jobs from `begin` on, or none of them; in one plane each, where that leaves room for all."""
+        return self.in_turn(jobs, begin, True) or (self.in_turn(jobs, begin, False) if len(jobs) > 1 else None)
+
+    def in_turn(self, jobs: Sequence[PendingJob], begin: int, planes: bool) -> list[Start] | None:
         """Hold all jobs from `begin` on, one after the other, or none of them."""
         before, starts = list(self.holds), []
         for job in jobs:
-            parts = self.place(job.request, begin, job.limit_s)
+            parts = self.place(job.request, begin, job.limit_s, planes)
             if parts is None:
                 self.holds = before
                 return None

@@ -899,9 +899,12 @@ uint32_t sluice_power_profile(const struct sluice_power *power, uint32_t budget,
  *     whole segments as each has. With lower_switches: of the first switch that has enough of them, those switches that
  *     sluice_place fills, the lowest ids and ranks first.
  *   - NICs: so many of the accepted kinds must be free, the same ones throughout. Which GPUs they are near does not count
- *     for where and when; of those that are free, the ones with the most pairs with the job's GPUs are booked.
+ *     for where and when; of those that are free, the ones with the most pairs with the job's GPUs are booked. With
+ *     nic_planes SLUICE_PACK all are in one plane, on nodes by the rules above, where one has room at the first start:
+ *     the first such plane. Where none has, they are in any then, as sluice_place would choose. With SLUICE_SPREAD those
+ *     of a node are over planes as evenly as can be without a loss of pairs.
  *   - A group (jobs with the same `group` that follow each other) starts together: at the first candidate start at
- *     which its members fit one after the other.
+ *     which its members fit one after the other; with the NICs of one in one plane only where that leaves room for all.
  *   - Reservations are given to the first `reservations` jobs or groups that cannot start now: 1 is EASY backfill, as
  *     many as there are jobs conservative backfill. All others start now or are not planned.
  *   - A job may bring the reservation of an earlier plan. All of those are held from the outset; in its turn each job

@@ -12,7 +12,7 @@ from sluice.core import lib
 from sluice.core.backfill import CONSERVATIVE, EASY, HORIZON_S, Backfill, PendingJob, RunningJob, Start
 from sluice.core.cluster import Cluster, GpuShape, NicGroups, NodeShape, NodeState
 from sluice.core.errors import CoreError
-from sluice.core.placement import Part, Preference, Request, RequestFlag, commit
+from sluice.core.placement import Layout, Part, Preference, Request, RequestFlag, commit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import backfill as reference
@@ -132,11 +132,14 @@ def test_refusals() -> None:
 # ---- against the reference ----
 
 
-def random_nics(draw: random.Random, gpus: int) -> NicGroups | None:
+def random_nics(draw: random.Random, planes: random.Random, gpus: int) -> NicGroups | None:
     nics = draw.randint(1, 4)
     kinds = tuple(draw.randrange(2) for _ in range(nics))
     groups = NicGroups(
-        tuple(draw.randrange(3) for _ in range(gpus)), tuple(draw.randrange(4) for _ in range(nics)), kinds
+        tuple(draw.randrange(3) for _ in range(gpus)),
+        tuple(draw.randrange(4) for _ in range(nics)),
+        kinds,
+        tuple(planes.choice([0, 1, 1, 2, 2, 3]) for _ in range(nics)),
     )
     return groups if draw.random() < 0.9 else None
 
@@ -154,7 +157,7 @@ def random_tree(draw: random.Random, cluster: Cluster) -> tuple[dict[int, tuple[
 
 
 def random_case(
-    draw: random.Random,
+    draw: random.Random, planes: random.Random
 ) -> tuple[Cluster, list[reference.Node], list[RunningJob], list[tuple[Part, int]], dict[int, set[int]]]:
     count = draw.randint(1, 7)
     cluster = Cluster(count, max_switches=12)
@@ -173,7 +176,7 @@ def random_case(
             )
             for i in range(draw.choice([0, 1, 2, 4, 4, 5]))
         )
-        shapes.append(NodeShape(gpus, nics=random_nics(draw, len(gpus))))
+        shapes.append(NodeShape(gpus, nics=random_nics(draw, planes, len(gpus))))
     ids = [cluster.add_shape(shape) for shape in shapes]
     above, below = random_tree(draw, cluster)
     leaves = [*above, 0]
@@ -295,9 +298,12 @@ def long_queue(draw: random.Random, nodes: int) -> list[PendingJob]:
 def check_case(
     seed: int, backfill: Backfill, queue_of: Callable[[random.Random, int], list[PendingJob]]
 ) -> list[Start | None]:
-    draw = random.Random(seed)
-    cluster, nodes, running, held, below = random_case(draw)
-    jobs = queue_of(draw, len(nodes))
+    draw, planes = random.Random(seed), random.Random(seed + 1)
+    cluster, nodes, running, held, below = random_case(draw, planes)
+    jobs = [
+        replace(job, request=replace(job.request, nic_planes=planes.choice(list(Layout))))
+        for job in queue_of(draw, len(nodes))
+    ]
     reservations = draw.choice([0, EASY, 3, CONSERVATIVE, CONSERVATIVE])
     plan = [relative(start) for start in backfill.plan(cluster, NOW, running, jobs, reservations)]
     assert plan == reference.Reference(nodes, held, below).plan(jobs, reservations), f"seed {seed}"

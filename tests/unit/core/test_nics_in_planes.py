@@ -10,6 +10,7 @@ from itertools import combinations
 
 import pytest
 
+from sluice.core.backfill import Backfill, PendingJob, RunningJob, Start
 from sluice.core.cluster import Cluster, GpuShape, NicGroups, NodeShape
 from sluice.core.errors import CoreError
 from sluice.core.placement import (
@@ -23,13 +24,21 @@ from sluice.core.placement import (
     commit,
     explain,
     place,
+    release,
 )
 from tests.unit.core.test_nics_of_nodes import Site, bits, matched
 
 PLANES = 3
 
 
-def random_site(draw: random.Random, *, known: bool = True, nics_of_node: Sequence[int] = (2, 4, 5)) -> Site:
+def random_site(
+    draw: random.Random,
+    *,
+    known: bool = True,
+    nics_of_node: Sequence[int] = (2, 4, 5),
+    running: list[RunningJob] | None = None,
+) -> Site:
+    """In use; `running`: what is in use ends, and is added to it."""
     shapes = []
     for _ in range(draw.randint(1, 2)):
         gpus, nics, groups = draw.choice([2, 4, 4]), draw.choice(nics_of_node), draw.choice([2, 3, 4])
@@ -45,7 +54,9 @@ def random_site(draw: random.Random, *, known: bool = True, nics_of_node: Sequen
         gpus = sum(1 << i for i in range(len(shape.gpus)) if draw.random() < 0.3)
         nics = sum(1 << i for i in range(len(shape.nics.nics) if shape.nics else 0) if draw.random() < 0.25)
         if gpus or nics:
-            commit(site.cluster, [Part(node, gpus, nics=nics)])
+            allocation = commit(site.cluster, [Part(node, gpus, nics=nics)])
+            if running is not None:
+                running.append(RunningJob(allocation, draw.randint(1, 30)))
     return site
 
 
@@ -202,6 +213,81 @@ def test_a_gang_is_in_one_plane() -> None:
             totals += 1
     assert together > 100
     assert totals > 100
+
+
+def reserved(site: Site, running: Sequence[RunningJob], request: Request) -> Start | None:
+    (start,) = Backfill(len(site.shapes)).plan(site.cluster, 0, running, [PendingJob(request, 100)])
+    return start
+
+
+def test_a_reserved_start_is_in_one_plane_wherever_one_has_room_then(full_scale: bool) -> None:
+    """No later than without planes; in one where so many nodes have room in it when the job starts, else in any."""
+    draw = random.Random(65)
+    moved = apart = 0
+    for _ in range(12_000 if full_scale else 2000):
+        running: list[RunningJob] = []
+        site = random_site(draw, running=running)
+        gpus, count = draw.choice([0, 1, 2]), draw.choice([1, 1, 2, 3])
+        request = Request(gpus=gpus, nics=draw.choice([1, 2, 3]), nodes_min=count)
+        plain = reserved(site, running, request)
+        found = reserved(site, running, replace(request, nic_planes=Layout.PACK))
+        assert (found and found.start_s) == (plain and plain.start_s)
+        if found is None or plain is None:
+            continue
+        for ended in running:
+            if ended.end_s <= found.start_s:
+                release(site.cluster, ended.allocation)
+        room = [
+            sum(bool(choices(site, node, None, request, plane)) for node in range(len(site.shapes))) >= count
+            for plane in range(1, PLANES + 1)
+        ]
+        planes = {plane for part in found.parts for plane in planes_of(site, part)}
+        if any(room):
+            assert planes == {1 + room.index(True)}
+            moved += found.start_s > 0 and planes != {p for part in plain.parts for p in planes_of(site, part)}
+        else:
+            assert found == plain
+            apart += found.start_s > 0
+        commit(site.cluster, found.parts)  # it fits then
+    assert moved > 40
+    assert apart > 100
+
+
+def test_a_reserved_start_is_spread_over_planes() -> None:
+    """On the nodes and with the GPUs of any start, as evenly as can be without a loss of pairs with these."""
+    draw = random.Random(66)
+    changed = 0
+    for _ in range(1500):
+        running: list[RunningJob] = []
+        site, request = random_site(draw, running=running), replace(random_request(draw), one_link_domain=Preference.ANY)
+        plain = reserved(site, running, request)
+        found = reserved(site, running, replace(request, nic_planes=Layout.SPREAD))
+        assert (found is None) == (plain is None)
+        if found is None or plain is None:
+            continue
+        (part,), (before,) = found.parts, plain.parts
+        assert replace(found, parts=(replace(part, nics=before.nics),)) == plain
+        for ended in running:
+            if ended.end_s <= found.start_s:
+                release(site.cluster, ended.allocation)
+        offered = choices(site, part.node, bits(part.gpus), request)
+        most = max(pairs for pairs, _ in offered)
+        assert (pairs_of(site, part) if request.gpus else 0) == most
+        assert unevenness(planes_of(site, part)) == min(unevenness(planes) for pairs, planes in offered if pairs == most)
+        changed += found.start_s > 0 and part.nics != before.nics
+    assert changed > 50
+
+
+def test_gangs_in_planes_start_no_later_than_others() -> None:
+    """The first takes one plane on another node; where that leaves no room for the second, it takes any."""
+    first, second = NicGroups((0,), (1, 2), planes=(1, 2)), NicGroups((0,), (1, 2), planes=(1, 1))
+    site = Site([NodeShape((GpuShape("a", 1000),), nics=nics) for nics in (first, second)])
+    wide = Request(gpus=1, nics=2, nic_planes=Layout.PACK)
+    jobs = [PendingJob(wide, 10, group=1), PendingJob(replace(wide, allowed=frozenset({1})), 10, group=1)]
+    starts = Backfill(2).plan(site.cluster, 0, [], jobs)
+    assert [start and (start.start_s, start.parts[0].node) for start in starts] == [(0, 0), (0, 1)]
+    alone = Backfill(2).plan(site.cluster, 0, [], jobs[:1])
+    assert [start and start.parts[0].node for start in alone] == [1]
 
 
 @pytest.mark.parametrize("layout", [Layout.PACK, Layout.SPREAD])
