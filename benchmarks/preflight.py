@@ -140,8 +140,12 @@ def simulate(runs: int, seed: int) -> Tally:
             for number in range(_PARTNERS)
         ]
         known = {} if len(members) >= 8 and chance.random() < 0.2 else past(chance)
-        preflight = Preflight(members, None, known, partners)
-        run_preflight(preflight, SimulatedFabric([*members, *partners], faults, chance))
+        preflight = Preflight(members, None, known)
+        fabric = SimulatedFabric([*members, *partners], faults, chance)
+        run_preflight(preflight, fabric)
+        if preflight.unresolved():
+            preflight.add_partners(partners)
+            run_preflight(preflight, fabric)
         count(tally, preflight, faults)
     return tally
 

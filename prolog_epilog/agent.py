@@ -35,6 +35,7 @@ from prolog_epilog.outages import Outages
 from prolog_epilog.power.keeper import CHECK_S, PowerKeeper
 from prolog_epilog.power.reports import PowerReports
 from prolog_epilog.preflight import Preflights
+from prolog_epilog.preflight_spare import SELDOM_S, Spare
 from prolog_epilog.profiles import LIBRARY, Profiles
 from prolog_epilog.rdma import RdmaBounds
 from prolog_epilog.refusals import Refusal
@@ -146,6 +147,9 @@ class Agent:
         self.jobs.preflight_s = self.preflights.longest_s
         self.jobs.preflight_alone = self.preflights.tests_one_node
         self.server.add("preflight", self.preflights.run)
+        spare = Spare(self.state, lambda: file.current().preflight, self.uplink.send, self.jobs.interface)
+        self.jobs.on_prolog.append(lambda _: spare.leave())
+        self.duties.add("preflight-spare", SELDOM_S, spare.run)
         self._watch_outages()
         self._watch_health()
         policy = settings.policy.with_name(FILE_NAME)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,17 +120,20 @@ class Preflights:
         end = time.monotonic() + seconds
         gpus = self._gpus(record) if policy.gpus else []
 
-        def take_part(measuring: Measuring, gpu_tests: GpuTests) -> None:
+        def judge(measuring: Measuring, gpu_tests: GpuTests) -> None:
             outcome = None
             try:
-                about = {**said_of(record, gpus), "alone": alone}
-                outcome = self._take_part(record, about, measuring, gpu_tests, end)
+                nics, types = self._devices(record)
+                about = {**said_of(record, gpus), "alone": alone, "types": types, "nics": nics}
+                begun = self._ask(record, **about, begins=True)
+                ask = partial(self._ask, record)
+                outcome = take_part(ask, begun, about, self._interface, (measuring, gpu_tests), end)
             except (SluiceError, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
                 log("problem", job=record.job, what=f"no preflight: {one_line(str(error) or repr(error))}")
             verdict.put(outcome)
 
         with Measuring() as measuring, GpuTests(gpus) as gpu_tests, suppress(queue.Empty):
-            threading.Thread(target=take_part, args=(measuring, gpu_tests), daemon=True).start()
+            threading.Thread(target=judge, args=(measuring, gpu_tests), daemon=True).start()
             return verdict.get(timeout=seconds)
         log("problem", job=record.job, what=f"no preflight: no verdict in {seconds:g} s")
         return None
@@ -144,32 +148,6 @@ class Preflights:
         devices = [one for one in self._state.devices if one.uuid in granted]
         nics = dict.fromkeys(nic for one in devices for nic in one.nics[:1])
         return sorted(nics), sorted({one.type for one in devices if one.type})
-
-    def _take_part(
-        self, record: JobRecord, about: dict[str, Any], measuring: Measuring, gpu_tests: GpuTests, end: float
-    ) -> dict[str, Any] | None:
-        """The controllers' last answer; None where there is no preflight, or no time left. `about`: what is said of
-        the GPUs that can be measured, and whether the job has other nodes."""
-        nics, types = self._devices(record)
-        batch: int | None = None
-        answer = self._ask(record, types=types, begins=True, **about)
-        while time.monotonic() < end:
-            if answer["state"] in ("none", "done"):
-                return answer if answer["state"] == "done" else None
-            if answer["state"] == "join":
-                hello = {"port": 0, "tools": []} if about["alone"] else measuring.start()
-                if about.get("gpus") and answer.get("gpus") is True:
-                    gpu_tests.start()
-                join = {"port": hello["port"], "tools": hello["tools"], "nics": nics, "types": types, **about}
-                answer = self._ask(record, **join, interface=self._interface())
-            elif answer["state"] == "test":
-                results = _measured(answer["rounds"], measuring, gpu_tests, end)
-                batch = int(answer["batch"])
-                answer = self._ask(record, batch=batch, results=results)
-            else:
-                time.sleep(min(max(float(answer["again_s"]), _AGAIN_S[0]), _AGAIN_S[1]))
-                answer = self._ask(record, batch=batch)
-        raise SluiceError("no verdict in time")
 
     def _is_drained(self, record: JobRecord, words: str, end: float) -> bool:
         """Wait until the node is drained, by its health report, or until `end`: Slurm then starts the job elsewhere.
@@ -186,6 +164,39 @@ class Preflights:
             time.sleep(_DRAIN_LOOK_S)
         log("problem", job=record.job, what=f"the node is not drained for what was found: {words}")
         return False
+
+
+def take_part(
+    ask: Callable[..., dict[str, Any]],
+    answer: dict[str, Any],
+    about: Mapping[str, Any],
+    interface: Callable[[], str],
+    programs: tuple[Measuring, GpuTests],
+    end: float,
+) -> dict[str, Any] | None:
+    """The controllers' last answer; None where there is no preflight, or no time left.
+
+    `ask`: asks them for this preflight; `answer`: to what was asked first. `about`: interfaces and GPUs that can be
+    measured, and whether the job has other nodes. Raises SluiceError, OSError.
+    """
+    measuring, gpu_tests = programs
+    batch: int | None = None
+    while time.monotonic() < end:
+        if answer["state"] in ("none", "done"):
+            return answer if answer["state"] == "done" else None
+        if answer["state"] == "join":
+            hello = {"port": 0, "tools": []} if about["alone"] else measuring.start()
+            if about.get("gpus") and answer.get("gpus") is True:
+                gpu_tests.start()
+            answer = ask(**about, port=hello["port"], tools=hello["tools"], interface=interface())
+        elif answer["state"] == "test":
+            results = _measured(answer["rounds"], measuring, gpu_tests, end)
+            batch = int(answer["batch"])
+            answer = ask(batch=batch, results=results)
+        else:
+            time.sleep(min(max(float(answer["again_s"]), _AGAIN_S[0]), _AGAIN_S[1]))
+            answer = ask(batch=batch)
+    raise SluiceError("no verdict in time")
 
 
 def _measured(

@@ -89,6 +89,7 @@ class Program:
         with suppress(queue.Full):
             while line := program.stdout.readline(_MOST_LINE):
                 self._lines.put_nowait(line)
+            self._lines.put_nowait(b"")  # it has ended: nobody waits for more
 
     def say(self, words: object) -> None:
         """One line to the program. Raises SluiceError, OSError."""
@@ -98,7 +99,7 @@ class Program:
         self._program.stdin.flush()
 
     def line(self, end: float) -> Mapping[str, Any]:
-        """The next line. Raises SluiceError where none comes until `end`."""
+        """The next line. Raises SluiceError where none comes until `end`, or any more."""
         try:
             said = json.loads(self._lines.get(timeout=max(0.0, end - time.monotonic())))
         except (queue.Empty, ValueError, RecursionError):

@@ -38,6 +38,7 @@ def _inbox(site: Site) -> list[Duty]:
         "health": health.controller_of(site).answer,
         "readings": readings_of(site).take,
         "preflight": preflight.coordinator_of(site).answer,
+        "preflight-spare": preflight.coordinator_of(site).answer_spare,
         "power": control.powers.take,
         "power-budget": control.lower,
         "power-gpus": lambda _: control.gpus(),

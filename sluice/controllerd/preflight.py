@@ -3,6 +3,7 @@
 Nodes ask with MUNGE, as root, like for all that they send; who belongs to a job is what Slurm says of it. A node that
 does not join is waited for a few seconds only, and a controller that is lost ends its preflights: nodes that ask
 another one about them go on without a verdict. What outlives the daemon is StateSaveLocation/sluice.preflight.json.
+Where the job's nodes alone do not say which of them is at fault, idle nodes take part (`preflight_spares`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sluice.base.text import one_line
 from sluice.controllerd.daemon import Duty, Site, of_site
 from sluice.controllerd.health.controller import controller_of
 from sluice.controllerd.preflight_restarts import PERIOD_S, Restarts, record_of
+from sluice.controllerd.preflight_spares import CALL_S, Spares
 from sluice.exchange.preflight import NO_ANSWER, STATE_FILE, Memory
 from sluice.exchange.preflight_jobs import FILE_NAME as JOBS_FILE
 from sluice.exchange.preflight_jobs import AtFault, JobPreflight, keep_preflight, read_preflights, write_preflights
@@ -97,6 +99,10 @@ class _Run:
     faults: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     good: set[str] = field(default_factory=set)
     doubted: set[str] = field(default_factory=set)  # named, and not to be drained for it
+    busy: frozenset[str] = frozenset()  # nodes on which there were jobs when it began
+    partners: tuple[str, ...] | None = None  # idle nodes that take part; None: none was asked yet
+    calling_until: float | None = None  # they are waited for
+    left: set[str] = field(default_factory=set)  # partners that take part no longer
 
     @property
     def age(self) -> float:
@@ -109,6 +115,22 @@ class _Run:
     def is_another(self, node: str) -> bool:
         """Whether a node that begins is of a later start of the job: it has begun before, or was not one of its."""
         return node in self.asked or bool(self.nodes and node not in self.nodes)
+
+    def takes(self, node: str) -> bool:
+        """Whether an idle node is to take part."""
+        return self.is_under_way and node in (self.partners or ()) and node not in self.left
+
+    def leave(self, nodes: Collection[str]) -> None:
+        """Idle nodes among these that take part no longer, as a job comes, or they do not answer."""
+        self.left.update(set(nodes) & set(self.partners or ()))
+        self.waiting -= self.left
+        if self.preflight is not None:
+            self.preflight.leave(self.left)
+
+    @property
+    def with_partners(self) -> set[str]:
+        """All nodes that it keeps busy."""
+        return {*self.nodes, *(self.partners or ())} - self.left
 
 
 class Coordinator:
@@ -124,6 +146,7 @@ class Coordinator:
         self._leaves: tuple[float, dict[str, str]] = (-_TOPOLOGY_S, {})
         self.counts: dict[str, int] = {"passed": 0, "found": 0, "undecided": 0}
         self.restarts = Restarts(site, self._requeued)
+        self.spares = Spares()
 
     # ---- requests of nodes ----
 
@@ -136,6 +159,20 @@ class Coordinator:
             return self._reply(request)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SluiceError(f"preflight: not a valid request: {one_line(repr(error))[:200]}") from error
+
+    def answer_spare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """``preflight-spare`` of the inbox: an idle node asks whether a job's preflight needs it.
+
+        Raises SluiceError for what is no such request.
+        """
+        try:
+            node, types = _word(request["node"]), _words(request["types"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SluiceError(f"preflight-spare: not a valid request: {one_line(repr(error))[:200]}") from error
+        with self._lock:
+            again_s = self.spares.seen(node, types, self._leaves[1].get(node, ""), time.monotonic())
+            job = next((one.job for one in self._runs.values() if one.takes(node) and node not in one.joined), None)
+        return {"state": "wait", "again_s": again_s} if job is None else {"state": "join", "job": job}
 
     def _reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
         job, node, begins = int(request["job"]), _word(request["node"]), request.get("begins") is True
@@ -157,10 +194,13 @@ class Coordinator:
             return self._outcome(run, node)
         if not run.nodes:
             return self._wait()
-        if node not in run.nodes:
+        if node not in run.nodes and not run.takes(node):
             raise SluiceError(f"preflight: node {node} is not one of the job's")
-        if "port" in request and run.preflight is None:
+        awaited = run.preflight is None or (run.calling_until is not None and node in (run.partners or ()))
+        if "port" in request and awaited:
             run.joined[node] = _joined(request)
+        if request.get("leaves") is True:
+            run.leave({node})
         if request.get("batch") == run.batch and "results" in request:
             self._take(run, node, request["results"])
         self._advance(run)
@@ -168,7 +208,7 @@ class Coordinator:
             return self._outcome(run, node)
         if node not in run.joined:
             joins = {"state": "join", "gpus": self.policy.gpus and _has_whole_gpus(run.record)}
-            return joins if run.preflight is None else {"state": "none"}
+            return joins if awaited else {"state": "none"}
         if node in run.waiting and request.get("batch") != run.batch:
             return {"state": "test", "batch": run.batch, "rounds": self._orders(run, node)}
         return self._wait()
@@ -197,7 +237,7 @@ class Coordinator:
         """Ask Slurm for the job's nodes, without a lock: other nodes wait meanwhile."""
         job = run.job
         nodes: tuple[str, ...] = ()
-        shared: frozenset[str] = frozenset()
+        shared = busy = frozenset[str]()
         wanted = False
         try:
             types, node, gpus = _words(request.get("types", ())), _word(request["node"]), _gpus(request)
@@ -207,21 +247,24 @@ class Coordinator:
             gpus = gpus if _has_whole_gpus(run.record) else ()
             if (len(nodes) > 1 or (nodes and gpus)) and self._wanted(nodes, types, node, gpus):
                 self._look(nodes)
-                shared = self._shared(job, nodes)
+                busy = self._busy(job)
+                shared = busy & frozenset(nodes)
                 wanted = True
         except (SluiceError, TypeError) as error:
             log.error("job %d: %s", job, one_line(str(error)))
         with self._lock:
-            run.nodes, run.shared = nodes, shared
+            run.nodes, run.shared, run.busy = nodes, shared, busy
+            for one in self._runs.values():
+                one.leave(nodes)
             others = [one for one in self._runs.values() if one is not run and one.is_under_way]
             # Two at once would make each other's nodes look slow; the other one's verdict is of these nodes as well.
             if not wanted or any(not set(nodes).isdisjoint(one.nodes) for one in others):
                 run.done = {"state": "none"}
 
-    def _shared(self, job: int, nodes: Iterable[str]) -> frozenset[str]:
+    def _busy(self, job: int) -> frozenset[str]:
         """Nodes where other jobs run: their users can fill a node's interface, or its ports, and it looks slow."""
         others = [one for one in self.site.client.jobs(states=_ON_NODES) if one.id != job and one.nodes]
-        return frozenset(nodes) & {node for one in others for node in expand(one.nodes)}
+        return frozenset(node for one in others for node in expand(one.nodes))
 
     def _look(self, nodes: Iterable[str]) -> None:
         """Addresses of nodes, and their leaf switches."""
@@ -258,16 +301,63 @@ class Coordinator:
                 return
             self._plan(run)
         assert run.preflight is not None  # noqa: S101 - for the type checker
+        if run.calling_until is not None:
+            self._await_partners(run)
+            return
+        if late and run.waiting <= set(run.partners or ()):  # the job's own nodes have answered
+            run.leave(run.waiting)
         if not run.waiting:
             self._give_results(run)
-            if run.planned:
-                self._next_batch(run, run.planned.pop(0))
-            else:
-                self._next_batch(run, [tests] if (tests := run.preflight.next_round()) else [])
-            if not run.rounds:
-                self._end(run, run.preflight.verdict(), "")
+            self._go_on(run, over=late and bool(run.partners))
         elif late:
             self._end(run, None, f"no answer from {fold(sorted(run.waiting))} in time")
+
+    def _go_on(self, run: _Run, *, over: bool = False) -> None:
+        """With the next tests; where there are none, or time is `over`, with the verdict."""
+        assert run.preflight is not None  # noqa: S101 - for the type checker
+        tests = [] if over or run.planned else run.preflight.next_round()
+        self._next_batch(run, run.planned.pop(0) if run.planned else [tests] if tests else [])
+        if not run.rounds and (over or not self._call_partners(run)):
+            self._end(run, run.preflight.verdict(), "")
+
+    # ---- idle nodes ----
+
+    def _call_partners(self, run: _Run) -> bool:
+        """Ask idle nodes to take part, once, where nothing else says which of the job's nodes is at fault: whether they
+        are waited for."""
+        assert run.preflight is not None  # noqa: S101 - for the type checker
+        now, suspects = time.monotonic(), run.preflight.unresolved()
+        if run.partners is not None or not suspects or run.age > run.bound_s - _LEFT_S - CALL_S:
+            return False
+        taken = [one.with_partners for one in self._runs.values() if one.is_under_way]
+        avoid = run.busy.union(self.memory.suspects, *taken)
+        leaves = [leaf for name in suspects for leaf in run.members[name].leaves]
+        run.partners = self.spares.choose(set(run.joined[suspects[0]].types), leaves, avoid, now)
+        run.calling_until = now + _JOIN_S if run.partners else None
+        return bool(run.partners)
+
+    def _await_partners(self, run: _Run) -> None:
+        """Go on with those that have joined, when all have, or time is over."""
+        assert run.preflight is not None and run.calling_until is not None  # noqa: S101 - for the type checker
+        joined = [name for name in run.partners or () if name in run.joined and name not in run.left]
+        if len(joined) < len(set(run.partners or ()) - run.left) and time.monotonic() < run.calling_until:
+            return
+        run.calling_until = None
+        of_suspect = run.members[run.preflight.unresolved()[0]]
+        members = [member for name in joined if (member := self._like(run, name, of_suspect)) is not None]
+        run.partners = tuple(member.name for member in members)
+        run.members |= {member.name: member for member in members}
+        run.preflight.add_partners(members)
+        self._go_on(run, over=not members)
+
+    def _like(self, run: _Run, name: str, other: Member) -> Member | None:
+        """An idle node as a member like one of the job's; None where it cannot be measured as they are."""
+        one, like, leaf = run.joined[name], run.joined[other.name], self._leaves[1].get(name, "")
+        by_nics = other.nics == like.nics
+        if (run.tool != "tcp" and run.tool not in one.tools) or (by_nics and not set(other.nics) <= set(one.nics)):
+            return None
+        nics = other.nics if by_nics else (one.interface,)
+        return Member(name, nics, (leaf,) * len(nics), (), other.model, other.gpu_model, other.linked)
 
     def _plan(self, run: _Run) -> None:
         policy = self.policy
@@ -347,7 +437,8 @@ class Coordinator:
     def _give_results(self, run: _Run) -> None:
         assert run.preflight is not None  # noqa: S101 - for the type checker
         for tests in run.rounds:
-            results = [run.results.get(one, Result(test, None)) for one, test in tests.items()]
+            made = {one: test for one, test in tests.items() if run.left.isdisjoint(test.nodes())}
+            results = [run.results.get(one, Result(test, None)) for one, test in made.items()]
             run.preflight.take([one for one in results if one.test.kind not in GPU_TESTS or _was_made(one)])
 
     # ---- the end ----
@@ -364,11 +455,12 @@ class Coordinator:
             good = f"{len(run.nodes)} nodes are good" if len(run.nodes) > 1 else f"{run.nodes[0]} is good"
             texts = [good if judged else "nothing to compare with yet"]
         by = run.tool or ("GPUs" if run.preflight is not None else "nothing")
+        by += f" with idle {fold(run.partners)}" if run.partners else ""
         words = f"preflight: {verdict.rounds} rounds, {run.age:.1f} s by {by}, {'; '.join(texts)}"
         words = one_line(words, limit=_MOST_WORDS)
         suspects = {part.node for parts in verdict.undecided for part in parts if part.kind != "uplink"}
         suspects |= {*absent, *run.doubted}
-        run.good = run.joined.keys() - suspects - set(verdict.drain) if judged else set()
+        run.good = (run.joined.keys() & set(run.nodes)) - suspects - set(verdict.drain) if judged else set()
         self._remember(run, verdict, suspects, words)
         run.done = {"state": "done", "text": words, "verdict": self._keep(run, verdict, suspects, absent, words)}
 
@@ -377,7 +469,10 @@ class Coordinator:
         texts = []
         for finding in verdict.findings:
             check = next((_CHECKS[part.kind] for part in finding.parts if part.kind in _CHECKS), None)
-            if finding.node in run.shared and not _is_own(finding):
+            if finding.node in (run.partners or ()):
+                run.doubted.add(finding.node)
+                texts.append(f"{finding.node} is idle, and suspected only")
+            elif finding.node in run.shared and not _is_own(finding):
                 run.doubted.add(finding.node)
                 texts.append(f"{finding.node} is not the job's alone, and suspected only")
             elif finding.node and check is None:  # of a silent node: its tools may not run
@@ -473,6 +568,7 @@ class Coordinator:
         away = {one.name for one in nodes if one.state == "down" or "drain" in one.flags}
         with self._lock:
             self._addresses = {one.name: one.address for one in nodes}
+            self.spares.watch(nodes, time.monotonic())
             if self.memory.forget(away, self._addresses.keys()):
                 self._save(self.memory)
             self._runs = {job: run for job, run in self._runs.items() if run.age < _KEPT_S}

@@ -12,7 +12,7 @@ are suspects in the end, none is at fault: a fabric that others fill is likelier
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -97,26 +97,22 @@ class _Sifted:
 
 
 class Preflight:
-    """One preflight: ask `next_round` and give `take` what was measured, until there is no next round."""
+    """One preflight: ask `next_round` and give `take` what was measured, until there is no next round.
 
-    def __init__(
-        self,
-        members: Sequence[Member],
-        rules: Rules | None = None,
-        past: Past | None = None,
-        partners: Sequence[Member] = (),
-    ) -> None:
-        """`partners`: nodes of no job that are known to be good, and are asked where the job has too few."""
+    Where nodes are `unresolved` then, others may take part: there are further rounds after `add_partners`.
+    """
+
+    def __init__(self, members: Sequence[Member], rules: Rules | None = None, past: Past | None = None) -> None:
         self._members = len(members)
         self._rules = rules or Rules()
         self._past: Past = past or {}
-        self._site = Site([*members, *partners])
-        self._known_good = {Part(kind, one.name, nic) for one in partners for nic in one.nics for kind in _OF_NICS}
+        self._site = Site(members)
         rounds = [self._site.local_tests(members), *map(self._site.pair_tests, plan(by_leaf(members)))]
         self._planned = [tests for tests in rounds if tests]
         self._seen: list[_Seen] = []
         self._round = 0
         self._follow_ups = 0
+        self._gone: set[str] = set()
         self._silent_rounds: dict[str, set[int]] = defaultdict(set)
         self._alive: set[Part] = set()  # of tests that were answered, well or not
 
@@ -133,6 +129,23 @@ class Preflight:
             return []
         self._follow_ups += 1
         return self._follow_up()
+
+    def unresolved(self) -> list[str]:
+        """Nodes one of which is at fault, where nothing says which: with others they may be told apart. To be asked when
+        there is no next round."""
+        _, undecided = self._of_open(self._sift())
+        nodes = {part.node for parts in undecided for part in parts if part.kind != "uplink"}
+        return [] if self._are_most(nodes) else sorted(nodes)
+
+    def add_partners(self, partners: Iterable[Member]) -> None:
+        """Nodes of no job, which are asked from now on. They may be at fault like any other, until a good result clears
+        them."""
+        self._site.members |= {partner.name: partner for partner in partners}
+        self._follow_ups = 0
+
+    def leave(self, partners: Collection[str]) -> None:
+        """Partners that take part no longer: they are in no further test. What was measured with them counts."""
+        self._gone.update(partners)
 
     def planned(self) -> list[list[Test]]:
         """All rounds that are known before anything is measured, for those who give nodes all of them at once; `take`
@@ -177,7 +190,7 @@ class Preflight:
 
     def _sift(self) -> _Sifted:
         """Clear what was good with anyone, convict what alone remains, and keep what is still open."""
-        sifted = _Sifted(set(self._known_good))
+        sifted = _Sifted()
         for seen in self._seen:
             if seen.kind is Kind.UNKNOWN:
                 seen.kind = self._judge(seen.result)
@@ -235,12 +248,20 @@ class Preflight:
         tests: list[Test] = []
 
         def add(test: Test | None) -> None:
-            if test is not None and busy.isdisjoint(test.ends()):
+            if test is not None and busy.isdisjoint(test.ends()) and self._gone.isdisjoint(test.nodes()):
                 busy.update(test.ends())
                 tests.append(test)
 
         settled = {parts for parts, bad in self._open_sets(sifted).items() if self._is_one_nodes(parts, bad)}
-        for part in sorted({part for _, parts in sifted.open if parts not in settled for part in parts}):
+        times = Counter((node, seen.test.place) for seen in self._seen for node in seen.test.nodes())
+
+        def order(part: Part) -> tuple[int, Part]:
+            """Those that were asked least come first: a good partner is there for all of them."""
+            member = self._site.members.get(part.node)
+            place = member.nics.index(part.name) if member is not None and part.kind in _OF_NICS else 0
+            return times[part.node, place], part
+
+        for part in sorted({part for _, parts in sifted.open if parts not in settled for part in parts}, key=order):
             add(self._test_for(part, sifted, busy))
         repeated = Counter(seen.test for seen in self._seen)
         for seen, parts in [one for one in sifted.open if one[1] not in settled]:
@@ -291,7 +312,8 @@ class Preflight:
     def _free(self, place: int, busy: set[End]) -> Iterator[Member]:
         """Nodes that have an interface at this place which is in no other test."""
         for member in self._site.members.values():
-            if place < len(member.nics) and (member.name, "nic", place) not in busy:
+            free = (member.name, "nic", place) not in busy and member.name not in self._gone
+            if free and place < len(member.nics):
                 yield member
 
     def _is_good(self, member: Member, place: int, sifted: _Sifted) -> bool:
@@ -329,16 +351,9 @@ class Preflight:
     def verdict(self) -> Verdict:
         """What is at fault by all results; to be asked when there is no next round."""
         sifted = self._sift()
-        findings = [self._finding((part,), sifted.bad[part]) for part in sifted.faulty]
-        undecided = []
-        for parts, bad in self._open_sets(sifted).items():
-            any_of = [seen for seen, found in sifted.open if not found.isdisjoint(parts)]
-            if self._is_one_nodes(parts, bad):
-                findings.append(self._finding(tuple(sorted(parts)), bad))
-            elif self._confirmed(any_of):
-                undecided.append(tuple(sorted(parts)))
-        suspects = {part.node for part in sifted.bad if part.kind == "link"}
-        if len(suspects) > max(2, self._members // 2):
+        findings, undecided = self._of_open(sifted)
+        findings = [self._finding((part,), sifted.bad[part]) for part in sifted.faulty] + findings
+        if self._are_most({part.node for part in sifted.bad if part.kind == "link"}):
             of_links = [finding for finding in findings if any(part.kind == "link" for part in finding.parts)]
             undecided += [finding.parts for finding in of_links]
             findings = [finding for finding in findings if finding not in of_links]
@@ -346,6 +361,21 @@ class Preflight:
         slow = [test for test, count in times.items() if count == _MOST_REPEATS and not self._was_good(test)]
         unjudged = sum(seen.kind is Kind.UNKNOWN for seen in self._seen)
         return Verdict(tuple(findings), tuple(undecided), tuple(slow), self._round, len(self._seen), unjudged)
+
+    def _are_most(self, suspects: Collection[str]) -> bool:
+        """Of the job's nodes, and three at least."""
+        return len(suspects) > max(2, self._members // 2)
+
+    def _of_open(self, sifted: _Sifted) -> tuple[list[Finding], list[tuple[Part, ...]]]:
+        """Of suspects that nothing distinguishes: findings where they are one node's, and those that are undecided."""
+        findings, undecided = [], []
+        for parts, bad in self._open_sets(sifted).items():
+            any_of = [seen for seen, found in sifted.open if not found.isdisjoint(parts)]
+            if self._is_one_nodes(parts, bad):
+                findings.append(self._finding(tuple(sorted(parts)), bad))
+            elif self._confirmed(any_of):
+                undecided.append(tuple(sorted(parts)))
+        return findings, undecided
 
     def good_results(self) -> dict[Class, list[Measured]]:
         """What was good, or could not be judged, for the next preflights' `past`."""

@@ -274,7 +274,7 @@ def test_a_reserved_start_is_spread_over_planes() -> None:
         offered = choices(site, part.node, bits(part.gpus), request)
         most = max(pairs for pairs, _ in offered)
         assert (pairs_of(site, part) if request.gpus else 0) == most
-        assert unevenness(planes_of(site, part)) == min(unevenness(planes) for pairs, planes in offered if pairs == most)
+        assert unevenness(planes_of(site, part)) == min(unevenness(some) for pairs, some in offered if pairs == most)
         changed += found.start_s > 0 and part.nics != before.nics
     assert changed > 20
 

@@ -32,8 +32,13 @@ def job(count: int, *, leaf: int = 4, rails: int = 1, gpus: int = 2, model: str 
 
 
 def judged(members: Sequence[Member], faults: Faults, partners: Sequence[Member] = (), seed: int = 1) -> Verdict:
-    preflight = Preflight(members, None, KNOWN, partners)
-    run_preflight(preflight, SimulatedFabric([*members, *partners], faults, random.Random(seed)))
+    """With `partners` where nothing else says which node it is."""
+    preflight = Preflight(members, None, KNOWN)
+    fabric = SimulatedFabric([*members, *partners], faults, random.Random(seed))
+    run_preflight(preflight, fabric)
+    if partners and preflight.unresolved():
+        preflight.add_partners(partners)
+        run_preflight(preflight, fabric)
     return preflight.verdict()
 
 
@@ -122,8 +127,70 @@ def test_two_nodes_alone_cannot_say_whose_link_it_is() -> None:
     alone = judged(job(2), faults)
     assert alone.drain == []
     assert alone.undecided == ((Part("link", "n0", "mlx5_0"), Part("link", "n1", "mlx5_0")),)
-    spare = Member("spare", ("mlx5_0",), ("l0r0",), (), "h100")
-    assert judged(job(2), faults, [spare]).drain == ["n1"]
+    assert judged(job(2), faults, spares(1)).drain == ["n1"]
+
+
+def spares(count: int, leaf: str = "l0r0") -> list[Member]:
+    return [Member(f"s{number}", ("mlx5_0",), (leaf,), (), "h100") for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("dead", [False, True])
+def test_idle_nodes_tell_two_nodes_apart_and_are_no_better_than_they_are(count: int, *, dead: bool) -> None:
+    """Whatever is wrong with them: no good node is drained, and one good of them is enough."""
+    named = 0
+    for seed in range(150):
+        chance = random.Random(f"{count}/{dead}/{seed}")
+        bad = [f"n{chance.randrange(2)}", *(one.name for one in spares(count) if chance.random() < 0.3)]
+        parts = {Part("link", name, "mlx5_0") for name in bad}
+        faults = Faults(dead=parts) if dead else Faults(slow={part: chance.uniform(0.05, 0.6) for part in parts})
+        verdict = judged(job(2), faults, spares(count), seed)
+        assert set(verdict.drain) <= set(bad)
+        if len(bad) <= count:
+            assert bad[0] in verdict.drain
+            named += 1
+        else:
+            assert verdict.undecided
+    assert 50 < named < 150
+
+
+def test_idle_nodes_below_another_leaf_switch_will_do() -> None:
+    faults = Faults(slow={Part("link", "n1", "mlx5_0"): 0.3})
+    assert judged(job(2), faults, spares(2, "l9r0")).drain == ["n1"]
+
+
+def test_one_node_below_a_leaf_switch_is_told_from_the_switch_by_an_idle_node_there() -> None:
+    """Of two nodes below two leaf switches: a link, or a leaf switch's links to others."""
+    members = job(2, leaf=1)
+    below = [*spares(1, "l0r0"), Member("t0", ("mlx5_0",), ("l1r0",), (), "h100")]
+    link, uplinks = Part("link", "n1", "mlx5_0"), (Part("uplink", "l0r0"), Part("uplink", "l1r0"))
+    assert judged(members, Faults(slow={link: 0.3})).drain == []
+    assert [one.parts for one in judged(members, Faults(slow={link: 0.3}), below).findings] == [(link,)]
+    verdict = judged(members, Faults(slow={uplinks[0]: 0.3}), below)
+    assert (verdict.findings, verdict.undecided) == ((), (uplinks,))
+
+
+def test_a_node_that_lies_when_idle_nodes_are_asked_has_no_other_one_drained() -> None:
+    asked = 0
+    for seed in range(300):
+        chance = random.Random(f"liar/{seed}")
+        says = {name: chance.choice([48.0, 0.1, None]) for name in ("n0", "n1", "s0", "s1")}  # of its tests with each
+        preflight = Preflight(job(2, gpus=0), None, KNOWN)
+        answer(preflight, says)
+        if preflight.unresolved():
+            asked += 1
+            preflight.add_partners(spares(2))
+            answer(preflight, says)
+        assert set(preflight.verdict().drain) <= {"n0"}
+    assert asked > 30
+
+
+def answer(preflight: Preflight, says: dict[str, float | None]) -> None:
+    while tests := preflight.next_round():
+        others = {test: set(test.nodes()) - {"n0"} or {"n0"} for test in tests}
+        preflight.take(
+            Result(test, says[others[test].pop()] if "n0" in test.nodes() else 48.0, 2.4) for test in tests
+        )
 
 
 def test_a_slow_class_that_is_healthy() -> None:
