@@ -26,7 +26,7 @@ from sluice.base.text import one_line
 from sluice.exchange.courier import VERSION
 
 SELDOM_S = 60.0
-_BUSY_S = 5.0  # until it is looked again whether the node is idle
+_BUSY_S = 5.0  # until it is looked again whether the node is idle, and wanted
 _MOST_S = 600.0  # between two questions
 
 
@@ -58,9 +58,7 @@ class Spare:
         Raises SluiceError.
         """
         policy = self._policy()
-        if policy.when == "never":
-            return NotYet(SELDOM_S)
-        if not self._is_idle():
+        if policy.when == "never" or not self._is_idle():
             return NotYet(_BUSY_S)
         types = sorted({one.type for one in self._state.devices if one.type})
         answer = self._send(self._request("preflight-spare", types=types))

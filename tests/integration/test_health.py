@@ -295,6 +295,33 @@ def test_a_slow_link_is_found_before_the_job_starts_and_the_job_starts_elsewhere
     site.wait(lambda: site.out() == {})
 
 
+def test_an_idle_node_says_which_of_two_nodes_is_at_fault_and_takes_its_place(site: Site) -> None:
+    install_perftest(site, h1=11.0)
+    site.policy(more="preflight: {when: always, least: 30, bound: 40s, gpus: false}\n")
+
+    def tested() -> str:
+        """A job of two nodes of which one was found at fault; none where h2 did not stand by yet."""
+        job = site.submit("-N2", "-x", "h2,m1,x1", "--gres=gpu:1")
+        site.wait(lambda: len(preflights(site, job)) == 1)
+        [first] = preflights(site, job)
+        assert "with idle h2" in first["text"] or first["verdict"] == "undecided", first
+        if first["verdict"] == "fault":
+            return job
+        site.clear()
+        return ""
+
+    job = until(tested, timeout=PATIENCE)
+    site.wait(lambda: site.job(job)["Restarts"] == "1")
+    site.run("scontrol", "update", f"JobId={job}", "ExcNodeList=m1,x1")
+    site.wait(lambda: len(preflights(site, job)) == 2 and site.state(job) == "RUNNING")
+    first, second = preflights(site, job)
+    assert [one["node"] for one in first["at_fault"]] == ["h1"]
+    assert (second["verdict"], second["nodes"]) == ("good", "h[2-3]")
+    assert site.run("sinfo", "-h", "-n", "h1", "-o", "%E").startswith("sluice: fabric_link: node h1's link mlx5_")
+    install_perftest(site)
+    site.policy()
+
+
 def test_a_gpu_that_copies_slowly_is_found_before_the_job_starts_and_the_job_starts_elsewhere(site: Site) -> None:
     """Rates that this machine reaches however busy it is."""
     for node in ("h1", "h2", "h3"):
