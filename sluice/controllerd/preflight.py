@@ -327,7 +327,7 @@ class Coordinator:
         are waited for."""
         assert run.preflight is not None  # noqa: S101 - for the type checker
         now, suspects = time.monotonic(), run.preflight.unresolved()
-        if run.partners is not None or not suspects or run.age > run.bound_s - _LEFT_S - CALL_S:
+        if run.partners is not None or not suspects or not run.tool or run.age > run.bound_s - _LEFT_S - CALL_S:
             return False
         taken = [one.with_partners for one in self._runs.values() if one.is_under_way]
         avoid = run.busy.union(self.memory.suspects, *taken)

@@ -25,31 +25,34 @@ _HEARD_S = 3 * _OFTEN_S  # one that was not heard for longer does not stand by a
 _PLAIN = frozenset({"planned", "cloud", "dynamic_norm"})
 
 
-@dataclass(slots=True)
-class _Idle:
+@dataclass(frozen=True, slots=True)
+class _Standing:
     heard: float
     types: frozenset[str]
     leaf: str
-    often: bool
 
 
 class Spares:
     """Nodes that said that they have no job. Times are of the monotonic clock. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, _Idle] = {}
+        self._heard: dict[str, float] = {}
+        self._standing: dict[str, _Standing] = {}  # those that ask often
         self._idle: frozenset[str] = frozenset()  # by Slurm
 
     def seen(self, node: str, types: Iterable[str], leaf: str, now: float) -> float:
         """A node says that it is idle; in how many seconds it is to ask again."""
-        kind = frozenset(types)
-        often = [one for name, one in self._nodes.items() if name != node and one.often and now - one.heard < _HEARD_S]
-        alike = sum((one.types, one.leaf) == (kind, leaf) for one in often)
-        wanted, idle = alike < _OFTEN_OF_LEAF and len(often) < _MOST_OFTEN, node in self._idle
-        self._nodes[node] = _Idle(now, kind, leaf, wanted and idle)
-        if wanted:
-            return _OFTEN_S if idle else _SOON_S
-        return max(_SELDOM_S, _SELDOM_NODE_S * len(self._nodes))
+        self._heard[node] = now
+        self._standing.pop(node, None)
+        self._standing = {name: one for name, one in self._standing.items() if now - one.heard < _HEARD_S}
+        mine = _Standing(now, frozenset(types), leaf)
+        alike = sum((one.types, one.leaf) == (mine.types, leaf) for one in self._standing.values())
+        if alike >= _OFTEN_OF_LEAF or len(self._standing) >= _MOST_OFTEN:
+            return max(_SELDOM_S, _SELDOM_NODE_S * len(self._heard))
+        if node not in self._idle:
+            return _SOON_S
+        self._standing[node] = mine
+        return _OFTEN_S
 
     def choose(
         self, types: Collection[str], leaves: Collection[str], avoid: Collection[str], now: float
@@ -57,18 +60,14 @@ class Spares:
         """Nodes that take part in a preflight: with GPUs of these types, those below these leaf switches first."""
         found = [
             name
-            for name, one in self._nodes.items()
-            if one.often
-            and now - one.heard < _HEARD_S
-            and name in self._idle
-            and name not in avoid
-            and one.types.issuperset(types)
+            for name, one in self._standing.items()
+            if now - one.heard < _HEARD_S and name in self._idle and name not in avoid and one.types.issuperset(types)
         ]
-        found.sort(key=lambda name: (self._nodes[name].leaf not in leaves, natural(name)))
+        found.sort(key=lambda name: (self._standing[name].leaf not in leaves, natural(name)))
         return tuple(found[:_MOST_PARTNERS])
 
     def watch(self, nodes: Iterable[Node], now: float) -> None:
         """What Slurm says of all nodes; those that have not asked for long are forgotten."""
         self._idle = frozenset(one.name for one in nodes if one.state == "idle" and one.flags <= _PLAIN)
-        longest = 2 * max(_SELDOM_S, _SELDOM_NODE_S * len(self._nodes))
-        self._nodes = {name: one for name, one in self._nodes.items() if now - one.heard < longest}
+        longest = 2 * max(_SELDOM_S, _SELDOM_NODE_S * len(self._heard))
+        self._heard = {name: heard for name, heard in self._heard.items() if now - heard < longest}
