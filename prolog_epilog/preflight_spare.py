@@ -1,8 +1,8 @@
 """An idle node stands by for preflights of jobs of other nodes, where these alone do not say which of them is at fault.
 
 It asks the controllers, which say how often; one that is asked to take part starts the program that measures between
-nodes, by the interfaces near its GPUs, and no test of GPUs. A job that comes ends that at once. Nothing follows for this
-node but that it may be suspected, and tested with its next job.
+nodes, by the interfaces near its GPUs, and no test of GPUs. A job that comes ends that at once. Nothing follows for
+this node but that it may be suspected, and tested with its next job.
 """
 
 from __future__ import annotations

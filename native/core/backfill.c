@@ -643,10 +643,9 @@ static uint16_t choose_gpus(const struct shape *shape, const struct need *need, 
 static uint32_t choose_nics(const struct shape *shape, const struct need *need, uint16_t gpus,
                             const struct window *window, int count)
 {
-    const uint32_t nics =
-        need->spread_planes && shape->several_planes && count
-            ? sluice_nics_evenly(shape, gpus, sluice_count(gpus), shape->all, window->nics, count)
-            : window->nics;
+    const uint32_t nics = need->spread_planes && shape->several_planes && count
+                              ? sluice_nics_evenly(shape, gpus, sluice_count(gpus), shape->all, window->nics, count)
+                              : window->nics;
     return sluice_nics_for(shape, gpus, nics, count);
 }
 

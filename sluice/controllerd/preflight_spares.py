@@ -1,4 +1,4 @@
-"""Idle nodes that stand by for preflights: a few of each kind ask often whether a job's nodes need them, all others seldom.
+"""Idle nodes that stand by for preflights: a few of each kind ask often whether they are needed, all others seldom.
 
 Nobody can reach an agent, so a node that is to take part within seconds has to ask. How many ask often is bounded for
 the whole site; which nodes are idle is what Slurm says, and the node itself once more before each test.

@@ -131,8 +131,8 @@ class Preflight:
         return self._follow_up()
 
     def unresolved(self) -> list[str]:
-        """Nodes one of which is at fault, where nothing says which: with others they may be told apart. To be asked when
-        there is no next round."""
+        """Nodes of which one is at fault, where nothing says which: with others they may be told apart. To be asked
+        when there is no next round."""
         _, undecided = self._of_open(self._sift())
         nodes = {part.node for parts in undecided for part in parts if part.kind in _OF_NICS}
         return [] if self._are_most(nodes) else sorted(nodes)

@@ -32,8 +32,7 @@ static bool same(const struct sluice_options *one, const struct sluice_options *
            one->gpu_profile == other->gpu_profile && one->checkpoint == other->checkpoint &&
            one->checkpoint_s == other->checkpoint_s && one->fabric == other->fabric &&
            one->fabric_wait_s == other->fabric_wait_s && one->segment == other->segment &&
-           one->nic_planes == other->nic_planes &&
-           strcmp(one->gang_name, other->gang_name) == 0;
+           one->nic_planes == other->nic_planes && strcmp(one->gang_name, other->gang_name) == 0;
 }
 
 /* The node's rule (prolog_epilog/jobs.py: _PERCENT), on the one variable that it looks at. */

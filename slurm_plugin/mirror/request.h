@@ -67,13 +67,13 @@ struct sluice_job_request {
     struct sluice_request wanted; /* what to place; `allowed` is the caller's to set */
     struct sluice_request wider;  /* to be tried where `wanted` has no place: the same on more nodes */
     bool has_wider;
-    struct sluice_request needed; /* what stock asks at the least */
-    bool same;                    /* `needed` is `wanted`, and there is no `wider`: one answer is both */
-    bool gpus_by_node;            /* of Slurm's counts: --gpus-per-node or --gres, so many on each node */
-    bool shares;                  /* gres/shard */
-    enum sluice_fabric fabric;    /* what it says of the network itself */
+    struct sluice_request needed;      /* what stock asks at the least */
+    bool same;                         /* `needed` is `wanted`, and there is no `wider`: one answer is both */
+    bool gpus_by_node;                 /* of Slurm's counts: --gpus-per-node or --gres, so many on each node */
+    bool shares;                       /* gres/shard */
+    enum sluice_fabric fabric;         /* what it says of the network itself */
     enum sluice_nic_planes nic_planes; /* and of its NICs' planes */
-    const char *gpu_type;         /* that it names, of the job's record; NULL: none */
+    const char *gpu_type;              /* that it names, of the job's record; NULL: none */
 };
 
 /*

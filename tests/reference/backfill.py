@@ -12,7 +12,7 @@ from itertools import combinations
 
 from sluice.core.backfill import HORIZON_S, PendingJob, Start
 from sluice.core.cluster import Cluster, NodeShape, NodeState
-from sluice.core.placement import Layout, Part, Preference, Request, RequestFlag, choose_nics
+from sluice.core.placement import Layout, NicChoice, Part, Preference, Request, RequestFlag, choose_nics
 
 FOREVER = HORIZON_S + 1
 
@@ -181,23 +181,24 @@ class Reference:
         return sum(1 << nic for nic in sorted(free, key=lambda nic: (groups[nic] in near, nic))[:count])
 
     def evenly(self, node: int, gpus: int, free: list[int], count: int) -> list[int]:
-        """As many, over planes as evenly as can be without a loss of pairs; then those in pairs, or else near no GPU."""
+        """As many, over planes as evenly as can be without a loss of pairs; then those in pairs, else near no GPU."""
         groups = self.nodes[node].shape.nics
-        if groups is None or not groups.planes or len(set(groups.planes)) < 2 or not count:
+        planes = groups.planes if groups else ()
+        if groups is None or len(set(planes)) < 2 or not count:
             return free
         near = {nic for nic in free if groups.nics[nic] in groups.gpus}
 
         def pairs(some: Sequence[int]) -> int:
             return self.pair(node, gpus, some, count).pairs if gpus else 0
 
-        def cost(some: Sequence[int]) -> tuple[int, int, int, int]:
-            planes = [groups.planes[nic] for nic in some if groups.planes[nic]]
-            squares = sum(planes.count(plane) ** 2 for plane in set(planes))
+        def cost(some: tuple[int, ...]) -> tuple[int, int, int, int]:
+            known = [planes[nic] for nic in some if planes[nic]]
+            squares = sum(known.count(plane) ** 2 for plane in set(known))
             unwanted = sum((nic in near) != (most > 0) for nic in some)
-            return len(some) - len(planes), squares, unwanted, sum(1 << nic for nic in some)
+            return count - len(known), squares, unwanted, sum(1 << nic for nic in some)
 
         most = pairs(free)
-        return list(min((some for some in combinations(free, count) if pairs(some) == most), key=cost))
+        return [*min([some for some in combinations(free, count) if pairs(some) == most], key=cost)]
 
     def pair(self, node: int, gpus: int, free: Sequence[int], count: int) -> NicChoice:
         """So many of these with the most pairs with just these GPUs."""
@@ -221,7 +222,7 @@ class Reference:
         return [below[site] for site in sorted(below)]
 
     def place(self, request: Request, begin: int, limit: int, planes: bool = True) -> tuple[Part, ...] | None:
-        """The same with all NICs in the first plane that has room then, where that is asked and one has; else in any."""
+        """With all NICs in the first plane that has room then, where that is asked and one has; else in any."""
         known = {plane for node in self.nodes if node.shape.nics for plane in node.shape.nics.planes if plane}
         asks = planes and request.nic_planes == Layout.PACK and (request.nics or request.nics_per_gpu)
         for self.plane in [*sorted(known if asks else ()), 0]:

@@ -115,11 +115,14 @@ def test_a_node_that_is_not_idle_as_the_job_s_is_not_asked(pair: Callable[..., P
         made.asking = set()
     elif why == "other GPUs":
         made.asking = set()
-    answers = made.to_the_end(
-        lambda turn: setattr(made, "now", made.now + (8.0 if why == "no time" and turn < 2 else 0.0))
-        if why != "other GPUs"
-        else [made.ask_spare(node, ("a100",)) for node in ("h3", "h4")]
-    )
+
+    def turn(number: int) -> None:
+        if why == "no time" and number < 2:
+            made.now += 8.0
+        for node in ("h3", "h4") if why == "other GPUs" else ():
+            made.ask_spare(node, ("a100",))
+
+    answers = made.to_the_end(turn)
     assert made.joined == set()
     assert answers["h1"]["faults"] == answers["h2"]["faults"] == {}
     assert "undecided: h1's link mlx5_0 or h2's link mlx5_0" in answers["h1"]["text"]

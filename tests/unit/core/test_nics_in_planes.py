@@ -260,7 +260,8 @@ def test_a_reserved_start_is_spread_over_planes() -> None:
     changed = 0
     for _ in range(1500):
         running: list[RunningJob] = []
-        site, request = random_site(draw, running=running), replace(random_request(draw), one_link_domain=Preference.ANY)
+        site = random_site(draw, running=running)
+        request = replace(random_request(draw), one_link_domain=Preference.ANY)
         plain = reserved(site, running, request)
         found = reserved(site, running, replace(request, nic_planes=Layout.SPREAD))
         assert (found is None) == (plain is None)

@@ -188,9 +188,7 @@ def test_a_node_that_lies_when_idle_nodes_are_asked_has_no_other_one_drained() -
 def answer(preflight: Preflight, says: dict[str, float | None]) -> None:
     while tests := preflight.next_round():
         others = {test: set(test.nodes()) - {"n0"} or {"n0"} for test in tests}
-        preflight.take(
-            Result(test, says[others[test].pop()] if "n0" in test.nodes() else 48.0, 2.4) for test in tests
-        )
+        preflight.take(Result(test, says[others[test].pop()] if "n0" in test.nodes() else 48.0, 2.4) for test in tests)
 
 
 def test_a_slow_class_that_is_healthy() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from policy.preflight import NodePreflight
-from prolog_epilog import preflight, preflight_spare
+from prolog_epilog import cgroups, preflight
 from prolog_epilog.preflight_spare import Spare
 from prolog_epilog.state import Settings, State
 from sluice.base.duties import NotYet
@@ -22,7 +22,7 @@ JOIN = {"state": "join", "job": 9}
 TEST = {"state": "test", "batch": 2, "rounds": [[{"id": "1", "role": "ask", "tool": "tcp"}]]}
 DONE = {"state": "done", "text": "slow", "faults": {"fabric_link": ["slow"]}, "drained": False}
 HELLO = 'import sys; print(\'{"port": 4000, "tools": ["tcp"]}\'); sys.stdout.flush(); sys.stdin.readline()\n'
-MEASURES = HELLO + "print('{\"id\": \"1\", \"gbs\": 40.0, \"us\": 2.0}'); sys.stdout.flush(); sys.stdin.read()\n"
+MEASURES = HELLO + 'print(\'{"id": "1", "gbs": 40.0, "us": 2.0}\'); sys.stdout.flush(); sys.stdin.read()\n'
 HANGS = HELLO + "sys.stdin.read()\n"
 
 
@@ -49,7 +49,7 @@ class Idle:
 def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Idle]]:
     program = tmp_path / "program.py"
     monkeypatch.setattr(preflight, "PROGRAM", program)
-    monkeypatch.setattr(preflight_spare.cgroups, "jobs_here", lambda: set[int]())
+    monkeypatch.setattr(cgroups, "jobs_here", lambda: set[int]())
 
     def make(*answers: dict[str, Any] | SluiceError, text: str = MEASURES) -> Idle:
         program.write_text(text)
@@ -76,9 +76,9 @@ def test_without_a_policy_or_with_a_job_it_does_not_ask(
     made.state.records[7] = JobRecord(7, 1000, "ann", "physics", "main", "n1", 1.0)
     assert isinstance(made.spare.run(), NotYet)
     made.state.records.clear()
-    monkeypatch.setattr(preflight_spare.cgroups, "jobs_here", lambda: {8})  # of before the agent was started
+    monkeypatch.setattr(cgroups, "jobs_here", lambda: {8})  # of before the agent was started
     assert isinstance(made.spare.run(), NotYet)
-    monkeypatch.setattr(preflight_spare.cgroups, "jobs_here", lambda: set[int]())
+    monkeypatch.setattr(cgroups, "jobs_here", lambda: set[int]())
     made.spare.leave()  # a prolog has just begun
     assert isinstance(made.spare.run(), NotYet)
     assert made.asked == []
