@@ -402,8 +402,8 @@ class Scheduling(Section):
     topology/block Slurm keeps them near."""
     nic_planes: NicPlanes = "any"
     """RDMA interfaces of a job that has fewer than its nodes: all in `one` plane of the network wherever one has room,
-    on each node over several (`spread`), or by the GPUs near them alone (`any`). Level place, where `sluice fabric
-    discover` has written planes."""
+    on each node over several (`spread`), or by the GPUs near them alone (`any`). A job's `--nic-planes` goes before
+    it. Level place, where `sluice fabric discover` has written planes."""
     backfill: Backfill = Backfill()
     """How far the planner looks."""
     preemption: Preemption = Preemption()
