@@ -48,8 +48,8 @@ class Program:
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._over = True
-        if self._program is not None:
+            over, self._over = self._over, True
+        if self._program is not None and not over:  # once: afterwards its number may be another process's
             with suppress(ProcessLookupError):
                 os.killpg(self._program.pid, signal.SIGKILL)  # with what it started
             with suppress(subprocess.TimeoutExpired):

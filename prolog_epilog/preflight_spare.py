@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -58,9 +58,9 @@ class Spare:
         Raises SluiceError.
         """
         policy = self._policy()
-        if policy.when == "never" or not self._is_idle():
-            return NotYet(_BUSY_S)
         types = sorted({one.type for one in self._state.devices if one.type})
+        if not self._may_help(policy, types) or not self._is_idle():
+            return NotYet(_BUSY_S)
         answer = self._send(self._request("preflight-spare", types=types))
         if answer.get("state") == "join":
             self._take_part(int(answer["job"]), types, policy.bound_s)
@@ -69,6 +69,11 @@ class Spare:
 
     def _request(self, do: str, **more: Any) -> dict[str, Any]:
         return {"version": VERSION, "do": do, "node": self._state.node, **more}
+
+    def _may_help(self, policy: NodePreflight, types: Collection[str]) -> bool:
+        """Whether jobs that have GPUs like this node's are tested: no others keep the places of those that help."""
+        tested = not policy.types or not set(policy.types).isdisjoint(types)
+        return policy.when != "never" and bool(self._state.devices) and tested
 
     def _is_idle(self) -> bool:
         """No job, and none whose prolog has just begun: it is registered a moment later."""
@@ -86,16 +91,21 @@ class Spare:
             with self._lock:
                 self._measuring = measuring
             try:
-                if not self._is_idle():
-                    raise SluiceError("a job has come")
+                self._yield_to_jobs()
                 take_part(ask, {"state": "join"}, about, self._interface, (measuring, gpu_tests), end)
             except (SluiceError, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
                 log("preflight", job=job, what=f"takes part no longer: {one_line(str(error) or repr(error))}")
                 with suppress(SluiceError):
-                    ask(leaves=True)
+                    self._send(self._request("preflight", job=job, leaves=True))
             finally:
                 with self._lock:
                     self._measuring = None
 
+    def _yield_to_jobs(self) -> None:
+        if not self._is_idle():
+            raise SluiceError("a job has come")
+
     def _ask(self, job: int, **more: Any) -> dict[str, Any]:
+        """Raises SluiceError where a job has come, too: one without GPUs does not come to `leave`."""
+        self._yield_to_jobs()
         return self._send(self._request("preflight", job=job, **more))

@@ -20,8 +20,8 @@ _SOON_S = 5.0  # where Slurm has not said yet that the node is idle
 _MOST_OFTEN = 64  # of all
 _OFTEN_OF_LEAF = 2  # with the same GPUs
 _SELDOM_S = 60.0
-_SELDOM_NODE_S = 0.02  # so that they ask no more than fifty times a second, however many there are
-_HEARD_S = 3 * _OFTEN_S  # one that was not heard for longer does not stand by any more
+_NODE_S = 0.02  # so that those that do not stand by ask no more than fifty times a second, however many there are
+_HEARD_S = 10.0  # one that was not heard for longer does not stand by any more; busy machines ask late
 _PLAIN = frozenset({"planned", "cloud", "dynamic_norm"})
 
 
@@ -47,10 +47,11 @@ class Spares:
         self._standing = {name: one for name, one in self._standing.items() if now - one.heard < _HEARD_S}
         mine = _Standing(now, frozenset(types), leaf)
         alike = sum((one.types, one.leaf) == (mine.types, leaf) for one in self._standing.values())
+        all_s = _NODE_S * len(self._heard)
         if alike >= _OFTEN_OF_LEAF or len(self._standing) >= _MOST_OFTEN:
-            return max(_SELDOM_S, _SELDOM_NODE_S * len(self._heard))
-        if node not in self._idle:
-            return _SOON_S
+            return max(_SELDOM_S, all_s)
+        if node not in self._idle:  # or never, as in a maintenance of the whole site
+            return max(_SOON_S, all_s)
         self._standing[node] = mine
         return _OFTEN_S
 
@@ -69,5 +70,5 @@ class Spares:
     def watch(self, nodes: Iterable[Node], now: float) -> None:
         """What Slurm says of all nodes; those that have not asked for long are forgotten."""
         self._idle = frozenset(one.name for one in nodes if one.state == "idle" and one.flags <= _PLAIN)
-        longest = 2 * max(_SELDOM_S, _SELDOM_NODE_S * len(self._heard))
+        longest = 2 * max(_SELDOM_S, _NODE_S * len(self._heard))
         self._heard = {name: heard for name, heard in self._heard.items() if now - heard < longest}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from prolog_epilog.state import Settings, State
 from sluice.base.duties import NotYet
 from sluice.base.errors import SluiceError
 from sluice.exchange.record import JobRecord
+from tests.unit.prolog_epilog.examples import device
 
 JOIN = {"state": "join", "job": 9}
 TEST = {"state": "test", "batch": 2, "rounds": [[{"id": "1", "role": "ask", "tool": "tcp"}]]}
@@ -32,6 +34,7 @@ class Idle:
     def __init__(self, folder: Path, answers: list[dict[str, Any] | SluiceError]) -> None:
         settings = Settings(run=folder / "run", records=folder / "records", policy=folder / "sluice.policy")
         self.state = State(settings)
+        self.state.devices = [device(type="h100", nics=("mlx5_0",))]
         self.policy = NodePreflight.model_validate({"when": "always", "bound_s": 20})
         self.asked: list[dict[str, Any]] = []
         self._answers = answers
@@ -84,6 +87,26 @@ def test_without_a_policy_or_with_a_job_it_does_not_ask(
     assert made.asked == []
 
 
+@pytest.mark.parametrize("why", ["no GPUs", "GPUs of another class"])
+def test_a_node_that_no_tested_job_is_like_does_not_ask(idle: Callable[..., Idle], why: str) -> None:
+    made = idle(JOIN)
+    if why == "no GPUs":
+        made.state.devices = []
+    else:
+        made.policy = NodePreflight(when="always", types=("a100",))
+    assert isinstance(made.spare.run(), NotYet)
+    assert made.asked == []
+
+
+def test_a_job_without_gpus_ends_its_part_before_the_next_question(
+    idle: Callable[..., Idle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = idle(JOIN, {"state": "wait", "again_s": 0.1})
+    monkeypatch.setattr(cgroups, "jobs_here", lambda: {8} if len(made.asked) > 3 else set())
+    assert made.spare.run() == 0.0
+    assert [one.get("leaves", False) for one in made.asked] == [False] * 4 + [True]
+
+
 def test_it_measures_until_the_verdict_which_is_not_of_this_node(idle: Callable[..., Idle]) -> None:
     made = idle(JOIN, TEST, DONE)
     assert made.spare.run() == 0.0
@@ -94,7 +117,9 @@ def test_it_measures_until_the_verdict_which_is_not_of_this_node(idle: Callable[
     assert (measured["batch"], measured["results"]) == (2, {"1": [40.0, 2.0]})
 
 
-def test_a_job_that_comes_ends_what_is_measured_at_once(idle: Callable[..., Idle]) -> None:
+def test_a_job_that_comes_ends_what_is_measured_at_once(
+    idle: Callable[..., Idle], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = idle(JOIN, TEST, {"state": "wait", "again_s": 0.1}, text=HANGS)
     duty = threading.Thread(target=made.spare.run)
     duty.start()
@@ -104,12 +129,16 @@ def test_a_job_that_comes_ends_what_is_measured_at_once(idle: Callable[..., Idle
         time.sleep(0.02)
     measuring = made.spare._measuring
     assert measuring is not None
+    killed: list[int] = []
+    kill = os.killpg
+    monkeypatch.setattr(os, "killpg", lambda group, number: (killed.append(group), kill(group, number)))
     made.spare.leave()
     assert measuring._program is not None
     assert measuring._program.poll() is not None  # before the job's prolog goes on
     assert isinstance(made.spare.run(), NotYet)
     duty.join(15)  # it does not wait for what was killed, which has 20 s
     assert not duty.is_alive()
+    assert killed == [measuring._program.pid]  # once: afterwards the number may be another process's
     assert made.asked[-1] == {"version": 1, "do": "preflight", "node": made.state.node, "job": 9, "leaves": True}
 
 
