@@ -310,7 +310,8 @@ class Coordinator:
             self._give_results(run)
             self._go_on(run, over=late and bool(run.partners))
         elif late:
-            self._end(run, None, f"no answer from {fold(sorted(run.waiting))} in time")
+            known = run.preflight.verdict() if run.partners else None  # of what was measured before they came
+            self._end(run, known, f"no answer from {fold(sorted(run.waiting))} in time")
 
     def _go_on(self, run: _Run, *, over: bool = False) -> None:
         """With the next tests; where there are none, or time is `over`, with the verdict."""

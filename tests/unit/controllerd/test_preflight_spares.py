@@ -34,6 +34,7 @@ class Pair(Bench):
         self.asking = {"h3", "h4"}
         self.joined: set[str] = set()
         self.lost = ""
+        self.silent: set[str] = set()  # of the job's, from then on
         monkeypatch.setattr(self.site, "nodes", self._nodes)
         monkeypatch.setattr(self.site, "jobs", self._jobs)
         self.watch()
@@ -62,9 +63,9 @@ class Pair(Bench):
         """Both nodes of the job, and what idle nodes are asked for, until the job's have heard the end."""
         answers = {node: self.begin(node) for node in ("h1", "h2")}
         for turn in range(400):
-            if all(answers[node]["state"] == "done" for node in ("h1", "h2")):
+            if all(answers[node]["state"] == "done" for node in {"h1", "h2"} - self.silent):
                 return answers
-            for node in list(answers):
+            for node in [one for one in answers if one not in self.silent]:
                 answers[node] = self.next(node, answers[node], self.speed, 7)
             for node in sorted(self.asking - self.joined):
                 if self.ask_spare(node)["state"] == "join" and (joined := self.join_spare(node)) is not None:
@@ -113,6 +114,7 @@ def test_a_node_that_is_not_idle_as_the_job_s_is_not_asked(pair: Callable[..., P
     elif why == "silent":
         made.ask_spare("h3")
         made.asking = set()
+        made.now += 11.0
     elif why == "other GPUs":
         made.asking = set()
 
@@ -158,6 +160,22 @@ def test_one_that_leaves_costs_no_verdict_on_others(pair: Callable[..., Pair], h
     assert {"h3", "h4"}.isdisjoint(made.memory().suspects)
 
 
+def test_one_that_hangs_with_a_node_of_the_job_does_not_make_the_others_forget(pair: Callable[..., Pair]) -> None:
+    """h1 waits for h3 until its time is over; h2 hears what was known before."""
+    made = pair()
+
+    def hang(_: int) -> None:
+        if made.joined == {"h3", "h4"} and made.asking:
+            made.asking = set()
+            made.silent = {"h1"}
+
+    answers = made.to_the_end(hang)
+    text = answers["h2"]["text"]
+    assert "undecided: h1's link mlx5_0 or h2's link mlx5_0" in text
+    assert text.endswith("no answer from h[1,3-4] in time")
+    assert {name: one.state for name, one in made.memory().nodes.items()} == {"h1": "suspected", "h2": "suspected"}
+
+
 def test_an_idle_node_at_fault_is_suspected_only(pair: Callable[..., Pair]) -> None:
     def bad_h1_and_h4(node: str, peer: str) -> float:
         return 11.0 if node != peer and {"h1", "h4"} & {node, peer} else 48.0
@@ -191,7 +209,16 @@ def test_few_idle_nodes_ask_often_however_many_there_are() -> None:
     assert spares.choose(["h100"], ["l3"], [], 1.0) == ("n60", "n61")
     assert spares.choose(["h100"], ["l3"], ["n60"], 1.0)[0] == "n61"
     assert spares.choose(["a100"], ["l3"], [], 1.0) == ()
-    assert spares.choose(["h100"], ["l3"], [], 4.0) == ()
-    assert spares.seen("n70", ["h100"], "l3", 4.0) == 1.0  # in the place of one that was not heard
+    assert spares.choose(["h100"], ["l3"], [], 11.0) == ()
+    assert spares.seen("n70", ["h100"], "l3", 11.0) == 1.0  # in the place of one that was not heard
     spares.watch(nodes, 1000.0)
     assert spares.seen("n60", ["h100"], "l3", 1000.0) == 1.0
+
+
+def test_nodes_without_jobs_that_slurm_does_not_show_as_idle_ask_as_seldom() -> None:
+    """In a maintenance of the whole site none can stand by."""
+    spares = Spares()
+    spares.watch([replace(a_node(f"n{n}"), state="idle", flags=frozenset({"maintenance"})) for n in range(4000)], 0.0)
+    again = [spares.seen(f"n{n}", ["h100"], f"l{n // 20}", turn) for turn in (0.0, 60.0) for n in range(4000)]
+    assert again[0] == 5.0
+    assert sum(1 / one for one in again[4000:]) < 51
