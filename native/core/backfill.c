@@ -603,20 +603,48 @@ static uint32_t choose_members(struct sluice_backfill *backfill, const struct ne
     return 0;
 }
 
+static uint32_t ask_and_choose(struct sluice_backfill *backfill, const struct need *need, int32_t duration,
+                               int32_t time)
+{
+    return choose_members(backfill, need, duration, time, ask_members(backfill, need, duration, time));
+}
+
 /*
  * The same of all nodes at `time`, with all NICs in one plane where the request asks for that and one has room then: the
  * first such plane, which need->plane becomes; else in any. That is no reason to start later: a start now would not wait for
- * a plane either.
+ * a plane either. Where there is no room in all planes together no single one is searched.
  */
 static uint32_t choose_in_planes(struct sluice_backfill *backfill, struct need *need, int32_t duration, int32_t time)
 {
-    uint32_t chosen = 0;
-    const uint32_t planes = need->one_plane ? backfill->timelines.cluster->planes : 0;
-    for (need->plane = 1; need->plane <= planes; need->plane++)
-        if ((chosen = choose_members(backfill, need, duration, time, ask_members(backfill, need, duration, time))))
+    uint32_t chosen = ask_and_choose(backfill, need, duration, time);
+    if (!chosen || !need->one_plane)
+        return chosen;
+    for (need->plane = 1; need->plane <= backfill->timelines.cluster->planes; need->plane++)
+        if ((chosen = ask_and_choose(backfill, need, duration, time)))
             return chosen;
     need->plane = 0;
-    return choose_members(backfill, need, duration, time, ask_members(backfill, need, duration, time));
+    return ask_and_choose(backfill, need, duration, time);
+}
+
+/* Likewise of a job of one node, members[0], which is the first of any plane: no node before it has room in one. */
+static void choose_node_in_plane(struct sluice_backfill *backfill, struct need *need, int32_t duration, int32_t time)
+{
+    const struct first_starts *first_starts = &backfill->first_starts;
+    const struct kind *kind = first_starts_kind(&backfill->first_starts, need, duration);
+    struct need one = *need;
+    uint32_t planes = backfill->timelines.cluster->planes; /* those before the best so far */
+    for (uint32_t position = backfill->members[0].position; planes && position < first_starts->node_count; position++) {
+        if (first_starts_bound(first_starts, kind, position) > time)
+            continue;
+        for (one.plane = 1; one.plane <= planes; one.plane++) {
+            const uint32_t node = first_starts->node_at[position];
+            if (first_starts_on_node(first_starts, node, &one, duration, time) != time)
+                continue;
+            need->plane = one.plane;
+            planes = one.plane - 1;
+            backfill->members[0].position = position;
+        }
+    }
 }
 
 /* ---- booking ---- */
@@ -830,10 +858,12 @@ static enum sluice_error first_alone(struct sluice_backfill *backfill, const str
 
 /* Does more than one job start together, one of them with its NICs in one plane? What it leaves to the others depends on
  * the plane. */
-static bool shares_planes(const struct sluice_backfill_job *jobs, uint32_t first, uint32_t count)
+static bool shares_planes(const struct sluice_backfill *backfill, const struct sluice_backfill_job *jobs,
+                          uint32_t first, uint32_t count)
 {
+    const bool several = count > 1 && backfill->timelines.cluster->planes;
     bool asks = false;
-    for (uint32_t i = first; i < first + count && count > 1; i++)
+    for (uint32_t i = first; i < first + count && several; i++)
         asks |= jobs[i].request && jobs[i].request->nic_planes == SLUICE_PACK;
     return asks;
 }
@@ -847,7 +877,8 @@ static enum sluice_error plan_together(struct sluice_backfill *backfill, const s
         enum sluice_error error = first_alone(backfill, jobs, first, count, latest, &time, text);
         if (!error && time != TIMELINE_NEVER && time <= latest)
             error = try_together(backfill, jobs, first, count, time, true, &fits, text);
-        if (!error && !fits && time != TIMELINE_NEVER && time <= latest && shares_planes(jobs, first, count))
+        if (!error && !fits && time != TIMELINE_NEVER && time <= latest &&
+            shares_planes(backfill, jobs, first, count))
             error = try_together(backfill, jobs, first, count, time, false, &fits, text);
         if (error || fits)
             return error;
@@ -877,10 +908,11 @@ static enum sluice_error plan(struct sluice_backfill *backfill, const struct slu
     } else {
         time = find_several(backfill, &need, duration, 0, latest, &members);
     }
-    if (time != TIMELINE_NEVER && need.one_plane)
-        nodes = choose_in_planes(backfill, &need, duration, time);
-    else if (time != TIMELINE_NEVER && need.nodes_min > 1)
-        nodes = choose_members(backfill, &need, duration, time, members);
+    if (time != TIMELINE_NEVER && need.nodes_min > 1)
+        nodes = need.one_plane ? choose_in_planes(backfill, &need, duration, time)
+                               : choose_members(backfill, &need, duration, time, members);
+    else if (time != TIMELINE_NEVER && need.one_plane)
+        choose_node_in_plane(backfill, &need, duration, time);
     if (time == TIMELINE_NEVER || !nodes) {
         backfill->starts[first] = no_start;
         return SLUICE_OK;
