@@ -609,6 +609,19 @@ static uint32_t ask_and_choose(struct sluice_backfill *backfill, const struct ne
     return choose_members(backfill, need, duration, time, ask_members(backfill, need, duration, time));
 }
 
+/* The planes, as bits, in which nodes of some shape have as many NICs as one would give, where one plane is asked. */
+static uint64_t planes_of(const struct sluice_backfill *backfill, const struct need *need)
+{
+    const struct sluice_cluster *cluster = backfill->timelines.cluster;
+    const int nics = (int)share_of(need).nics;
+    uint64_t found = 0;
+    for (uint32_t plane = 1; need->one_plane && plane <= cluster->planes; plane++)
+        for (uint32_t i = 0; i < cluster->shape_count; i++)
+            if (__builtin_popcount(sluice_nics_accepted(&cluster->shapes[i], need->nic_kinds, plane)) >= nics)
+                found |= UINT64_C(1) << plane;
+    return found;
+}
+
 /*
  * The same of all nodes at `time`, with all NICs in one plane where the request asks for that and one has room then: the
  * first such plane, which need->plane becomes; else in any. That is no reason to start later: a start now would not wait for
@@ -616,12 +629,15 @@ static uint32_t ask_and_choose(struct sluice_backfill *backfill, const struct ne
  */
 static uint32_t choose_in_planes(struct sluice_backfill *backfill, struct need *need, int32_t duration, int32_t time)
 {
+    uint64_t left = planes_of(backfill, need);
     uint32_t chosen = ask_and_choose(backfill, need, duration, time);
-    if (!chosen || !need->one_plane)
+    if (!chosen || !left)
         return chosen;
-    for (need->plane = 1; need->plane <= backfill->timelines.cluster->planes; need->plane++)
+    for (; left; left &= left - 1) {
+        need->plane = (uint32_t)__builtin_ctzll(left);
         if ((chosen = ask_and_choose(backfill, need, duration, time)))
             return chosen;
+    }
     need->plane = 0;
     return ask_and_choose(backfill, need, duration, time);
 }
@@ -632,17 +648,18 @@ static void choose_node_in_plane(struct sluice_backfill *backfill, struct need *
     const struct first_starts *first_starts = &backfill->first_starts;
     const struct kind *kind = first_starts_kind(&backfill->first_starts, need, duration);
     struct need one = *need;
-    uint32_t planes = backfill->timelines.cluster->planes; /* those before the best so far */
+    uint64_t planes = planes_of(backfill, need); /* those before the best so far */
     for (uint32_t position = backfill->members[0].position; planes && position < first_starts->node_count; position++) {
         if (first_starts_bound(first_starts, kind, position) > time)
             continue;
-        for (one.plane = 1; one.plane <= planes; one.plane++) {
-            const uint32_t node = first_starts->node_at[position];
-            if (first_starts_on_node(first_starts, node, &one, duration, time) != time)
+        for (uint64_t left = planes; left; left &= left - 1) {
+            one.plane = (uint32_t)__builtin_ctzll(left);
+            if (first_starts_on_node(first_starts, first_starts->node_at[position], &one, duration, time) != time)
                 continue;
             need->plane = one.plane;
-            planes = one.plane - 1;
             backfill->members[0].position = position;
+            planes &= (UINT64_C(1) << one.plane) - 1;
+            break;
         }
     }
 }
@@ -877,8 +894,7 @@ static enum sluice_error plan_together(struct sluice_backfill *backfill, const s
         enum sluice_error error = first_alone(backfill, jobs, first, count, latest, &time, text);
         if (!error && time != TIMELINE_NEVER && time <= latest)
             error = try_together(backfill, jobs, first, count, time, true, &fits, text);
-        if (!error && !fits && time != TIMELINE_NEVER && time <= latest &&
-            shares_planes(backfill, jobs, first, count))
+        if (!error && !fits && time != TIMELINE_NEVER && time <= latest && shares_planes(backfill, jobs, first, count))
             error = try_together(backfill, jobs, first, count, time, false, &fits, text);
         if (error || fits)
             return error;
