@@ -26,6 +26,7 @@ from sluice.core.placement import (
     place,
     release,
 )
+from sluice.core.power import Budget, Power
 from tests.unit.core.test_nics_of_nodes import Site, bits, matched
 
 PLANES = 3
@@ -290,6 +291,16 @@ def test_gangs_in_planes_start_no_later_than_others() -> None:
     assert [start and (start.start_s, start.parts[0].node) for start in starts] == [(0, 0), (0, 1)]
     alone = BACKFILL.plan(site.cluster, 0, [], jobs[:1])
     assert [start and start.parts[0].node for start in alone] == [1]
+
+
+def test_a_plane_of_a_node_without_watts_is_no_room() -> None:
+    several, one = NicGroups((0,), (1, 2), planes=(1, 2)), NicGroups((0,), (1, 2), planes=(2, 2))
+    site = Site([NodeShape((GpuShape("a", 1000),), nics=nics) for nics in (several, one, one)])
+    backfill = Backfill(4)
+    backfill.set_power(Power(3, [Budget(100, nodes=frozenset({1}))]))
+    request = Request(gpus=1, nics=2, nic_planes=Layout.PACK)
+    starts = backfill.plan(site.cluster, 0, [], [PendingJob(request, 10, watts=300)] * 2)
+    assert [start and (start.start_s, start.parts[0].node) for start in starts] == [(0, 2), (0, 0)]
 
 
 @pytest.mark.parametrize("layout", [Layout.PACK, Layout.SPREAD])
