@@ -1,7 +1,8 @@
 """One model for many nodes at once, from a storage that gives all of them together so many bytes a second.
 
 Nodes are processes with a stage folder in memory each, which stage by the replicas' own code and hear what replicad's
-own code says of the others. The storage's rate is one bucket for all.
+own code says of the others. The storage's rate is one bucket for all. Over UCX it is UCX's TCP: nodes that are
+processes of one machine have no RDMA between them.
 `python -m benchmarks.serve_broadcast SPEC NODE BUCKET RATE` is one node: it prints what it offers and what it took, and
 reads its orders.
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.serve_site import ROOT
+from sluice.base.errors import SluiceError
 from sluice.exchange.serving import Abilities, Heartbeat, Load, Orders, ReplicaSpec, State, Weights, render
 from sluice.serve.replica.certificate import make_context
 from sluice.serve.replica.heartbeats import parse_orders
@@ -32,9 +34,12 @@ from sluice.serve.replica.pieces import Pieces
 from sluice.serve.replica.share import Share
 from sluice.serve.replica.spec import parse_spec
 from sluice.serve.replica.stage import pieces_of, stage
+from sluice.serve.replica.ucx import why_not
 from sluice.serve.replicad.weights import peers_of
 
 _MIB = 1 << 20
+_ROUNDS = 5
+_FAST = 1e12  # bytes a second: the storage keeps nobody waiting
 _MEMORY = "/dev/shm"  # noqa: S108 - a folder of one's own there: the nodes have one disk here
 
 
@@ -76,7 +81,7 @@ def node(spec: ReplicaSpec, number: int, bucket: Path, rate: float) -> None:
         with words:
             print(json.dumps({"weights": weights and asdict(weights), "fingerprint": fingerprint, **more}), flush=True)
 
-    share = Share(context, secret, spec.broadcast * _MIB, say) if spec.broadcast else None
+    share = Share(context, secret, spec.broadcast * _MIB, say, spec.data_path) if spec.broadcast else None
 
     def hear() -> None:
         for line in sys.stdin:
@@ -89,7 +94,8 @@ def node(spec: ReplicaSpec, number: int, bucket: Path, rate: float) -> None:
     staged = stage(spec, share=share)
     if share is not None and (pieces := pieces_of(staged)) is not None:
         share.offer(pieces)
-    say(seconds=time.monotonic() - began, read=storage.read, taken=staged.taken)
+    ucx = share.ucx.taken if share is not None else 0
+    say(seconds=time.monotonic() - began, read=storage.read, taken=staged.taken, ucx=ucx)
     threading.Event().wait()
 
 
@@ -97,13 +103,16 @@ def node(spec: ReplicaSpec, number: int, bucket: Path, rate: float) -> None:
 
 
 @contextmanager
-def _nodes(spec: ReplicaSpec, count: int, rate: float) -> Iterator[list[dict[str, float]]]:
-    """Start them at once; what each says at its end."""
+def _nodes(
+    spec: ReplicaSpec, count: int, rate: float, *, later: bool = False
+) -> Iterator[list[dict[str, float]]]:  # fmt: skip
+    """Start them at once, or all others when the first one has the model; what each says at its end."""
     folder = Path(tempfile.mkdtemp(prefix="stage-", dir=Path(spec.model).parent))
     bucket = folder / "bucket"
     bucket.write_text("")
-    running = []
-    for number in range(count):
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(number: int) -> None:
         (folder / str(number)).mkdir()
         own = replace(spec, stage=str(folder / str(number)), launch=f"{number:016x}")
         words = [sys.executable, "-m", "benchmarks.serve_broadcast", json.dumps(asdict(own)), str(number), str(bucket)]
@@ -112,6 +121,7 @@ def _nodes(spec: ReplicaSpec, count: int, rate: float) -> Iterator[list[dict[str
                 [*words, str(rate)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         )
+
     beats: dict[int, Heartbeat] = {}
     with_model: dict[int, Heartbeat] = {}  # those first that staged first
     done: dict[int, dict[str, float]] = {}
@@ -142,8 +152,11 @@ def _nodes(spec: ReplicaSpec, count: int, rate: float) -> Iterator[list[dict[str
 
     threads = [threading.Thread(target=listen, args=(number,), daemon=True) for number in range(count)]
     try:
-        for thread in threads:
+        for number, thread in enumerate(threads):
+            start(number)
             thread.start()
+            if later and number == 0:
+                thread.join()
         for thread in threads:
             thread.join()
         yield [done[number] for number in range(count)]
@@ -167,11 +180,28 @@ def measure(figures: dict[str, float], nodes: int, mib: int, rate: float) -> Non
         spec = ReplicaSpec(
             "m", "0" * 16, "openai", str(model), digest.hexdigest(), name, (), (), 1, (), 0, 900.0, 1.0, "/", 0, 1
         )
-        for name_, broadcast in (("alone", 0), ("broadcast", 1 << 20)):
-            with _nodes(replace(spec, broadcast=broadcast), nodes, rate * _MIB) as said:
+        by_tcp = replace(spec, broadcast=1 << 20, data_path="tcp")
+        by_ucx = replace(by_tcp, data_path="ucx")
+        kinds = {"alone": replace(by_tcp, broadcast=0), "broadcast": by_tcp, "broadcast_ucx": by_ucx}
+        paths: dict[str, list[float]] = {"tcp": [], "ucx": []}
+        if why := why_not("ucx"):
+            print(f"without UCX: {why}", file=sys.stderr)
+            del kinds["broadcast_ucx"], paths["ucx"]
+        for name_, one_kind in kinds.items():
+            with _nodes(one_kind, nodes, rate * _MIB) as said:
                 figures[f"{name_}_last_s"] = max(one["seconds"] for one in said)
                 figures[f"{name_}_median_s"] = median(one["seconds"] for one in said)
                 figures[f"{name_}_storage_read_times"] = sum(one["read"] for one in said) / (mib * _MIB)
+        for _ in range(_ROUNDS):
+            for path, seconds in paths.items():
+                with _nodes(replace(by_tcp, data_path=path), 2, _FAST, later=True) as said:
+                    taker = said[1]
+                    if taker["taken"] != mib * _MIB or taker["ucx"] != (mib * _MIB if path == "ucx" else 0):
+                        raise SluiceError(f"the model did not go by {path}: {taker}", remedy="see why by hand")
+                    seconds.append(taker["seconds"])
+        for path, seconds in paths.items():
+            figures[f"path_{path}_mib_per_s"] = mib / median(seconds)
+            figures[f"path_{path}_worst_mib_per_s"] = mib / max(seconds)
     figures["broadcast_nodes"], figures["broadcast_mib"], figures["storage_mib_per_s"] = nodes, mib, rate
 
 

@@ -28,6 +28,7 @@ from sluice.exchange.serving import (
     JOB_PREFIX,
     PORT,
     AccountRow,
+    DataPath,
     EngineName,
     Limit,
     LimitRow,
@@ -142,6 +143,7 @@ class ServicesPolicy(_Compiled):
     """Where users reach the gateways."""
     usage_period: str = "none"
     without_authority: WithoutAuthority = "share"
+    data_path: DataPath = "auto"
     batches: BatchPolicy | None = None
 
     def render(self) -> str:
@@ -172,6 +174,7 @@ def compile_services(policy: Policy) -> ServicesPolicy:
         requests=serving.requests,
         address=serving.address,
         without_authority=serving.without_authority,
+        data_path=serving.data_path,
         usage_period=policy.scheduling.usage_period,
         batches=None if serving.batches is None else BatchPolicy.model_validate(serving.batches.model_dump()),
     )
@@ -387,6 +390,7 @@ def replica_spec(
         health=one.health,
         broadcast=one.broadcast,
         nodes=one.nodes,
+        data_path=policy.data_path,
     )
 
 

@@ -12,7 +12,7 @@ from policy.units import Count, Gpus, Mib, Seconds, parse_seconds
 from sluice.exchange.batches import FOLDER as FILES
 from sluice.exchange.batches import PROGRAM
 from sluice.exchange.requests import FOLDER
-from sluice.exchange.serving import EngineName, Priority, WithoutAuthority
+from sluice.exchange.serving import DataPath, EngineName, Priority, WithoutAuthority
 
 MOST_SERVICES = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -375,6 +375,9 @@ class Serving(_Section):
     parts_network: Literal["trusted"] | None = None
     """Whether the network between nodes may have what engines on several nodes say to each other, which Sluice does not
     encrypt: `trusted` where nobody else can read it or write to it. Without it no service has `nodes` above 1."""
+    data_path: DataPath = "auto"
+    """How replicas give each other staged models: `auto`: over UCX where both of them have RDMA, else over TCP; `tcp`:
+    never over UCX; `ucx`: over UCX wherever it is installed, also without RDMA. What fails over UCX goes over TCP."""
     batches: Batches | None = None
     """Files and batches of OpenAI's API; default: there are none."""
     each_key: ServiceLimits = ServiceLimits()

@@ -65,6 +65,7 @@ MOST_CALLERS = 200
 """Keys, users and tenants in one message."""
 SubjectKind = Literal["key", "user", "tenant", "service"]
 WithoutAuthority = Literal["share", "refuse"]
+DataPath = Literal["auto", "tcp", "ucx"]
 """What a gateway does with limits while no authority answers: it goes on with its share of each, or it refuses."""
 
 EngineName = Literal["vllm", "sglang", "llama.cpp", "tei", "openai", "python"]
@@ -128,6 +129,7 @@ class ReplicaSpec:
     health: str  # path, asked of the engine
     broadcast: int  # MiB a second of a staged model that are given to other replicas; 0: none are given or taken
     nodes: int  # of the job; sluice-replica runs on the first one
+    data_path: DataPath = "auto"  # by which replicas give each other staged models
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def member(gpus: int, parent: str | None) -> int:
 
 def _stage(spec: ReplicaSpec, stopped: threading.Event, credentials: list[str]) -> Staged:
     """From the peer that the credential names, if there is one; else, or where it gives nothing, from the storage."""
-    share = _share(*credentials) if credentials else None
+    share = _share(spec, *credentials) if credentials else None
     try:
         return stage(spec, stopped, share)
     finally:
@@ -175,7 +175,7 @@ def _stage(spec: ReplicaSpec, stopped: threading.Event, credentials: list[str]) 
             share.end()
 
 
-def _share(credential: str) -> Share | None:
+def _share(spec: ReplicaSpec, credential: str) -> Share | None:
     """What takes from one peer; nobody knows of this one, or has its key. None: munged does not decode that, as where
     the step began later than a credential holds."""
     from sluice.serve.replica.certificate import make_context
@@ -191,5 +191,5 @@ def _share(credential: str) -> Share | None:
         raise UsageError(f"a peer of uid {message.uid}", remedy="members are started by sluice-replica alone")
     orders = Orders("go on", (Peer(**json.loads(message.payload)),), reads=False)
     context, _ = make_context("member")
-    share = Share(context, secrets.token_hex(32), _NO_RATE, lambda: share.tell(orders))
+    share = Share(context, secrets.token_hex(32), _NO_RATE, lambda: share.tell(orders), spec.data_path)
     return share  # noqa: RET504 - it is told what to take as soon as there is something to stage

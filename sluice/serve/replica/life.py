@@ -92,7 +92,8 @@ class Life:
             self._relay = Relay(context, self._secret, where)
             self._port = self._relay.listen()
             if self._spec.stage is not None and self._spec.broadcast:
-                self._share = Share(context, self._secret, self._spec.broadcast << 20, self._beat_now)
+                rate = self._spec.broadcast << 20
+                self._share = Share(context, self._secret, rate, self._beat_now, self._spec.data_path)
             self._heartbeats = Heartbeats(
                 addresses(self._spec.registries), self._spec.registry_uid, self._beat, self._obey_soon
             )
@@ -133,7 +134,8 @@ class Life:
                 await asyncio.wait([staging], timeout=0.1)
                 self._check_time(until, "the model is staged")
             self._staged = staged = staging.result()
-            log("staged", model=staged.path, copied=staged.copied, taken=staged.taken)
+            ucx = self._share.ucx.taken if self._share is not None else 0
+            log("staged", model=staged.path, copied=staged.copied, taken=staged.taken, ucx=ucx)
         if self._share is not None and self._staged is not None:
             await self._loop.run_in_executor(None, self._give, self._share, self._staged)
         if self._process is None:

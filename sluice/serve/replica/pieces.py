@@ -14,7 +14,8 @@ from pathlib import Path
 
 DIGEST = 32
 _LEAST, _MOST = 4 << 20, 32 << 20
-_PART = 1 << 20
+PART = 1 << 20
+"""What `parts` gives at most at a time."""
 _WANTED = 4096  # pieces of a model, as far as these bounds allow
 
 
@@ -120,7 +121,7 @@ class Pieces:
             with path.open("xb") as made:
                 made.truncate(file.size)
 
-    def put(self, number: int, data: bytes, digest: bytes, *, taken: bool = False) -> None:
+    def put(self, number: int, data: bytes | bytearray, digest: bytes, *, taken: bool = False) -> None:
         """A piece that has come, and that was checked. Raises OSError."""
         file, at, _ = self._table[number]
         with self._path(self._files[file]).open("r+b", buffering=0) as target:
@@ -142,7 +143,7 @@ class Pieces:
 
     def parts(self, number: int) -> Iterator[bytes]:
         """The same in small parts: who gives to many keeps no piece for each. Raises OSError."""
-        return self._read(self._path(self._files[self._table[number][0]]), number, _PART)
+        return self._read(self._path(self._files[self._table[number][0]]), number, PART)
 
     def read_source(self, number: int) -> bytes:
         """The piece from where the site keeps the model. Raises OSError."""
@@ -161,7 +162,7 @@ class Pieces:
         """SHA-256 of each file, in hexadecimal, of a copy that is whole."""
         return [one.sha256.hexdigest() for one in self._hashing]
 
-    def _hash_on(self, one: _Hashing, number: int, data: bytes) -> None:
+    def _hash_on(self, one: _Hashing, number: int, data: bytes | bytearray) -> None:
         """Go on with a file's hash, as far as its pieces are there without a gap."""
         with one.lock:
             while one.next < one.end and self._digests[one.next]:

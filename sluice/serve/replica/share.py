@@ -4,7 +4,7 @@ A replica listens on a port of its own, with its certificate, and gives pieces o
 to those who know a key that replicad tells replicas of the same service alone. A peer's connection begins with the key
 and the name of the staged copy, in a line. Each question is four bytes: the number of a piece, or ASK. The answer to
 ASK is one bit for each piece that is there; that to a number is the SHA-256 of the piece and the piece, or zeros where
-it is not there or its turn would come too late.
+it is not there or its turn would come too late. UCX asks for pieces over UCX from then on: sluice/serve/replica/ucx.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from sluice.base.log import log
-from sluice.exchange.serving import Orders, Peer, Weights, peer_key
+from sluice.exchange.serving import DataPath, Orders, Peer, Weights, peer_key
+from sluice.serve.replica.path import Path, Tls, exactly
 from sluice.serve.replica.pieces import DIGEST, Pieces
+from sluice.serve.replica.ucx import Ucx, UcxError
 
 MOST_CONNECTIONS = 32
 """That have shown the key; and as many that have not."""
@@ -35,6 +37,7 @@ _LOOK_S = 0.25
 _AGAIN_S = 3.0  # until one that failed is asked again
 _NEVER = float("inf")  # where what it gave was not the piece
 _ASK = 0xFFFFFFFF
+_UCX = 0xFFFFFFFE  # a version before answers with zeros: there is no such piece
 _NOTHING = bytes(DIGEST)
 _NUMBER = struct.Struct(">I")
 _MOST_LINE = 256
@@ -43,17 +46,22 @@ _MOST_LINE = 256
 class Share:
     """What a replica gives, and of whom it takes. Thread-safe."""
 
-    def __init__(self, context: ssl.SSLContext, secret: str, rate: int, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, secret: str, rate: int, changed: Callable[[], None],
+        data_path: DataPath = "tcp",
+    ) -> None:  # fmt: skip
         """`rate`: bytes a second that are given at most; `changed`: replicad should hear of it at once."""
         self.weights: Weights | None = None
         """For heartbeats."""
         self.told = threading.Event()
         """Set by the first orders after `offer`."""
+        self.ucx = Ucx(data_path)
         self._reads = True
         self._peers: tuple[Peer, ...] = ()
         self._links: dict[Peer, Link] = {}  # those that no thread has
         self._busy: set[Peer] = set()
         self._failed: dict[Peer, float] = {}  # until when they are left alone
+        self._without_ucx: set[Peer] = set()  # with them it failed
         self._context, self._key, self._rate, self._changed = context, peer_key(secret).encode(), rate, changed
         self._pieces: Pieces | None = None
         self._socket: socket.socket | None = None
@@ -118,7 +126,7 @@ class Share:
                 self._busy.add(peer)
                 link = self._links.pop(peer, None)
             try:
-                yield link or Link(peer, pieces)
+                yield link or Link(peer, pieces, None if peer in self._without_ucx else self.ucx)
             except (OSError, ValueError) as error:
                 self._leave(peer, error)
 
@@ -136,7 +144,10 @@ class Share:
     def _leave(self, peer: Peer, error: Exception) -> None:
         log("share-failed", peer=f"{peer.host}:{peer.port}", what=error)
         with self._lock:
-            self._failed[peer] = time.monotonic() + _AGAIN_S if isinstance(error, OSError) else _NEVER
+            if isinstance(error, UcxError):
+                self._without_ucx.add(peer)
+            else:
+                self._failed[peer] = time.monotonic() + _AGAIN_S if isinstance(error, OSError) else _NEVER
             self._busy.discard(peer)
 
     # ---- giving ----
@@ -199,18 +210,28 @@ class Share:
         return hmac.compare_digest(key, self._key) and pieces is not None and entry == pieces.entry.encode()
 
     def _give(self, peer: ssl.SSLSocket) -> None:
-        while (pieces := self._pieces) is not None:
-            (number,) = _NUMBER.unpack(_exactly(peer, _NUMBER.size))
-            if number == _ASK:
-                peer.sendall(pieces.bits)
-                continue
-            digest = pieces.digest(number) if number < len(pieces) else b""
-            if not digest or not self._wait(pieces.size(number)):
-                peer.sendall(_NOTHING)
-                continue
-            peer.sendall(digest)
-            for part in pieces.parts(number):
-                peer.sendall(part)
+        path: Path = Tls(peer)
+        try:
+            while (pieces := self._pieces) is not None:
+                (number,) = _NUMBER.unpack(exactly(peer, _NUMBER.size))
+                if number == _UCX and isinstance(path, Tls):
+                    path = self.ucx.give(peer) or path
+                elif number == _ASK:
+                    peer.sendall(pieces.bits)
+                else:
+                    self._give_piece(peer, path, pieces, number)
+        except UcxError as error:
+            log("ucx-failed", what=error)
+        finally:
+            path.close()
+
+    def _give_piece(self, peer: ssl.SSLSocket, path: Path, pieces: Pieces, number: int) -> None:
+        digest = pieces.digest(number) if number < len(pieces) else b""
+        if not digest or not self._wait(pieces.size(number)):
+            peer.sendall(_NOTHING)
+            return
+        peer.sendall(digest)
+        path.send(pieces.parts(number))
 
     def _wait(self, size: int) -> bool:
         """So that all connections together have no more than the rate; False: it would take longer than peers wait."""
@@ -227,8 +248,8 @@ class Share:
 class Link:
     """A connection to one that gives."""
 
-    def __init__(self, peer: Peer, pieces: Pieces) -> None:
-        """Raises OSError, ValueError."""
+    def __init__(self, peer: Peer, pieces: Pieces, ucx: Ucx | None = None) -> None:
+        """`ucx`: it is used, if the peer has it, too. Raises OSError, ValueError."""
         self.peer, self._pieces = peer, pieces
         self.has: set[int] = set()
         """Pieces that it had when it was asked."""
@@ -239,9 +260,16 @@ class Link:
         except BaseException:
             plain.close()
             raise
+        self._path: Path = Tls(self._tls)
         self._tls.settimeout(ANSWER_S)
         self._tls.sendall(f"{peer.key} {pieces.entry}\n".encode())
         self.look()
+        if ucx is not None:
+            try:
+                self._path = ucx.take(self._tls, _NUMBER.pack(_UCX)) or self._path
+            except BaseException:
+                self._tls.close()
+                raise
 
     def look(self) -> None:
         """Ask which it has, if that was not done a moment ago. Raises OSError, ValueError."""
@@ -249,22 +277,23 @@ class Link:
             return
         self._asked = time.monotonic()
         self._tls.sendall(_NUMBER.pack(_ASK))
-        bits = _exactly(self._tls, len(self._pieces.bits))
+        bits = exactly(self._tls, len(self._pieces.bits))
         self.has = {number for number in range(len(self._pieces)) if bits[number >> 3] >> (number & 7) & 1}
 
-    def get(self, number: int) -> tuple[bytes, bytes]:
+    def get(self, number: int) -> tuple[bytearray, bytes]:
         """A piece and its digest, compared. Raises OSError, ValueError (it is another one)."""
         self._tls.sendall(_NUMBER.pack(number))
-        digest = _exactly(self._tls, DIGEST)
+        digest = bytes(exactly(self._tls, DIGEST))
         if digest == _NOTHING:
             raise OSError(f"piece {number}: not given now")
-        data = _exactly(self._tls, self._pieces.size(number))
+        data = self._path.receive(self._pieces.size(number))
         if hashlib.sha256(data).digest() != digest:
             raise ValueError(f"piece {number}: not what its SHA-256 says")
         return data, digest
 
     def close(self) -> None:
         """End it."""
+        self._path.close()
         self._tls.close()
 
 
@@ -280,17 +309,6 @@ def pinned(plain: socket.socket, fingerprint: str) -> ssl.SSLSocket:
         secured.close()
         raise ValueError("another certificate than its heartbeats named")
     return secured
-
-
-def _exactly(connection: ssl.SSLSocket, size: int) -> bytes:
-    data, done = bytearray(size), 0
-    with memoryview(data) as view:
-        while done < size:
-            count = connection.recv_into(view[done:])
-            if not count:
-                raise OSError("it closed the connection")
-            done += count
-    return bytes(data)
 
 
 def _line(connection: ssl.SSLSocket) -> bytes:

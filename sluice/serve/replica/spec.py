@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from typing import Any, Final, get_args
 
 from sluice.base.errors import UsageError
-from sluice.exchange.serving import MOST_MESSAGE, EngineName, ReplicaSpec
+from sluice.exchange.serving import MOST_MESSAGE, DataPath, EngineName, ReplicaSpec
 
 MEMBER = "--member"
 """Argument of sluice-replica on the other nodes of a replica over several."""
@@ -20,6 +20,7 @@ _KINDS = {
     "int": (int,),
     "float": (int, float),
     "EngineName": (str,),
+    "DataPath": (str,),
     "tuple[str, ...]": (list,),
 }
 
@@ -34,9 +35,11 @@ def parse_spec(text: str) -> ReplicaSpec:
         raise UsageError(f"the replica's spec: not JSON: {error}", remedy=_REMEDY) from error
     if not isinstance(document, dict):
         raise UsageError("the replica's spec: not an object", remedy=_REMEDY)
-    spec = ReplicaSpec(**{field.name: _value(document, field.name, str(field.type)) for field in fields(ReplicaSpec)})
+    spec = ReplicaSpec(**{field.name: _value(document, field) for field in fields(ReplicaSpec)})
     if spec.engine not in get_args(EngineName):
         raise UsageError(f"the replica's spec: engine {spec.engine[:40]!r}: not known", remedy=_REMEDY)
+    if spec.data_path not in get_args(DataPath):
+        raise UsageError(f"the replica's spec: data_path {spec.data_path[:40]!r}: not known", remedy=_REMEDY)
     if spec.slots < 1 or spec.ready_s <= 0 or spec.drain_s < 0 or spec.nodes < 1 or spec.broadcast < 0:
         raise UsageError("the replica's spec: slots, ready_s, drain_s, nodes or broadcast is too small", remedy=_REMEDY)
     return spec
@@ -55,7 +58,10 @@ def check_member(document: dict[str, Any]) -> None:
     )
 
 
-def _value(document: dict[str, Any], name: str, kind: str) -> Any:
+def _value(document: dict[str, Any], field: Field[Any]) -> Any:
+    name, kind = field.name, str(field.type)
+    if name not in document and field.default is not MISSING:  # a replicad before this version
+        return field.default
     if name not in document:
         raise UsageError(f"the replica's spec: {name}: missing", remedy=_REMEDY)
     value = document[name]

@@ -299,7 +299,7 @@ def _take(pieces: Pieces, share: Share) -> bool:
         try:
             link.look()
             number = pieces.claim(link.has)
-            data, digest = link.get(number) if number is not None else (b"", b"")
+            data, digest = link.get(number) if number is not None else (bytearray(), b"")
         except (OSError, ValueError) as error:
             if number is not None:
                 pieces.give_back(number)

@@ -1,0 +1,494 @@
+"""Models over UCX, between real processes: whatever goes wrong, what is used is right, and TLS does it instead.
+
+UCX's own TCP stands in for RDMA: nothing here needs an adapter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from sluice.exchange.serving import Orders, Peer, ReplicaSpec
+from sluice.serve.replica import share as share_module
+from sluice.serve.replica import stage as stage_module
+from sluice.serve.replica import ucx as ucx_module
+from sluice.serve.replica.certificate import make_context
+from sluice.serve.replica.path import Tls
+from sluice.serve.replica.pieces import PART, Pieces
+from sluice.serve.replica.share import Link, Share
+from sluice.serve.replica.stage import Staged, pieces_of, stage
+from sluice.serve.replica.ucx import PROGRAM, Ucx, UcxError, UcxPath, why_not
+from tests.unit.serve.replica_bed import ROOT, spec_of
+from tests.unit.serve.ucx_node import LIES
+
+SIZE = (9 << 20) + 5  # pieces of 4, 4 and 1 MiB, and one of a few bytes
+MARK = b"the weights, which nobody else may read; "
+_ENVIRONMENT = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
+
+
+def _missing() -> str:
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
+    try:
+        return why_not("ucx")
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+needs_ucx = pytest.mark.skipif(bool(_missing()), reason=f"no UCX: {_missing()}")
+
+
+@pytest.fixture(autouse=True)
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in _ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> ReplicaSpec:
+    model = tmp_path / "model"
+    model.mkdir()
+    chance = os.urandom(SIZE)
+    parts = {"a": MARK * (PART // len(MARK)) + chance[: 8 << 20], "b": chance[: 1 << 20], "c": b"small", "empty": b""}
+    for name, data in parts.items():
+        (model / name).write_bytes(data)
+    lines = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in parts.items())
+    return spec_of(model, stage="-", sha256=hashlib.sha256(lines.encode()).hexdigest(), data_path="ucx")
+
+
+class Node:
+    """A replica in a process of its own, tests/unit/serve/ucx_node.py."""
+
+    def __init__(self, kind: str, spec: ReplicaSpec, folder: Path, peer: Peer | None = None) -> None:
+        folder.mkdir()
+        words = [
+            kind,
+            json.dumps(asdict(replace(spec, stage=str(folder)))),
+            *([json.dumps(asdict(peer))] if peer else []),
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.unit.serve.ucx_node", *words], cwd=ROOT, stdout=subprocess.PIPE
+        )
+
+    def peer(self) -> Peer:
+        assert self.process.stdout is not None
+        return Peer(**json.loads(self.process.stdout.readline()))
+
+    def ucx_processes(self) -> list[int]:
+        done = subprocess.run(
+            ["ps", "--ppid", str(self.process.pid), "-o", "pid=,comm="], capture_output=True, text=True
+        )
+        return [int(pid) for pid, name in re.findall(r"(\d+) (sluice-ucx)$", done.stdout, re.MULTILINE)]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def start(spec: ReplicaSpec, tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def one(kind: str = "well", peer: Peer | None = None, path: str = "ucx") -> Node:
+        nodes.append(Node(kind, replace(spec, data_path=path), tmp_path / f"node-{len(nodes)}", peer))
+        return nodes[-1]
+
+    yield one
+    for node in nodes:
+        node.kill()
+
+
+class Taker:
+    """A replica in this process, that knows of one peer."""
+
+    def __init__(self, spec: ReplicaSpec, folder: Path, peer: Peer) -> None:
+        folder.mkdir()
+        context, _ = make_context("node")
+        orders = Orders("go on", (peer,), reads=False)
+        self.spec = replace(spec, stage=str(folder))
+        self.share = Share(context, "6" * 64, 1 << 40, lambda: self.share.tell(orders), "ucx")
+        self.staged: Staged | None = None
+        self.thread = threading.Thread(target=self._stage)
+        self.thread.start()
+
+    def _stage(self) -> None:
+        self.staged = stage(self.spec, share=self.share)
+
+    def wait(self) -> Staged:
+        """The model, which is right."""
+        self.thread.join(60)
+        assert self.staged is not None
+        for one in Path(self.spec.model).iterdir():
+            assert (self.staged.path / one.name).read_bytes() == one.read_bytes()
+        assert not list(self.staged.path.parent.parent.glob(".part.*"))
+        return self.staged
+
+
+@pytest.fixture
+def take(spec: ReplicaSpec, tmp_path: Path) -> Iterator[Callable[[Peer], Taker]]:
+    takers: list[Taker] = []
+
+    def one(peer: Peer) -> Taker:
+        takers.append(Taker(spec, tmp_path / f"taker-{len(takers)}", peer))
+        return takers[-1]
+
+    yield one
+    for taker in takers:
+        taker.share.end()
+        taker.thread.join(60)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes that were read from the storage, in this process."""
+    done: list[int] = []
+    real = Pieces.read_source
+
+    def read(pieces: Pieces, number: int) -> bytes:
+        done.append(pieces.size(number))
+        return real(pieces, number)
+
+    monkeypatch.setattr(Pieces, "read_source", read)
+    return done
+
+
+def whole(spec: ReplicaSpec) -> int:
+    return sum(one.stat().st_size for one in Path(spec.model).iterdir())
+
+
+def until(look: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not look():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def copy(spec: ReplicaSpec, tmp_path: Path) -> Pieces:
+    """The same model, staged here."""
+    (tmp_path / "here").mkdir()
+    pieces = pieces_of(stage(replace(spec, stage=str(tmp_path / "here"))))
+    assert pieces is not None
+    return pieces
+
+
+# ---- it works ----
+
+
+@needs_ucx
+def test_a_model_goes_over_ucx(
+    start: Callable[..., Node], take: Callable[[Peer], Taker], spec: ReplicaSpec, reads: list[int],
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    node = start()
+    peer = node.peer()
+    takers = [take(peer), take(peer)]
+    for one in takers:
+        assert one.wait().taken == one.share.ucx.taken == whole(spec) and not reads
+    assert capfd.readouterr().err.count("action=data-path path=ucx") == 3, "each says it once"
+    assert len(node.ucx_processes()) == 2
+    for one in takers:
+        one.share.end()
+    until(lambda: not node.ucx_processes())
+
+
+@needs_ucx
+@pytest.mark.parametrize("gives", ["tcp", "ucx"])
+def test_where_one_end_has_none_it_is_tls(
+    gives: str, start: Callable[..., Node], copy: Pieces, capfd: pytest.CaptureFixture[str]
+) -> None:
+    link = Link(start(path=gives).peer(), copy, ucx := Ucx("tcp" if gives == "ucx" else "ucx"))
+    assert isinstance(link._path, Tls) and bytes(link.get(0)[0]) == copy.get(0) and not ucx.taken
+    assert ("another replica has no UCX" if gives == "tcp" else "serving.data_path is tcp") in capfd.readouterr().err
+    link.close()
+
+
+@needs_ucx
+def test_connections_beyond_the_places_have_tls(
+    start: Callable[..., Node], copy: Pieces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ucx_module, "MOST", 1)
+    peer, ucx = start().peer(), Ucx("ucx")
+    first, second = Link(peer, copy, ucx), Link(peer, copy, ucx)
+    assert isinstance(first._path, UcxPath) and isinstance(second._path, Tls)
+    assert [bytes(link.get(1)[0]) for link in (first, second)] == 2 * [copy.get(1)]
+    first.close()
+    third = Link(peer, copy, ucx)
+    assert isinstance(third._path, UcxPath)
+    for link in (second, third):
+        link.close()
+
+
+# ---- one end dies ----
+
+
+def in_the_middle(monkeypatch: pytest.MonkeyPatch, do: Callable[[UcxPath], None]) -> None:
+    """When a part of a piece has come, and more are to come, do it once."""
+    real, done = UcxPath._opened, threading.Lock()
+
+    def opened(path: UcxPath) -> bytes:
+        part = real(path)
+        if path._begun > path._done and done.acquire(blocking=False):
+            do(path)
+        return part
+
+    monkeypatch.setattr(UcxPath, "_opened", opened)
+
+
+@needs_ucx
+def test_sigkill_of_the_one_that_gives(
+    start: Callable[..., Node], take: Callable[[Peer], Taker], spec: ReplicaSpec, reads: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    node = start("slow")
+    peer = node.peer()
+    orphans: list[int] = []
+
+    def kill(_: UcxPath) -> None:
+        orphans.extend(node.ucx_processes())
+        node.kill()
+        monkeypatch.setattr(stage_module, "_STALLED_S", 0.3)
+
+    in_the_middle(monkeypatch, kill)
+    taker = take(peer)
+    staged = taker.wait()
+    assert staged.taken < whole(spec) and sum(reads) == whole(spec) - staged.taken
+    assert orphans
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in orphans))
+
+
+@needs_ucx
+@pytest.mark.parametrize("end", ["gives", "takes"])
+def test_sigkill_of_a_process_of_ucx(
+    end: str, start: Callable[..., Node], take: Callable[[Peer], Taker], spec: ReplicaSpec, reads: list[int],
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    node = start("slow")
+    peer = node.peer()
+
+    def kill(path: UcxPath) -> None:
+        for pid in node.ucx_processes() if end == "gives" else [path._process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    in_the_middle(monkeypatch, kill)
+    taker = take(peer)
+    assert taker.wait().taken == whole(spec) and not reads, "by TLS, from the same one"
+    assert taker.share.ucx.taken < whole(spec)
+    assert "action=share-failed" in capfd.readouterr().err
+
+
+@needs_ucx
+def test_sigkill_of_the_one_that_takes(start: Callable[..., Node], copy: Pieces) -> None:
+    node = start("slow")
+    peer = node.peer()
+    taker = start("well", peer)
+    until(lambda: bool(node.ucx_processes()) and bool(taker.ucx_processes()))
+    orphans = taker.ucx_processes()
+    taker.kill()
+    until(lambda: not node.ucx_processes() and not any(Path(f"/proc/{pid}").exists() for pid in orphans))
+    link = Link(peer, copy, Ucx("ucx"))
+    assert isinstance(link._path, UcxPath) and bytes(link.get(2)[0]) == copy.get(2)
+    link.close()
+
+
+@needs_ucx
+def test_a_process_of_ucx_that_hangs(
+    start: Callable[..., Node], take: Callable[[Peer], Taker], spec: ReplicaSpec, reads: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(share_module, "ANSWER_S", 3.0)
+    node = start("slow")
+    peer = node.peer()
+
+    def stop(_: UcxPath) -> None:
+        for pid in node.ucx_processes():
+            os.kill(pid, signal.SIGSTOP)
+
+    in_the_middle(monkeypatch, stop)
+    taker = take(peer)
+    assert taker.wait().taken == whole(spec) and taker.share.ucx.taken < whole(spec) and not reads
+
+
+# ---- one end lies ----
+
+
+@needs_ucx
+def test_lies_of_the_one_that_gives(start: Callable[..., Node], copy: Pieces, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its connections has another."""
+    peer, ucx = start("lies").peer(), Ucx("ucx")
+    for lie, words in {
+        "longer": "truncated", "emptier": "a part of 16 bytes", "shorter": "are left of the piece",
+        "silent": "nothing for 2 s", "wrong_key": "did not encrypt",
+    }.items():  # fmt: skip
+        assert lie in LIES
+        monkeypatch.setattr(share_module, "ANSWER_S", 2.0 if lie == "silent" else 20.0)
+        link = Link(peer, copy, ucx)
+        with pytest.raises(UcxError, match=words):
+            link.get(0)
+        link.close()
+    link = Link(peer, copy, ucx)
+    assert isinstance(link._path, UcxPath) and bytes(link.get(0)[0]) == copy.get(0)
+    assert ucx.taken == copy.size(0)
+    link.close()
+
+
+@needs_ucx
+def test_who_lies_over_ucx_is_asked_by_tls(
+    start: Callable[..., Node], take: Callable[[Peer], Taker], spec: ReplicaSpec, reads: list[int]
+) -> None:
+    taker = take(start("lies").peer())
+    assert taker.wait().taken == whole(spec) and not reads and taker.share._without_ucx
+
+
+@needs_ucx
+def test_who_gives_other_bytes_is_not_asked_again(
+    start: Callable[..., Node], take: Callable[[Peer], Taker], spec: ReplicaSpec, reads: list[int]
+) -> None:
+    taker = take(start("other").peer())
+    assert taker.wait().taken == 0 and sum(reads) == whole(spec)
+
+
+@needs_ucx
+def test_an_address_that_is_none(start: Callable[..., Node], copy: Pieces) -> None:
+    node = start()
+    peer = node.peer()
+    for address in (b"", b"\0", b"\xff" * 200, os.urandom(900), b"\1" * 0x4001):
+        link = Link(peer, copy)
+        link._tls.sendall(share_module._NUMBER.pack(share_module._UCX))
+        assert len(link._tls.recv(64)) == ucx_module.KEY
+        with suppress(OSError):
+            link._tls.sendall(len(address).to_bytes(2, "big") + address)
+            link._tls.sendall(share_module._NUMBER.pack(0))
+            assert len(link._tls.recv(64)) in (0, 32), "closed, or the digest of a piece that never comes"
+        link.close()
+    until(lambda: not node.ucx_processes())
+    good = Link(peer, copy, Ucx("ucx"))
+    assert isinstance(good._path, UcxPath) and bytes(good.get(0)[0]) == copy.get(0)
+    good.close()
+
+
+@needs_ucx
+def test_whoever_reaches_the_address_can_stop_ucx_and_nothing_else(start: Callable[..., Node], copy: Pieces) -> None:
+    """UCX does not know who sends: a stranger's bytes come first."""
+    peer = start().peer()
+    link = Link(peer, copy, Ucx("ucx"))
+    assert isinstance(link._path, UcxPath)
+    stranger = UcxPath("give", link._tls, os.urandom(32), "ucx", lambda: None, lambda _: None, link._path.address)
+    stranger.send([bytes(PART)])
+    with pytest.raises(UcxError, match="did not encrypt"):
+        while True:  # until it has come
+            assert bytes(link.get(0)[0]) == copy.get(0)
+    for one in (stranger, link):
+        one.close()
+
+
+# ---- what nobody else may read ----
+
+
+@needs_ucx
+def test_neither_key_nor_model_are_in_a_process_of_ucx(
+    start: Callable[..., Node], copy: Pieces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: list[bytes] = []
+    real = UcxPath.__init__
+
+    def noted(path: UcxPath, kind: str, connection: object, key: bytes, *more: object) -> None:
+        keys.append(key)
+        real(path, kind, connection, key, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(UcxPath, "__init__", noted)
+    node = start()
+    link = Link(node.peer(), copy, Ucx("ucx"))
+    assert isinstance(link._path, UcxPath) and MARK in link.get(0)[0]
+    taking = memory_of(link._path._process.pid)
+    giving = b"".join(memory_of(pid) for pid in node.ucx_processes())
+    assert len(taking) > 4 * PART and len(giving) > 4 * PART
+    for memory in (taking, giving):
+        assert MARK not in memory and keys[0] not in memory
+    link._path._memory[: len(MARK)] = MARK
+    assert MARK in memory_of(link._path._process.pid), "it would be found"
+    link.close()
+
+
+def memory_of(pid: int) -> bytes:
+    found = []
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for line in maps:
+            begin, end = (int(word, 16) for word in line.split()[0].split("-"))
+            if " rw" in line:
+                with suppress(OSError, ValueError):
+                    found.append(os.pread(memory.fileno(), end - begin, begin))
+    return b"".join(found)
+
+
+# ---- whether there is UCX ----
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """A host's files with one adapter, whose port is active."""
+    for name, text in {
+        "sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_0\n", "sys/class/infiniband_verbs/abi_version": "6\n",
+        "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n", "dev/infiniband/uverbs0": "",
+    }.items():  # fmt: skip
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "root"
+
+
+NONE = "no RDMA device with an active port that this job may open"
+
+
+@needs_ucx
+def test_rdma_is_an_active_port_that_can_be_opened(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_not("auto", adapter) == ""
+    state = adapter / "sys/class/infiniband/mlx5_0/ports/1/state"
+    state.write_text("1: DOWN\n")
+    assert why_not("auto", adapter) == NONE and why_not("ucx", adapter) == ""
+    state.write_text("4: ACTIVE\n")
+    (adapter / "dev/infiniband/uverbs0").unlink()
+    assert why_not("auto", adapter) == NONE
+    assert why_not("auto", adapter / "empty") == NONE
+    assert why_not("tcp", adapter) == "serving.data_path is tcp"
+
+
+@needs_ucx
+def test_what_ucx_says_is_the_reason(monkeypatch: pytest.MonkeyPatch, adapter: Path) -> None:
+    monkeypatch.delenv("UCX_TLS")
+    assert why_not("auto", adapter) == "UCX: No such device", "this machine has none"
+
+
+def test_without_its_program_it_is_tls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ucx_module, "PROGRAM", tmp_path / "sluice-ucx")
+    ucx = Ucx("ucx")
+    assert [ucx._enter(), ucx._enter()] == [None, None]
+    assert capfd.readouterr().err.count("Sluice was built without UCX") == 1
+    for text, words in (("exit 3", "exit status 3"), ("printf 'FUCX is not installed: x'; exit 1", "not installed: x")):
+        (tmp_path / "sluice-ucx").write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "sluice-ucx").chmod(0o755)
+        assert words in why_not("ucx")
+
+
+@needs_ucx
+def test_a_host_without_the_library(tmp_path: Path) -> None:
+    """The program loads it at run time, and says so where it is not there."""
+    needed = subprocess.run(["ldd", PROGRAM], capture_output=True, text=True, check=True).stdout
+    assert "uc" not in re.findall(r"lib(uc)\w+", needed)
