@@ -25,9 +25,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.serve_site import ROOT
+from benchmarks.serve_site import ROOT, cpu_s
 from sluice.base.errors import SluiceError
-from sluice.exchange.serving import Abilities, Heartbeat, Load, Orders, ReplicaSpec, State, Weights, render
+from sluice.exchange.serving import Abilities, DataPath, Heartbeat, Load, Orders, ReplicaSpec, State, Weights, render
 from sluice.serve.replica.certificate import make_context
 from sluice.serve.replica.heartbeats import parse_orders
 from sluice.serve.replica.pieces import Pieces
@@ -90,12 +90,14 @@ def node(spec: ReplicaSpec, number: int, bucket: Path, rate: float) -> None:
         os._exit(0)
 
     threading.Thread(target=hear, daemon=True).start()
-    began = time.monotonic()
+    began, began_cpu = time.monotonic(), time.process_time()
     staged = stage(spec, share=share)
     if share is not None and (pieces := pieces_of(staged)) is not None:
         share.offer(pieces)
     ucx = share.ucx.taken if share is not None else 0
-    say(seconds=time.monotonic() - began, read=storage.read, taken=staged.taken, ucx=ucx)
+    seconds = time.monotonic() - began
+    cpu = {"pid": os.getpid(), "began_cpu": began_cpu, "cpu": time.process_time()}
+    say(seconds=seconds, read=storage.read, taken=staged.taken, ucx=ucx, **cpu)
     threading.Event().wait()
 
 
@@ -183,10 +185,11 @@ def measure(figures: dict[str, float], nodes: int, mib: int, rate: float) -> Non
         by_tcp = replace(spec, broadcast=1 << 20, data_path="tcp")
         by_ucx = replace(by_tcp, data_path="ucx")
         kinds = {"alone": replace(by_tcp, broadcast=0), "broadcast": by_tcp, "broadcast_ucx": by_ucx}
-        paths: dict[str, list[float]] = {"tcp": [], "ucx": []}
+        paths: dict[DataPath, list[float]] = {"tcp": [], "ucx": []}
         if why := why_not("ucx"):
             print(f"without UCX: {why}", file=sys.stderr)
             del kinds["broadcast_ucx"], paths["ucx"]
+        used: dict[DataPath, list[float]] = {path: [] for path in paths}
         for name_, one_kind in kinds.items():
             with _nodes(one_kind, nodes, rate * _MIB) as said:
                 figures[f"{name_}_last_s"] = max(one["seconds"] for one in said)
@@ -195,13 +198,17 @@ def measure(figures: dict[str, float], nodes: int, mib: int, rate: float) -> Non
         for _ in range(_ROUNDS):
             for path, seconds in paths.items():
                 with _nodes(replace(by_tcp, data_path=path), 2, _FAST, later=True) as said:
-                    taker = said[1]
+                    giver, taker = said
+                    used[path].append(
+                        cpu_s(int(taker["pid"])) - taker["began_cpu"] + cpu_s(int(giver["pid"])) - giver["cpu"]
+                    )
                     if taker["taken"] != mib * _MIB or taker["ucx"] != (mib * _MIB if path == "ucx" else 0):
                         raise SluiceError(f"the model did not go by {path}: {taker}", remedy="see why by hand")
                     seconds.append(taker["seconds"])
         for path, seconds in paths.items():
             figures[f"path_{path}_mib_per_s"] = mib / median(seconds)
             figures[f"path_{path}_worst_mib_per_s"] = mib / max(seconds)
+            figures[f"path_{path}_cpu_s_per_gib"] = median(used[path]) * 1024 / mib
     figures["broadcast_nodes"], figures["broadcast_mib"], figures["storage_mib_per_s"] = nodes, mib, rate
 
 

@@ -104,7 +104,7 @@ static void must(const char *what, ucs_status_t status)
 
 static void load(void)
 {
-    void *library = dlopen("libucp.so.0", RTLD_NOW | RTLD_GLOBAL); /* its modules look for symbols of libuct and libucs */
+    void *library = dlopen("libucp.so.0", RTLD_NOW | RTLD_GLOBAL); /* its modules look for its symbols */
     if (!library)
         fail("UCX is not installed", dlerror());
     const struct {

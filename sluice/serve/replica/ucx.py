@@ -201,7 +201,7 @@ class UcxPath:
             self._words, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with its:
                 self._process = subprocess.Popen(
-                    [PROGRAM, kind, str(file)], stdin=its, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    [PROGRAM, kind, str(file)], stdin=its.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                     pass_fds=(file,), env=_environment(wanted),
                 )  # fmt: skip
         except OSError as error:
