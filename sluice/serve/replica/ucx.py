@@ -201,8 +201,8 @@ class UcxPath:
             self._words, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with its:
                 self._process = subprocess.Popen(
-                    [PROGRAM, kind, str(file)], stdin=its.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    pass_fds=(file,), env=_environment(wanted),
+                    [PROGRAM, kind, str(file)], env=_environment(wanted), pass_fds=(file,),
+                    stdin=its.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 )  # fmt: skip
         except OSError as error:
             raise UcxError(f"{PROGRAM.name}: {error}") from error

@@ -169,6 +169,16 @@ def test_parts_of_a_replica_speak_over_a_network_that_the_site_trusts() -> None:
     assert len(problems(policy_of(wide, serving={"parts_network": "encrypted"}))) == 1
 
 
+def test_how_replicas_give_each_other_models() -> None:
+    for given, wanted in (({}, "auto"), ({"serving": {"data_path": "ucx"}}, "ucx")):
+        job = replica_job(
+            made(VLLM, **given), "deepseek-7b", LAUNCH, registry_uid=99, program=Path("/x"), registries=["c:1"]
+        )
+        assert job.spec.data_path == wanted
+    (problem,) = problems(policy_of(VLLM, serving={"data_path": "rdma"}))
+    assert "serving.data_path" in problem and "'rdma'" in problem
+
+
 def test_two_services_of_one_name_are_refused() -> None:
     one = "{tenant: nlp, user: nlp-serve, engine: vllm, model: /m}"
     text = f"tenants: {{nlp: {{members: [nlp-serve]}}}}\nservices:\n  a: {one}\n  a: {one}\n"

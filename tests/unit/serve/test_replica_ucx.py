@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.base.errors import UsageError
 from sluice.exchange.serving import Orders, Peer, ReplicaSpec
 from sluice.serve.replica import share as share_module
 from sluice.serve.replica import stage as stage_module
@@ -29,6 +30,7 @@ from sluice.serve.replica.certificate import make_context
 from sluice.serve.replica.path import Tls
 from sluice.serve.replica.pieces import PART, Pieces
 from sluice.serve.replica.share import Link, Share
+from sluice.serve.replica.spec import parse_spec
 from sluice.serve.replica.stage import Staged, pieces_of, stage
 from sluice.serve.replica.ucx import PROGRAM, Ucx, UcxError, UcxPath, why_not
 from tests.unit.serve.replica_bed import ROOT, spec_of
@@ -487,8 +489,21 @@ def test_without_its_program_it_is_tls(
         assert words in why_not("ucx")
 
 
+def test_a_spec_of_another_version(spec: ReplicaSpec) -> None:
+    document = asdict(spec)
+    del document["data_path"]
+    assert parse_spec(json.dumps(document)).data_path == "auto", "of a replicad before"
+    with pytest.raises(UsageError, match="'rdma'"):
+        parse_spec(json.dumps({**document, "data_path": "rdma"}))
+
+
 @needs_ucx
 def test_a_host_without_the_library(tmp_path: Path) -> None:
     """The program loads it at run time, and says so where it is not there."""
     needed = subprocess.run(["ldd", PROGRAM], capture_output=True, text=True, check=True).stdout
-    assert "uc" not in re.findall(r"lib(uc)\w+", needed)
+    assert "libc.so" in needed and "libuc" not in needed
+    (tmp_path / "libucp.so.0").write_text("not one")
+    done = subprocess.run(
+        [PROGRAM, "check"], env={"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and done.stdout.startswith("FUCX is not installed: "), done
