@@ -94,10 +94,9 @@ def node(spec: ReplicaSpec, number: int, bucket: Path, rate: float) -> None:
     staged = stage(spec, share=share)
     if share is not None and (pieces := pieces_of(staged)) is not None:
         share.offer(pieces)
-    ucx = share.ucx.taken if share is not None else 0
     seconds = time.monotonic() - began
     cpu = {"pid": os.getpid(), "began_cpu": began_cpu, "cpu": time.process_time()}
-    say(seconds=seconds, read=storage.read, taken=staged.taken, ucx=ucx, **cpu)
+    say(seconds=seconds, read=storage.read, taken=staged.taken, ucx=staged.by_ucx, **cpu)
     threading.Event().wait()
 
 

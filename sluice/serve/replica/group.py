@@ -150,7 +150,7 @@ def member(gpus: int, parent: str | None) -> int:
     engine = engine_of(spec.engine)
     try:
         staged = find_staged(spec) or _stage(spec, stopped, document["peers"][group.rank - 1 :][:1])
-        log("member-staged", rank=group.rank, copied=staged.copied, taken=staged.taken)
+        log("member-staged", rank=group.rank, copied=staged.copied, taken=staged.taken, ucx=staged.by_ucx)
         place = Place(folder, 0, "", staged.path, gpus, group)
         process = EngineProcess(engine.start(spec, place), folder)
         process.was_ready = True  # its lines are in the job's output alone: they may have words of requests

@@ -134,8 +134,7 @@ class Life:
                 await asyncio.wait([staging], timeout=0.1)
                 self._check_time(until, "the model is staged")
             self._staged = staged = staging.result()
-            ucx = self._share.ucx.taken if self._share is not None else 0
-            log("staged", model=staged.path, copied=staged.copied, taken=staged.taken, ucx=ucx)
+            log("staged", model=staged.path, copied=staged.copied, taken=staged.taken, ucx=staged.by_ucx)
         if self._share is not None and self._staged is not None:
             await self._loop.run_in_executor(None, self._give, self._share, self._staged)
         if self._process is None:

@@ -59,6 +59,7 @@ class Staged:
     lock: int | None = None
     copied: int = 0  # bytes, by this replica
     taken: int = 0  # of them, from other replicas
+    by_ucx: int = 0  # of these, over UCX
 
     def release(self) -> None:
         """Others may remove it."""
@@ -101,6 +102,7 @@ def stage(spec: ReplicaSpec, stopped: Event | None = None, share: Share | None =
         finally:
             os.close(lock)
     used.copied, used.taken = copied, taken
+    used.by_ucx = share.ucx.taken if share is not None else 0
     return used
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice.exchange.serving import State
+from sluice.exchange.serving import DataPath, State
 from sluice.serve.replica import group
 from sluice.slurm import munge
 from tests.unit.serve.replica_bed import PROGRAM, ROOT, Registry, Replica, replica, spec_of
+from tests.unit.serve.ucx_bed import OVER_TCP, needs_ucx
 
 SIZE = 9 << 20
 # The other node: another disk, and what the step's input was.
@@ -36,7 +37,9 @@ def registry() -> Iterator[Registry]:
 
 
 @contextmanager
-def two_nodes(folder: Path, registry: Registry, broadcast: int = 1024, change: str = "") -> Iterator[Replica]:
+def two_nodes(
+    folder: Path, registry: Registry, broadcast: int = 1024, change: str = "", path: DataPath = "auto"
+) -> Iterator[Replica]:
     """A replica of two; `change`: of what the other node gets, as a sed script."""
     (folder / "model").write_bytes(b"0123456789abcdef" * (SIZE // 16))
     for name in ("disk", "other", "bin"):
@@ -49,10 +52,11 @@ def two_nodes(folder: Path, registry: Registry, broadcast: int = 1024, change: s
     spec = spec_of(
         folder / "model", engine="openai", command=(sys.executable, engine, "{socket}"), options=(), nodes=2,
         stage=str(folder / "disk"), broadcast=broadcast, registries=(registry.address,), health="/v1/models",
+        data_path=path,
     )  # fmt: skip
     registry.beats.clear()
-    path = f"{folder}/bin:{os.environ['PATH']}"
-    with replica(spec, folder, SLURMD_NODENAME="127.0.0.1", PATH=path) as one:
+    programs = f"{folder}/bin:{os.environ['PATH']}"
+    with replica(spec, folder, SLURMD_NODENAME="127.0.0.1", PATH=programs, **OVER_TCP) as one:
         yield one
 
 
@@ -95,6 +99,13 @@ def test_a_member_without_room_says_so(tmp_path: Path, registry: Registry) -> No
             assert "the model needs 9" in why and "free" in why
     finally:
         subprocess.run(["umount", "-l", tmp_path / "other"], check=True)
+
+
+@needs_ucx
+def test_the_other_node_gets_the_model_over_ucx(tmp_path: Path, registry: Registry) -> None:
+    with two_nodes(tmp_path, registry, path="ucx") as one:
+        registry.wait(State.READY)
+        assert f"member-staged rank=1 copied={SIZE} taken={SIZE} ucx={SIZE}\n" in one.said
 
 
 def test_the_other_node_gets_the_model_from_the_first_one(tmp_path: Path, registry: Registry) -> None:

@@ -34,29 +34,16 @@ from sluice.serve.replica.spec import parse_spec
 from sluice.serve.replica.stage import Staged, pieces_of, stage
 from sluice.serve.replica.ucx import PROGRAM, Ucx, UcxError, UcxPath, why_not
 from tests.unit.serve.replica_bed import ROOT, spec_of
+from tests.unit.serve.ucx_bed import OVER_TCP, needs_ucx
 from tests.unit.serve.ucx_node import LIES
 
 SIZE = (9 << 20) + 5  # pieces of 4, 4 and 1 MiB, and one of a few bytes
 MARK = b"the weights, which nobody else may read; "
-_ENVIRONMENT = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
-
-
-def _missing() -> str:
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    os.environ.update(_ENVIRONMENT)
-    try:
-        return why_not("ucx")
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-needs_ucx = pytest.mark.skipif(bool(_missing()), reason=f"no UCX: {_missing()}")
 
 
 @pytest.fixture(autouse=True)
 def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in _ENVIRONMENT.items():
+    for name, value in OVER_TCP.items():
         monkeypatch.setenv(name, value)
 
 
@@ -200,7 +187,7 @@ def test_a_model_goes_over_ucx(
     peer = node.peer()
     takers = [take(peer), take(peer)]
     for one in takers:
-        assert one.wait().taken == one.share.ucx.taken == whole(spec) and not reads
+        assert one.wait().taken == one.wait().by_ucx == whole(spec) and not reads
     assert capfd.readouterr().err.count("action=data-path path=ucx") == 3, "each says it once"
     assert len(node.ucx_processes()) == 2
     for one in takers:
