@@ -143,6 +143,8 @@ class Share:
 
     def _leave(self, peer: Peer, error: Exception) -> None:
         log("share-failed", peer=f"{peer.host}:{peer.port}", what=error)
+        if isinstance(error, UcxError):
+            self.ucx.failed()
         with self._lock:
             if isinstance(error, UcxError):
                 self._without_ucx.add(peer)

@@ -36,6 +36,8 @@ PROGRAM = Path(sluice.__file__).parent / "core" / "sluice-ucx"
 MOST = 8
 """Connections of a replica with UCX at once, both directions: each has a process, its memory and a part of an adapter.
 Further ones have TLS."""
+MOST_FAILURES = 3
+"""Until it is used no more, where nothing has ever come: as where adapters do not reach each other."""
 START_S = 10.0
 KEY = 32
 _NO_KEY = bytes(KEY)
@@ -71,6 +73,7 @@ class Ucx:
         self._usable: bool | None = None  # None: nobody has asked yet
         self._places = threading.BoundedSemaphore(MOST)
         self._said: set[str] = set()
+        self._failures = 0
 
     def take(self, connection: ssl.SSLSocket, question: bytes) -> UcxPath | None:
         """A path to receive by, if both ends have UCX: by asking this. Raises OSError."""
@@ -81,7 +84,7 @@ class Ucx:
             connection.sendall(question)
             key = bytes(exactly(connection, KEY))
             if key == _NO_KEY:
-                self._say("tcp", "another replica has no UCX, or no place left for it")
+                self._say("another replica has no UCX, or no place left for it")
                 place.release()
                 return None
             path = UcxPath("take", connection, key, self._wanted, place.release, self._add)
@@ -113,6 +116,14 @@ class Ucx:
                 place.release()
             raise
 
+    def failed(self) -> None:
+        """With a peer: UcxError."""
+        with self._lock:
+            self._failures += 1
+            if self._usable and self._failures >= MOST_FAILURES and not self.taken:
+                self._usable = False
+                log("data-path", path="tcp", why=f"UCX failed with {self._failures} replicas, and with none it worked")
+
     def _enter(self) -> threading.BoundedSemaphore | None:
         """A place for one more connection; None: it has TLS alone."""
         with self._lock:
@@ -122,13 +133,13 @@ class Ucx:
                 log("data-path", path="tcp" if why else "ucx", why=why or "-")
         return self._places if self._usable and self._places.acquire(blocking=False) else None
 
-    def _say(self, path: str, why: str) -> None:
-        """Once."""
+    def _say(self, why: str) -> None:
+        """Why a connection has TLS; once."""
         with self._lock:
             new = why not in self._said
             self._said.add(why)
         if new:
-            log("data-path", path=path, why=why)
+            log("data-path", path="tcp", why=why)
 
     def _add(self, size: int) -> None:
         with self._lock:
