@@ -151,5 +151,5 @@ deb: ## Debian packages of HEAD for this Debian and its Slurm, in dist/
 	tools/deb
 
 clean: ## remove what was built, and .venv
-	rm -rf build build-* dist $(VENV) sluice/core/*.so sluice/core/sluice-guard sluice/core/sluice-launch gpu_sim/lib dev_cluster/cgroup_view/*.so dev_cluster/own_address/*.so dev_cluster/nodelay/*.so dev_cluster/enter/enter
+	rm -rf build build-* dist $(VENV) sluice/core/*.so sluice/core/sluice-guard sluice/core/sluice-launch sluice/core/sluice-ucx gpu_sim/lib dev_cluster/cgroup_view/*.so dev_cluster/own_address/*.so dev_cluster/nodelay/*.so dev_cluster/enter/enter
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

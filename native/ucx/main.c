@@ -24,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <ucp/api/ucp.h>
@@ -37,6 +38,7 @@ enum {
     MOST_ORDERS = 16,
     MOST_STEPS = 1000, /* of UCX, until orders are looked for again */
     LOOK_MS = 1000,
+    MOST_MEMORY = 512 << 20,
     TAG = 1,
 };
 
@@ -134,8 +136,16 @@ static void load(void)
     }
 }
 
+/* UCX keeps messages that nobody receives, from whoever reaches it and without a bound: this shall end, and not the job. */
+static void bound_memory(void)
+{
+    const struct rlimit most = {MOST_MEMORY, MOST_MEMORY};
+    (void)setrlimit(RLIMIT_DATA, &most); /* fails where there is a lower one */
+}
+
 static void start(void)
 {
+    bound_memory();
     load();
     ucp_config_t *config;
     must("configuration of UCX", ucx.config_read(NULL, NULL, &config));

@@ -65,8 +65,9 @@ MOST_CALLERS = 200
 """Keys, users and tenants in one message."""
 SubjectKind = Literal["key", "user", "tenant", "service"]
 WithoutAuthority = Literal["share", "refuse"]
-DataPath = Literal["auto", "tcp", "ucx"]
 """What a gateway does with limits while no authority answers: it goes on with its share of each, or it refuses."""
+DataPath = Literal["auto", "tcp", "ucx"]
+"""How replicas give each other staged models, see `serving.data_path` of the policy."""
 
 EngineName = Literal["vllm", "sglang", "llama.cpp", "tei", "openai", "python"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)

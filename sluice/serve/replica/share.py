@@ -107,11 +107,9 @@ class Share:
         self.weights = self._pieces = None
         with self._lock:
             sockets = [*self._connections, *self._strangers, *([self._socket] if self._socket is not None else [])]
-            links, self._links = list(self._links.values()), {}
         for one in sockets:
             _shut(one)
-        for link in links:
-            link.close()
+        self.close_links()
 
     # ---- taking ----
 
@@ -140,6 +138,13 @@ class Share:
         """It cannot: what came is not the piece, or nothing came."""
         link.close()
         self._leave(link.peer, error)
+
+    def close_links(self) -> None:
+        """Those that no thread has: with UCX each has a process, and one of this replica's places."""
+        with self._lock:
+            links, self._links = list(self._links.values()), {}
+        for link in links:
+            link.close()
 
     def _leave(self, peer: Peer, error: Exception) -> None:
         log("share-failed", peer=f"{peer.host}:{peer.port}", what=error)

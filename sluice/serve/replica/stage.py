@@ -266,9 +266,13 @@ def _copied(
     if share is not None:
         share.offer(pieces)
         share.told.wait(_HEARD_S)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for done in [pool.submit(_fill, pieces, share, stopped) for _ in range(_THREADS)]:
-            done.result()
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for done in [pool.submit(_fill, pieces, share, stopped) for _ in range(_THREADS)]:
+                done.result()
+    finally:
+        if share is not None:
+            share.close_links()
     return pieces
 
 

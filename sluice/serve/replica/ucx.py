@@ -1,7 +1,8 @@
 """Pieces over UCX, so that RDMA moves them; what is said of them, and by whom, stays in TLS.
 
 A connection that has shown the key is asked for UCX. The one that gives answers with a new key, or with zeros; the one
-that takes then sends the address at which it receives. Each has a process for this connection, `sluice-ucx`
+that takes then sends the address at which it receives, and hears in a byte whether the other one can send there: if
+not, the connection goes on by TLS. Each has a process for this connection, `sluice-ucx`
 (native/ucx), which knows UCX and nothing else: UCX neither encrypts nor proves who sends, and memory that is registered
 for RDMA may be read by others' adapters. So parts of pieces are encrypted here by AES-256-GCM, the number of the part
 being the nonce, and only that is in the memory that both share. What does not decrypt is not used, and a piece is
@@ -21,7 +22,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -49,6 +50,7 @@ _SIZE = struct.Struct("=I")
 _LENGTH = struct.Struct(">H")  # of an address
 _MOST_ADDRESS = 16384
 _READY, _DONE, _FAILED = b"R", b"D", b"F"
+_YES, _NO = b"\1", b"\0"
 _OWN = {
     "UCX_HANDLE_ERRORS": "none", "UCX_MEM_EVENTS": "n", "UCX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n",
 }  # fmt: skip
@@ -80,41 +82,49 @@ class Ucx:
         place = self._enter()
         if place is None:
             return None
-        try:
+        with ExitStack() as undo:
+            undo.callback(place.release)
             connection.sendall(question)
             key = bytes(exactly(connection, KEY))
             if key == _NO_KEY:
                 self._say("another replica has no UCX, or no place left for it")
-                place.release()
                 return None
             path = UcxPath("take", connection, key, self._wanted, place.release, self._add)
-        except BaseException:
-            place.release()
-            raise
-        try:
+            undo.pop_all()  # the path has the place
+            undo.callback(path.close)
             connection.sendall(_LENGTH.pack(len(path.address)) + path.address)
-        except BaseException:
-            path.close()
-            raise
-        return path
+            if exactly(connection, len(_YES)) == _YES:
+                undo.pop_all()
+                return path
+            self.failed()
+            self._say("UCX failed at another replica, whose output says why")
+        return None
 
     def give(self, connection: ssl.SSLSocket) -> UcxPath | None:
         """Answer the question: a path to send by. Raises OSError."""
         place = self._enter()
-        key = os.urandom(KEY) if place is not None else _NO_KEY
-        try:
+        if place is None:
+            connection.sendall(_NO_KEY)
+            return None
+        with ExitStack() as undo:
+            undo.callback(place.release)
+            key = os.urandom(KEY)
             connection.sendall(key)
-            if place is None:
-                return None
             (length,) = _LENGTH.unpack(exactly(connection, _LENGTH.size))
-            if not 0 < length <= _MOST_ADDRESS:
-                raise UcxError(f"an address of {length} bytes")
             address = bytes(exactly(connection, length))
-            return UcxPath("give", connection, key, self._wanted, place.release, self._add, address)
-        except BaseException:
-            if place is not None:
-                place.release()
-            raise
+            try:
+                if not 0 < length <= _MOST_ADDRESS:
+                    raise UcxError(f"an address of {length} bytes")
+                path = UcxPath("give", connection, key, self._wanted, place.release, self._add, address)
+            except UcxError as error:
+                log("ucx-failed", what=error)
+                connection.sendall(_NO)
+                return None
+            undo.pop_all()  # the path has the place
+            undo.callback(path.close)
+            connection.sendall(_YES)
+            undo.pop_all()
+            return path
 
     def failed(self) -> None:
         """With a peer: UcxError."""
@@ -259,7 +269,8 @@ class UcxPath:
         free, self._free = self._free, None
         self._words.close()
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps it
+            self._process.wait(START_S)
         self._memory.close()
         if free is not None:
             free()
@@ -298,8 +309,9 @@ class UcxPath:
     def _say(self, words: bytes) -> None:
         try:
             self._words.send(words)
-        except OSError as error:
-            raise UcxError(f"{PROGRAM.name}: {error}") from error
+        except OSError:  # it has ended, and may have said why
+            while True:
+                self._word(START_S, _DONE, watched=False)
 
     def _word(self, seconds: float | None, kind: bytes, *, watched: bool = True) -> bytes:
         """What the process says next. `watched`: the other end has nothing to say meanwhile but that it ends."""
@@ -309,7 +321,7 @@ class UcxPath:
             poll.register(self._connection, select.POLLIN)
         ready = {file for file, _ in poll.poll(None if seconds is None else 1000 * seconds)}
         if self._words.fileno() in ready:
-            word = self._words.recv(1 + _MOST_ADDRESS)
+            word = self._heard()
             if word[:1] == kind:
                 return word[1:]
             why = word[1:].decode(errors="replace") if word[:1] == _FAILED else "ended"
@@ -317,3 +329,10 @@ class UcxPath:
         if ready:
             raise UcxError("the other end has ended the connection")
         raise UcxError(f"{PROGRAM.name}: nothing for {seconds:g} s")
+
+    def _heard(self) -> bytes:
+        """Empty: it has ended."""
+        for _ in range(2):
+            with suppress(ConnectionResetError):  # once, if it had not read all: what it said before is still there
+                return self._words.recv(1 + _MOST_ADDRESS)
+        return b""
