@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +41,18 @@ from tests.unit.serve.ucx_bed import OVER_TCP, needs_ucx
 
 SIZE = (9 << 20) + 5  # pieces of 4, 4 and 1 MiB, and one of a few bytes
 SECRET = "5" * 64
+KNOWN = cache(why_not)
 REAL_INIT, REAL_SEND = UcxPath.__init__, UcxPath.send
 MARK = b"the weights, which nobody else may read; "
 
 
 @pytest.fixture(autouse=True)
 def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no time that a busy machine would not keep."""
+    """And no time that a busy machine would not keep. Whether there is UCX is looked for once."""
     for name, value in OVER_TCP.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(ucx_module, "START_S", 100.0)
+    monkeypatch.setattr(ucx_module, "why_not", KNOWN)
     monkeypatch.setattr(share_module, "ANSWER_S", 100.0)
     monkeypatch.setattr(stage_module, "_STALLED_S", 200.0)
 
@@ -613,6 +615,7 @@ def test_without_its_program_it_is_tls(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ucx_module, "PROGRAM", tmp_path / "sluice-ucx")
+    monkeypatch.setattr(ucx_module, "why_not", why_not)
     ucx = Ucx("ucx")
     assert [ucx._enter(), ucx._enter()] == [None, None]
     assert capfd.readouterr().err.count("Sluice was built without UCX") == 1
