@@ -38,7 +38,6 @@ enum {
     MOST_ORDERS = 16,
     MOST_STEPS = 1000, /* of UCX, until orders are looked for again */
     LOOK_MS = 1000,
-    MOST_MEMORY = 512 << 20,
     TAG = 1,
 };
 
@@ -136,11 +135,15 @@ static void load(void)
     }
 }
 
-/* UCX keeps messages that nobody receives, from whoever reaches it and without a bound: this shall end, and not the job. */
+/*
+ * UCX keeps messages that nobody receives, from whoever reaches it and without a bound: this shall end, and not the job.
+ * What it has for itself is some 10 MiB over TCP; with RDMA it has receive buffers for each adapter and transport.
+ */
 static void bound_memory(void)
 {
-    const struct rlimit most = {MOST_MEMORY, MOST_MEMORY};
-    (void)setrlimit(RLIMIT_DATA, &most); /* fails where there is a lower one */
+    const rlim_t most = (rlim_t)2 << 30;
+    const struct rlimit limit = {most, most};
+    (void)setrlimit(RLIMIT_DATA, &limit); /* fails where there is a lower one */
 }
 
 static void start(void)

@@ -510,7 +510,7 @@ def test_whoever_reaches_the_address_can_stop_ucx_and_nothing_else(start: Callab
     link = Link(start().peer, copy, Ucx("ucx"))
     assert isinstance(link._path, UcxPath)
     limits = Path(f"/proc/{link._path._process.pid}/limits").read_text()
-    assert re.search(rf"^Max data size +{512 << 20} ", limits, re.MULTILINE), "what UCX keeps for nobody has a bound"
+    assert re.search(rf"^Max data size +{2 << 30} ", limits, re.MULTILINE), "what UCX keeps for nobody has a bound"
     stranger = UcxPath("give", link._tls, os.urandom(32), "ucx", lambda: None, lambda _: None, link._path.address)
     stranger.send([bytes(PART)])
     with pytest.raises(UcxError, match="did not encrypt"):
