@@ -165,14 +165,24 @@ def why_not(wanted: DataPath, root: Path = Path("/")) -> str:
     if wanted == "auto" and not any(_is_active(one, root) and _may_open(one, root) for one in _devices(root)):
         return "no RDMA device with an active port that this job may open"
     try:
-        done = subprocess.run(
-            [PROGRAM, "check"], capture_output=True, stdin=subprocess.DEVNULL, timeout=START_S, check=False,
+        process = subprocess.Popen(
+            [PROGRAM, "check"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env=_environment(wanted),
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         return one_line(str(error))
-    said = one_line(done.stdout[1:].decode(errors="replace"))
-    return "" if done.returncode == 0 else said or f"exit status {done.returncode} of {PROGRAM.name}"
+    try:
+        said = one_line(process.communicate(timeout=START_S)[0][1:].decode(errors="replace"))
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return f"{PROGRAM.name}: nothing for {START_S:g} s"
+    return "" if process.returncode == 0 else said or f"exit status {process.returncode} of {PROGRAM.name}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps it
+        process.wait(START_S)
 
 
 def _devices(root: Path) -> list[Path]:
@@ -268,9 +278,7 @@ class UcxPath:
         """See Path: its process with all that it holds."""
         free, self._free = self._free, None
         self._words.close()
-        self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps it
-            self._process.wait(START_S)
+        _end(self._process)
         self._memory.close()
         if free is not None:
             free()

@@ -623,6 +623,9 @@ def test_without_its_program_it_is_tls(
         (tmp_path / "sluice-ucx").write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "sluice-ucx").chmod(0o755)
         assert words in why_not("ucx")
+    (tmp_path / "sluice-ucx").write_text("#!/bin/sh\nexec sleep 3600\n")
+    monkeypatch.setattr(ucx_module, "START_S", 0.2)
+    assert why_not("ucx") == "sluice-ucx: nothing for 0.2 s"
 
 
 def test_a_spec_of_another_version(spec: ReplicaSpec) -> None:

@@ -34,7 +34,7 @@ def _do_wrong(kind: str) -> None:
                 time.sleep(SLOW_S)
                 yield part
 
-        Pieces.parts = slow  # type: ignore[method-assign]
+        Pieces.parts = slow  # type: ignore[assignment, method-assign]
     elif kind == "stuck":  # when the first part has come
 
         def stuck(path: ucx.UcxPath) -> bytes:
@@ -42,7 +42,7 @@ def _do_wrong(kind: str) -> None:
             while True:
                 time.sleep(3600)
 
-        ucx.UcxPath._opened = stuck  # type: ignore[method-assign]
+        ucx.UcxPath._opened = stuck  # type: ignore[assignment, method-assign]
     elif kind != "well":
         raise SystemExit(f"{kind}: not known")
 
