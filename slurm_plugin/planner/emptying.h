@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Nodes that an administrator empties (`sluice node empty`): what is asked, ordered and said. Knows no Slurm;
- * moves_slurm.c does what the core (sluice_leave_plan) decides.
+ * choice_slurm.c does what the core (sluice_leave_plan) decides.
  *
  * The order is the reason for which the node is drained, in Slurm's own state:
  *
