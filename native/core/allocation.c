@@ -340,6 +340,21 @@ enum sluice_error sluice_allocation_read(const struct sluice_cluster *cluster, u
     return SLUICE_OK;
 }
 
+int64_t sluice_allocation_gpus_milli(const struct sluice_cluster *cluster, uint64_t allocation)
+{
+    const struct allocation *found = find_allocation(cluster, allocation, NULL);
+    int64_t milli = 0;
+    for (uint32_t at = found ? found->first : NONE; at != NONE; at = cluster->parts[at].next) {
+        const struct part *part = &cluster->parts[at];
+        const struct shape *shape = sluice_shape_of(cluster, part->node);
+        for (unsigned set = part->gpus; set; set &= set - 1) {
+            int64_t whole = shape->memory.mib[__builtin_ctz(set)];
+            milli += part->share ? (INT64_C(1000) * part->share + whole - 1) / whole : 1000;
+        }
+    }
+    return milli;
+}
+
 /* ---- the check of the whole model ---- */
 
 /* The expected state of a node, derived only from the allocations. */

@@ -10,7 +10,7 @@ static struct sluice_leave decide(const struct sluice_leaver *leaver, const stru
 {
     if (leaver->deadline_s && leaver->end_s <= leaver->deadline_s)
         return (struct sluice_leave){.decision = SLUICE_LEAVE_ENDS, .why = SLUICE_LEAVE_WHY_IN_TIME};
-    if (leaver->end_s <= limits->now_s || leaver->end_s - limits->now_s <= limits->move_s)
+    if (leaver->end_s <= limits->now_s || leaver->end_s - limits->now_s <= leaver->move_s)
         return (struct sluice_leave){.decision = SLUICE_LEAVE_ENDS, .why = SLUICE_LEAVE_WHY_SOON};
     if (leaver->bar)
         return (struct sluice_leave){.decision = SLUICE_LEAVE_STAYS, .why = leaver->bar};
@@ -36,9 +36,10 @@ enum sluice_error sluice_leave_plan(struct sluice_cluster *cluster, enum sluice_
 {
     enum sluice_error error = SLUICE_OK;
     uint32_t held_count = 0;
-    if (limits->move_s < 0)
-        return sluice_fail(text, SLUICE_ERROR_RANGE, "a move of %lld s: at least 0", (long long)limits->move_s);
     for (uint32_t i = 0; i < count; i++) {
+        if (leavers[i].move_s < 0)
+            return sluice_fail(text, SLUICE_ERROR_RANGE, "job %u: a move of %lld s: at least 0", i,
+                               (long long)leavers[i].move_s);
         leaves[i] = decide(&leavers[i], limits);
         if (leaves[i].decision == SLUICE_LEAVE_LATER && leavers[i].request >= request_count)
             return sluice_fail(text, SLUICE_ERROR_RANGE, "job %u: request %u of %u", i, leavers[i].request,

@@ -8,13 +8,14 @@
 #include <stdlib.h>
 
 #include "cluster.h"
+#include "sluice/loss.h"
 #include "sort.h"
 
 /* Larger is worse, compared in this order. Adding a unit never makes a cost smaller, so that a partial set is a
  * bound. */
 struct cost {
     uint32_t rank; /* highest of the units: 2 * tier, + 1 within quota */
-    int64_t lost;  /* GPU-seconds, sum */
+    int64_t lost;  /* thousandths of a GPU-second (sluice/loss.h), sum */
     uint32_t candidates;
 };
 
@@ -58,6 +59,7 @@ struct sluice_preemption {
     struct cost best_cost;
     bool found;
     uint32_t tries;
+    int64_t lost; /* by the last plan's victims */
 };
 
 enum sluice_error sluice_preemption_new(struct sluice_cluster *cluster, uint32_t max_candidates,
@@ -154,15 +156,14 @@ static bool may_go(const struct sluice_candidate *candidate, const struct sluice
 static struct cost cost_of(const struct sluice_cluster *cluster, const struct sluice_candidate *candidate,
                            int64_t now_s)
 {
-    uint32_t gpus = 0;
-    for (uint32_t at = sluice_allocation_first_part(cluster, candidate->allocation); at != NONE;
-         at = cluster->parts[at].next)
-        gpus += (uint32_t)sluice_count(cluster->parts[at].gpus);
-    int64_t saved_s = candidate->checkpoint_s > candidate->started_s ? candidate->checkpoint_s : candidate->started_s;
-    struct cost cost = {.rank = 2 * candidate->tier + (candidate->over_quota ? 0 : 1), .candidates = 1};
-    if (__builtin_mul_overflow(now_s - saved_s, (int64_t)gpus, &cost.lost))
-        cost.lost = INT64_MAX;
-    return cost;
+    const struct sluice_stake stake = {.started_s = candidate->started_s,
+                                       .saved_s = candidate->checkpoint_s,
+                                       .save_s = candidate->save_s,
+                                       .restart_s = candidate->restart_s,
+                                       .gpus_milli = sluice_allocation_gpus_milli(cluster, candidate->allocation)};
+    return (struct cost){.rank = 2 * candidate->tier + (candidate->over_quota ? 0 : 1),
+                         .lost = sluice_loss(&stake, SLUICE_WAY_PREEMPT, now_s),
+                         .candidates = 1};
 }
 
 /* ---- set-up of a call ---- */
@@ -180,12 +181,14 @@ static enum sluice_error check_candidates(const struct sluice_preemption *preemp
             return sluice_fail(text, SLUICE_ERROR_UNKNOWN, "candidate %u: the cluster has no allocation %llu", i,
                                (unsigned long long)candidate->allocation);
         if (candidate->started_s < 0 || candidate->started_s > now_s || candidate->checkpoint_s < 0 ||
-            candidate->checkpoint_s > now_s || candidate->min_run_s < 0)
-            return sluice_fail(
-                text, SLUICE_ERROR_RANGE,
-                "candidate %u: started %lld s, checkpoint %lld s, minimum run %lld s: negative or after now, %lld s", i,
-                (long long)candidate->started_s, (long long)candidate->checkpoint_s, (long long)candidate->min_run_s,
-                (long long)now_s);
+            candidate->checkpoint_s > now_s || candidate->min_run_s < 0 || candidate->save_s < 0 ||
+            candidate->restart_s < 0)
+            return sluice_fail(text, SLUICE_ERROR_RANGE,
+                               "candidate %u: started %lld s, checkpoint %lld s, minimum run %lld s, save %lld s, "
+                               "restart %lld s: negative or after now, %lld s",
+                               i, (long long)candidate->started_s, (long long)candidate->checkpoint_s,
+                               (long long)candidate->min_run_s, (long long)candidate->save_s,
+                               (long long)candidate->restart_s, (long long)now_s);
         if (candidate->tier >= UINT32_MAX / 2)
             return sluice_fail(text, SLUICE_ERROR_RANGE, "candidate %u: tier %u: below 2^31", i, candidate->tier);
     }
@@ -407,11 +410,15 @@ static uint32_t list_victims(struct sluice_preemption *preemption, uint32_t coun
     bool *goes = preemption->chosen;
     for (uint32_t i = 0; i < count; i++)
         goes[i] = false;
+    struct cost cost = {0};
     for (uint32_t u = 0; u < preemption->unit_count; u++) {
         const struct unit *unit = &preemption->units[u];
+        if (unit->suspended)
+            cost = add_costs(cost, unit->cost);
         for (uint32_t i = 0; unit->suspended && i < unit->count; i++)
             goes[preemption->by_gang[unit->first + i].index] = true;
     }
+    preemption->lost = cost.lost;
     uint32_t found = 0;
     for (uint32_t i = 0; i < count; i++) {
         if (goes[i])
@@ -429,6 +436,7 @@ enum sluice_error sluice_preemption_plan(struct sluice_preemption *preemption, e
 {
     struct sluice_cluster *cluster = preemption->cluster;
     struct need need;
+    preemption->lost = 0;
     enum sluice_error error = sluice_need_from_request(cluster, request, &need, text);
     if (error == SLUICE_OK)
         error = check_candidates(preemption, candidates, count, now_s, text);
@@ -456,4 +464,9 @@ enum sluice_error sluice_preemption_plan(struct sluice_preemption *preemption, e
     }
     forget_presences(preemption);
     return error;
+}
+
+int64_t sluice_preemption_loss(const struct sluice_preemption *preemption)
+{
+    return preemption->lost;
 }

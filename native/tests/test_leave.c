@@ -45,7 +45,7 @@ static uint64_t use(struct scene *scene, uint32_t node, uint32_t gpus)
 static void plan(struct scene *scene, const struct sluice_leaver *leavers, uint32_t count, uint32_t moves,
                  struct sluice_leave *leaves)
 {
-    const struct sluice_leave_limits limits = {.now_s = NOW, .move_s = MOVE, .moves = moves};
+    const struct sluice_leave_limits limits = {.now_s = NOW, .moves = moves};
     struct sluice_node_view before[NODES], after;
     for (uint32_t node = 0; node < NODES; node++)
         CHECK_INT(sluice_node_read(scene->cluster, node, &before[node], &text), SLUICE_OK);
@@ -94,6 +94,7 @@ static void test_the_rule(void)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct sluice_leaver leaver = {.bar = cases[i].bar,
                                              .request = cases[i].request,
+                                             .move_s = MOVE,
                                              .end_s = NOW + cases[i].ends_s,
                                              .deadline_s = cases[i].deadline_s ? NOW + cases[i].deadline_s : 0};
         struct sluice_leave leave;
@@ -113,15 +114,16 @@ static void test_bad_calls(void)
     make_scene(&scene);
     struct sluice_leaver leaver = {.request = 2, .end_s = NOW + 600};
     struct sluice_leave leave;
-    struct sluice_leave_limits limits = {.now_s = NOW, .move_s = MOVE, .moves = 1};
+    const struct sluice_leave_limits limits = {.now_s = NOW, .moves = 1};
     CHECK_INT(
         sluice_leave_plan(scene.cluster, SLUICE_POLICY_SLUICE, scene.requests, 2, &leaver, 1, &limits, &leave, &text),
         SLUICE_ERROR_RANGE);
     CHECK_STR(text.text, "job 0: request 2 of 2");
-    limits.move_s = -1;
+    leaver = (struct sluice_leaver){.end_s = NOW + 600, .move_s = -1};
     CHECK_INT(
-        sluice_leave_plan(scene.cluster, SLUICE_POLICY_SLUICE, scene.requests, 2, &leaver, 0, &limits, NULL, &text),
+        sluice_leave_plan(scene.cluster, SLUICE_POLICY_SLUICE, scene.requests, 2, &leaver, 1, &limits, &leave, &text),
         SLUICE_ERROR_RANGE);
+    CHECK_STR(text.text, "job 0: a move of -1 s: at least 0");
     sluice_cluster_free(scene.cluster);
 }
 
@@ -130,7 +132,8 @@ static int64_t last_end(const struct sluice_leaver *leavers, uint32_t count, uin
 {
     int64_t last_s = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (!(set >> i & 1) && !leavers[i].bar && leavers[i].end_s - NOW > MOVE && leavers[i].end_s > last_s)
+        if (!(set >> i & 1) && !leavers[i].bar && leavers[i].end_s - NOW > leavers[i].move_s &&
+            leavers[i].end_s > last_s)
             last_s = leavers[i].end_s;
     return last_s;
 }
@@ -154,14 +157,15 @@ static void test_no_other_set_empties_it_earlier(void)
         }
         for (uint32_t i = 0; i < count; i++)
             leavers[i] = (struct sluice_leaver){.bar = rand() % 4 ? SLUICE_LEAVE_WHY_NONE : SLUICE_LEAVE_WHY_UNSAVED,
-                                                .end_s = NOW + rand() % 300};
+                                                .end_s = NOW + rand() % 300,
+                                                .move_s = MOVE / 2 + rand() % MOVE};
         plan(&scene, leavers, count, moves, leaves);
         for (uint32_t i = 0; i < count; i++) {
             if (leaves[i].decision != SLUICE_LEAVE_MOVES)
                 continue;
             moved |= 1u << i;
             on_node[leaves[i].to.node]++;
-            CHECK(!leavers[i].bar && leavers[i].end_s - NOW > MOVE && leaves[i].to.node > 0);
+            CHECK(!leavers[i].bar && leavers[i].end_s - NOW > leavers[i].move_s && leaves[i].to.node > 0);
         }
         uint32_t most = room < moves ? room : moves;
         CHECK((uint32_t)__builtin_popcount(moved) <= most);

@@ -101,6 +101,12 @@ static void test_rules(void)
     scene.jobs[1].min_run_s = 1000;
     expect(&scene, two, (struct sluice_preemptor){.tier = 2}, "1");
 
+    scene.jobs[0].save_s = 80; /* saved before it goes: 180 lost with its restart, and not 2000 */
+    scene.jobs[0].restart_s = 10;
+    expect(&scene, two, (struct sluice_preemptor){.tier = 2}, "0");
+    scene.jobs[0].save_s = 0;
+    scene.jobs[0].restart_s = 0;
+
     scene.jobs[0].tier = scene.jobs[1].tier = 2;
     expect(&scene, two, (struct sluice_preemptor){.tier = 2}, "no place now");
     expect(&scene, two, (struct sluice_preemptor){.tier = 2, .reclaims = true}, "4"); /* what was borrowed */
@@ -128,6 +134,8 @@ static void test_refused(void)
         {{.started_s = -1}, SLUICE_ERROR_RANGE, "started -1"},
         {{.checkpoint_s = 2000}, SLUICE_ERROR_RANGE, "checkpoint 2000"},
         {{.min_run_s = -5}, SLUICE_ERROR_RANGE, "minimum run -5"},
+        {{.save_s = -6}, SLUICE_ERROR_RANGE, "save -6"},
+        {{.restart_s = -7}, SLUICE_ERROR_RANGE, "restart -7"},
         {{.tier = UINT32_MAX}, SLUICE_ERROR_RANGE, "tier 4294967295"},
     };
     const struct sluice_request one = {.gpus = 1};
@@ -208,7 +216,9 @@ static bool price_of(const struct scene *scene, uint32_t set, struct sluice_pree
         int64_t saved_s = job->checkpoint_s > job->started_s ? job->checkpoint_s : job->started_s;
         uint32_t rank = 2 * job->tier + (job->over_quota ? 0 : 1);
         price->rank = rank > price->rank ? rank : price->rank;
-        price->lost += (now_s - saved_s) * __builtin_popcount(part.gpus);
+        int64_t milli = part.gpu_memory_mib ? part.gpu_memory_mib : 1000; /* of GPUs of 1000 MiB */
+        int64_t lost_s = (job->save_s ? job->save_s : now_s - saved_s) + job->restart_s;
+        price->lost += lost_s * milli * __builtin_popcount(part.gpus);
         price->jobs++;
     }
     return true;
@@ -238,6 +248,8 @@ static void fill_at_random(struct scene *scene)
                                        .checkpoint_s = draw(3) ? 0 : draw(100),
                                        .min_run_s = draw(4) ? 0 : 50,
                                        .gang = draw(3) ? 0 : 1 + draw(2),
+                                       .save_s = draw(2) ? 0 : 1 + draw(60),
+                                       .restart_s = draw(40),
                                        .over_quota = draw(2) == 0};
         struct sluice_request request = {.gpus = 1 + draw(3),
                                          .gpu_memory_mib = draw(2) ? 0 : 100 + draw(800),
@@ -276,12 +288,14 @@ static void test_against_every_subset(void)
             }
         }
         CHECK_INT(plan.error == SLUICE_OK, possible);
+        CHECK(possible || !sluice_preemption_loss(scene.preemption));
         if (possible) {
             uint32_t victims = 0;
             for (uint32_t i = 0; i < plan.victim_count; i++)
                 victims |= 1U << plan.victims[i];
             preempted += victims != 0;
             CHECK(price_of(&scene, victims, preemptor, 100, &price));
+            CHECK_INT(sluice_preemption_loss(scene.preemption), price.lost);
             CHECK(fits_without(&scene, victims, &request));
             if (!gang)
                 CHECK_INT(compare_prices(price, best), 0);

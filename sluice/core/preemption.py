@@ -22,6 +22,8 @@ class Candidate:
     tier: int = 0
     gang: int = 0
     over_quota: bool = False
+    save_s: int = 0
+    restart_s: int = 0
 
 
 @dataclass(frozen=True)

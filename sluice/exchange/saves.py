@@ -7,6 +7,7 @@ it. Times are seconds since 1970.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,11 @@ from sluice.exchange.plugin_list import checksummed
 SAVES_FILE = "sluice.checkpoints.json"
 """Below StateSaveLocation."""
 PLUGINS_FILE = "sluice.saves"
-"""The same folder: what slurmctld's plugins read (`slurm_plugin/runtime/saves.h`)."""
+"""The same folder: what slurmctld's plugins read (`slurm_plugin/runtime/saves.h`) of when jobs saved."""
+TIMES_FILE = "sluice.save-times"
+"""... and of how long saves take."""
+UNMEASURED_S = 60
+"""That a save is taken to last, where none of the job or of another one of its account was measured."""
 SCHEMA_VERSION = 1
 _MOST_PLUGINS_JOBS = 65_536
 _MOST_BYTES = 64 << 20
@@ -40,6 +45,8 @@ class JobSaves:
     mttf_s: float | None = None  # mean time to a failure of one of its nodes, for `daly`
     ending: bool = False  # it got the signal before its time limit
     unsaved: str = ""  # why its node cannot save it as it runs, in this run; empty: it can, or has not said
+    savable: bool = False  # its node has said, in this run, that it can
+    account: str = ""
 
 
 @dataclass
@@ -58,6 +65,12 @@ class Saves:
     classes: dict[str, ClassFailures] = field(default_factory=dict)
     accounts: dict[str, float] = field(default_factory=dict)  # seconds that saves of an account's jobs take of late
 
+    def save_s(self, job: int) -> int:
+        """That a save of the job takes: as its last one, or on average those of its account."""
+        one = self.jobs[job]
+        save_s = self.accounts.get(one.account, UNMEASURED_S) if one.save_s is None else one.save_s
+        return max(1, math.ceil(save_s))
+
     def write(self, path: Path) -> None:
         """Raises OSError."""
         document = {
@@ -70,13 +83,19 @@ class Saves:
 
 
 def write_for_plugins(path: Path, saves: Saves) -> bool:
-    """Jobs that have saved since they last started, the latest first where there are too many. Raises OSError."""
-    times = sorted(
-        ((one.saved, job) for job, one in saves.jobs.items() if one.saved is not None and one.saved > one.started),
-        reverse=True,
-    )
-    body = "sluice-saves 1\n" + "".join(f"{job} {int(saved)}\n" for saved, job in times[:_MOST_PLUGINS_JOBS])
-    return write_if_changed(path, checksummed(body), mode=0o644)
+    """When jobs saved that have since they last started, and, in `TIMES_FILE` next to `path`, how long a save takes of
+    each job that saves when it is asked to; of both the latest where there are too many. Whether one of the files is
+    new. Raises OSError."""
+    saved = {job: one.saved for job, one in saves.jobs.items() if one.saved is not None and one.saved > one.started}
+    latest = sorted(((at, job) for job, at in saved.items()), reverse=True)[:_MOST_PLUGINS_JOBS]
+    savers = sorted(((one.seen, job) for job, one in saves.jobs.items() if job in saved or one.savable), reverse=True)[
+        :_MOST_PLUGINS_JOBS
+    ]
+    times = "".join(f"{job} {int(at)}\n" for at, job in latest)
+    lasts = "".join(f"{job} {saves.save_s(job)}\n" for _, job in savers)
+    written = write_if_changed(path, checksummed(f"sluice-saves 1\n{times}"), mode=0o644)
+    body = f"sluice-save-times 1\n{lasts}"
+    return write_if_changed(path.with_name(TIMES_FILE), checksummed(body), mode=0o644) or written
 
 
 def read_saves(path: Path) -> Saves:

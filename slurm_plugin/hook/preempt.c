@@ -8,10 +8,17 @@
 #include <stdlib.h>
 
 struct candidates {
-    const struct sluice_job_times *saves;
-    int64_t now_s;
+    const struct sluice_job_times *saves, *save_times;
+    int64_t now_s, restart_s;
     uint32_t count;
 };
+
+/* For how long it saves before it goes; 0: it does not, or not within its time of grace. */
+static int64_t save_of(const struct candidates *candidates, job_record_t *job)
+{
+    int64_t save_s = sluice_job_times_of(candidates->save_times, job->job_id);
+    return save_s <= slurm_job_get_grace_time(job) ? save_s : 0;
+}
 
 static int add_candidate(void *item, void *argument)
 {
@@ -22,7 +29,7 @@ static int add_candidate(void *item, void *argument)
     uint16_t mode = slurm_job_preempt_mode(job);
     if ((mode != PREEMPT_MODE_REQUEUE && mode != PREEMPT_MODE_CANCEL) || job->het_job_id)
         return 0;
-    int64_t saved_s = sluice_job_times_of(candidates->saves, job->job_id);
+    int64_t saved_s = sluice_job_times_of(candidates->saves, job->job_id), save_s = save_of(candidates, job);
     for (uint32_t i = 0; i < held && candidates->count < sluice_hook.candidate_room; i++) {
         sluice_hook.candidate_jobs[candidates->count] = job;
         sluice_hook.candidates[candidates->count++] = (struct sluice_candidate){
@@ -32,6 +39,8 @@ static int add_candidate(void *item, void *argument)
             .checkpoint_s = saved_s < candidates->now_s ? saved_s : candidates->now_s,
             /* Slurm has said that all of them may be preempted. */
             .tier = sluice_job_rank(job),
+            .save_s = save_s,
+            .restart_s = candidates->restart_s,
         };
     }
     return 0;
@@ -44,7 +53,12 @@ static void say_victims(const job_record_t *job, uint32_t victims, int64_t now_s
         const struct sluice_candidate *victim = &sluice_hook.candidates[sluice_hook.victims[i]];
         const job_record_t *goes = sluice_hook.candidate_jobs[sluice_hook.victims[i]];
         bool saved = victim->checkpoint_s > victim->started_s;
-        if (!goes->preempt_time && (!i || goes != sluice_hook.candidate_jobs[sluice_hook.victims[i - 1]]))
+        if (goes->preempt_time || (i && goes == sluice_hook.candidate_jobs[sluice_hook.victims[i - 1]]))
+            continue;
+        if (victim->save_s)
+            info("select/sluice: job %u makes room for job %u and loses %" PRId64 " s, for which it saves before",
+                 goes->job_id, job->job_id, victim->save_s);
+        else
             info("select/sluice: job %u makes room for job %u and loses %" PRId64 " s of work, since its %s",
                  goes->job_id, job->job_id, now_s - (saved ? victim->checkpoint_s : victim->started_s),
                  saved ? "last save" : "start");
@@ -71,6 +85,19 @@ static bool make_preemption(uint32_t candidates)
            !sluice_preemption_new(sluice_mirror_cluster(sluice_hook.mirror), room, &sluice_hook.preemption, NULL);
 }
 
+static void list_candidates(const struct decision *decision, struct candidates *candidates)
+{
+    const struct sluice_settings *settings = sluice_settings_acquire();
+    *candidates = (struct candidates){.saves = sluice_saves_acquire(),
+                                      .save_times = sluice_save_times_acquire(),
+                                      .now_s = decision->now,
+                                      .restart_s = settings->rules->compaction_move_cost_s};
+    sluice_settings_release(settings);
+    list_for_each_ro(decision->call->preemptees, add_candidate, candidates);
+    sluice_job_times_release(candidates->saves);
+    sluice_job_times_release(candidates->save_times);
+}
+
 int sluice_hook_run_now_preempting(struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
@@ -83,11 +110,10 @@ int sluice_hook_run_now_preempting(struct decision *decision)
         }
         restore_nodes(decision);
     } else if (make_preemption((uint32_t)list_count(call->preemptees) * 2)) {
-        struct candidates candidates = {.saves = sluice_saves_acquire(), .now_s = decision->now};
+        struct candidates candidates;
         uint32_t victims = 0;
         sluice_hook_set_allowed(decision, true); /* what is preempted for it, it may have */
-        list_for_each_ro(call->preemptees, add_candidate, &candidates);
-        sluice_job_times_release(candidates.saves);
+        list_candidates(decision, &candidates);
         struct sluice_preemptor preemptor = {.tier = UINT32_MAX};
         struct sluice_request *wanted = &decision->request.wanted;
         wanted->allowed = sluice_hook.allowed;

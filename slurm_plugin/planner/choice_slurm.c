@@ -61,6 +61,7 @@ static void set_node(uint64_t *words, uint32_t node)
     words[node / 64] |= UINT64_C(1) << node % 64;
 }
 
+/* What a waiting job asks: which GPU it gets is not known, so a share counts as one of a plain GPU. */
 static int64_t milli_of(const struct sluice_request *request)
 {
     int64_t milli = request->gpu_memory_mib ? request->gpu_memory_mib * 1000 / SLUICE_MIRROR_PLAIN_GPU_MIB : 1000;
@@ -124,7 +125,7 @@ static uint32_t list_movables(const struct sluice_picture *picture, const struct
         choosing.movables[count] =
             (struct sluice_movable){.allocation = movable->allocation,
                                     .request = 1 + count,
-                                    .cost = milli_of(&movable->sought.request) * rules->compaction_move_cost_s};
+                                    .cost = sluice_loss(&movable->stake, SLUICE_WAY_MOVE, picture->now_s)};
         count++;
     }
     return count;
@@ -437,15 +438,20 @@ static bool decide(const struct search *search)
         uint32_t m = 0;
         while (m < movables && picture->queue->running[picture->movables[choosing.seen[m]].index].id != job->job_id)
             m++;
+        const struct sluice_movable_job *movable = sluice_movable_of(picture, job->job_id);
         enum sluice_leave_why bar = job->bar;
         if (!bar && m == movables)
-            bar = sluice_movable_of(picture, job->job_id) ? SLUICE_LEAVE_WHY_SPENT : SLUICE_LEAVE_WHY_KIND;
-        choosing.leavers[i] = (struct sluice_leaver){
-            .bar = bar, .request = 1 + m, .end_s = job->end_s, .deadline_s = picture->leaving[job->leaving].deadline_s};
+            bar = movable ? SLUICE_LEAVE_WHY_SPENT : SLUICE_LEAVE_WHY_KIND;
+        choosing.leavers[i] =
+            (struct sluice_leaver){.bar = bar,
+                                   .request = 1 + m,
+                                   .end_s = job->end_s,
+                                   .deadline_s = picture->leaving[job->leaving].deadline_s,
+                                   .move_s = movable ? sluice_lost_s(&movable->stake, SLUICE_WAY_MOVE, picture->now_s)
+                                                     : rules->compaction_move_cost_s};
     }
     const struct sluice_leave_limits limits = {
         .now_s = picture->now_s,
-        .move_s = rules->compaction_move_cost_s,
         .moves = sluice_moves_left(sluice_moving_list(), rules->compaction_moves_per_hour, picture->now_s)};
     if (!sluice_leave_plan(sluice_mirror_cluster(picture->mirror), rules->placement, choosing.requests, 1 + movables,
                            choosing.leavers, picture->leaver_count, &limits, choosing.leaves, &text))

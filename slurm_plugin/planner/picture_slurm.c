@@ -443,6 +443,13 @@ static void see_movable(struct sluice_picture *picture, const struct sluice_queu
     struct sluice_movable_job *seen = &picture->movables[picture->movable_count];
     *seen = (struct sluice_movable_job){
         .index = queue->running_count - 1, .allocation = allocations[0], .saved_s = saved_s};
+    int64_t save_s = sluice_job_times_of(picture->save_times, job->job_id);
+    seen->stake = (struct sluice_stake){
+        .started_s = job->start_time,
+        .saved_s = saved_s,
+        .save_s = save_s ? save_s : picture->rules->compaction_save_s, /* the longest that it may take */
+        .restart_s = picture->rules->compaction_move_cost_s,
+        .gpus_milli = sluice_allocation_gpus_milli(sluice_mirror_cluster(picture->mirror), allocations[0])};
     see_request(picture, &seen->sought, queue, entry, job);
     if (seen->sought.usable && !seen->sought.estimated && seen->sought.request.gpus > 0 &&
         seen->sought.request.nodes_max <= 1)
@@ -770,8 +777,10 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
     picture->accrual_lost = false;
     picture->rules = rules;
     picture->saves = rules->compaction_wait_s && rules->journal ? sluice_saves_acquire() : NULL;
+    picture->save_times = picture->saves ? sluice_save_times_acquire() : NULL;
     if (!sluice_queue_lock()) {
         sluice_job_times_release(picture->saves);
+        sluice_job_times_release(picture->save_times);
         return false;
     }
     uint64_t from = sluice_now_us();
@@ -793,6 +802,7 @@ bool sluice_picture_take(struct sluice_picture *picture, struct sluice_planner *
     }
     sluice_queue_unlock();
     sluice_job_times_release(picture->saves);
+    sluice_job_times_release(picture->save_times);
     *lock_us = sluice_now_us() - from;
     if (failed || picture->failed_memory) {
         error("sluice: the planner has no picture of the cluster: %s", failed ? text.text : "no memory");

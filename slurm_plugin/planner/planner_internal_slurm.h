@@ -17,6 +17,7 @@
 #include "queue/queue.h"
 #include "rules/rules.h"
 #include "runtime/runtime.h"
+#include "sluice/loss.h"
 
 /* ---- start_slurm.c ---- */
 
@@ -101,6 +102,7 @@ struct sluice_movable_job {
     uint32_t index; /* in the queue's running jobs */
     uint64_t allocation;
     int64_t saved_s;
+    struct sluice_stake stake;
     struct sluice_picture_job sought;
 };
 
@@ -158,8 +160,9 @@ struct sluice_picture {
     uint32_t largest_count, largest_room;
     struct sluice_backfill_running *running;
     uint32_t running_count, running_room;
-    const struct sluice_rules *rules;     /* of the picture that is being taken, as ... */
-    const struct sluice_job_times *saves; /* ... when jobs saved; NULL: no job is moved */
+    const struct sluice_rules *rules;          /* of the picture that is being taken, as ... */
+    const struct sluice_job_times *saves;      /* ... when jobs saved; NULL: no job is moved ... */
+    const struct sluice_job_times *save_times; /* ... and how long saves take */
     struct sluice_movable_job *movables;
     uint32_t movable_count, movable_room;
     struct sluice_leaving_node *leaving;

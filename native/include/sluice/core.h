@@ -420,6 +420,10 @@ enum sluice_error sluice_allocation_read(const struct sluice_cluster *cluster, u
                                          struct sluice_part *parts, uint32_t capacity, uint32_t *part_count,
                                          struct sluice_error_text *text);
 
+/* The GPUs that an allocation holds, in thousandths of a GPU: a share of one counts by its memory, rounded up. 0: the
+ * cluster does not know it. */
+int64_t sluice_allocation_gpus_milli(const struct sluice_cluster *cluster, uint64_t allocation);
+
 /* ---- GPUs and RDMA NICs of a node ---- */
 
 /* NICs of a part. */
@@ -665,6 +669,8 @@ struct sluice_candidate {
     int64_t min_run_s;    /* it is not preempted until it ran so long */
     uint32_t tier;        /* higher tiers may preempt lower ones */
     bool over_quota;      /* runs on what its tenant borrowed */
+    int64_t save_s;       /* it is saved before it goes, which takes so long; 0: it is not (struct sluice_stake) */
+    int64_t restart_s;    /* besides, for which it does no work (struct sluice_stake) */
 };
 
 /* The job that asks for room. */
@@ -685,8 +691,8 @@ void sluice_preemption_free(struct sluice_preemption *preemption);
  *
  * A candidate may be preempted when its tier is below the preemptor's, or when it is over quota, not above the
  * preemptor's tier and the preemptor reclaims; when its minimum run time is over; and when all of its gang may. The
- * cost, in this order of weight: the highest tier touched (within a tier, quota before over-quota), the lost work
- * (GPU-seconds since start or last checkpoint, of whole gangs; a share counts as a GPU), and the number of candidates.
+ * cost, in this order of weight: the highest tier touched (within a tier, quota before over-quota), the loss
+ * (SLUICE_WAY_PREEMPT of sluice/loss.h, of whole gangs), and the number of candidates.
  * For a request on one node the cost is the least possible, unless a node needs more than SLUICE_PREEMPTION_TRIES
  * tries; for one on several nodes the cheapest node is freed until the request fits. No victim is unnecessary.
  *
@@ -702,13 +708,17 @@ enum sluice_error sluice_preemption_plan(struct sluice_preemption *preemption, e
                                          struct sluice_placement *placement, uint32_t *victims, uint32_t *victim_count,
                                          struct sluice_error_text *text);
 
+/* What the victims of the last plan lose, all together, in thousandths of a GPU-second (sluice/loss.h). 0: none, or no plan
+ * was found. */
+int64_t sluice_preemption_loss(const struct sluice_preemption *preemption);
+
 /* ======== compaction ======== */
 
 /* A running job that may be moved: one that can be saved, or whose service has another replica. */
 struct sluice_movable {
     uint64_t allocation; /* in the cluster, on one node */
     uint32_t request;    /* what it asked: index into the call's requests */
-    int64_t cost;        /* of moving it, in the caller's unit; at least 1 */
+    int64_t cost;        /* of moving it, in the caller's unit, as SLUICE_WAY_MOVE of sluice/loss.h; at least 1 */
 };
 
 struct sluice_compaction_limits {
@@ -791,11 +801,11 @@ struct sluice_leaver {
     uint32_t request;          /* then: what it asked, and where it may go; index into the call's requests */
     int64_t end_s;             /* at the latest */
     int64_t deadline_s;        /* the node is to be empty by then; 0: as soon as can be */
+    int64_t move_s;            /* for which it would do no work if it were moved (sluice_lost_s of sluice/loss.h) */
 };
 
 struct sluice_leave_limits {
     int64_t now_s;
-    int64_t move_s; /* for which a job that is moved does no work */
     uint32_t moves; /* at most so many move */
 };
 

@@ -63,8 +63,8 @@ class Checkpoints:
             one = self.saves.jobs.setdefault(job.id, JobSaves())
             started = float(job.start_time or one.started or now)
             if started != one.started:
-                one.started, one.signalled, one.ending, one.unsaved = started, 0.0, False, ""
-            one.seen = now
+                one.started, one.signalled, one.ending, one.unsaved, one.savable = started, 0.0, False, "", False
+            one.seen, one.account = now, job.account
             if rhythm is None and one.unsaved:
                 continue
             if rhythm is not None:  # else it is stopped as it is saved, which is for its end alone
@@ -147,7 +147,7 @@ class Checkpoints:
         """Which jobs their nodes can save as they run, and why not the others."""
         for job, why in unsaved.items():
             if job in self.saves.jobs:
-                self.saves.jobs[job].unsaved = why
+                self.saves.jobs[job].unsaved, self.saves.jobs[job].savable = why, not why
 
     # ---- failures of nodes ----
 

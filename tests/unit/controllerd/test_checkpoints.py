@@ -139,8 +139,39 @@ def test_what_slurmctld_reads_of_saves(tmp_path: Path) -> None:
     assert write_for_plugins(path, Saves(jobs)) and not write_for_plugins(path, Saves(jobs))
     *lines, checksum = path.read_text().splitlines()
     assert lines == ["sluice-saves 1", "4 160", "1 150"] and checksum.startswith("checksum = crc32:")
+    assert (tmp_path / "sluice.save-times").read_text().splitlines()[:-1] == ["sluice-save-times 1", "4 60", "1 60"]
     Saves(jobs, accounts={"physics": 40.0}).write(path)
     assert read_saves(path).accounts == {"physics": 40.0}
+
+
+def test_what_slurmctld_reads_of_how_long_saves_take(tmp_path: Path) -> None:
+    """Of jobs that save when they are asked to: measured, of others of the account, or taken to be so."""
+    jobs = {
+        1: JobSaves(started=100.0, saved=150.0, save_s=2.1, seen=9.0),
+        2: JobSaves(started=200.0, saved=150.0, save_s=5.0),  # it has not in this run
+        3: JobSaves(started=100.0, savable=True, account="physics", seen=8.0),
+        4: JobSaves(started=100.0, saved=160.0, seen=7.0),
+        5: JobSaves(started=100.0, saved=160.0, save_s=0.1, seen=6.0),
+    }
+    path, saves = tmp_path / "sluice.saves", Saves(jobs, accounts={"physics": 40.2})
+    assert write_for_plugins(path, saves) and not write_for_plugins(path, saves)
+    lines = (tmp_path / "sluice.save-times").read_text().splitlines()
+    assert sorted(lines[1:-1]) == ["1 3", "3 41", "4 60", "5 1"] and lines[0] == "sluice-save-times 1"
+    jobs[1].save_s = 9.0
+    assert write_for_plugins(path, saves), "one of the files is new"
+
+
+def test_a_node_says_whether_it_can_save_a_job_in_this_run() -> None:
+    checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint=10m", 9000)
+    checkpoints.due([job], POLICY, 9100.0)
+    one = checkpoints.saves.jobs[1]
+    checkpoints.know({1: ""})
+    assert (one.savable, one.account) == (True, job.account)
+    checkpoints.know({1: "its GPUs are partitions"})
+    assert not one.savable
+    checkpoints.know({1: ""})
+    checkpoints.due([running(1, "sluice:checkpoint=10m", 9500)], POLICY, 9600.0)
+    assert not one.savable, "of the run before"
 
 
 def test_a_job_of_several_nodes_has_saved_when_all_have() -> None:

@@ -31,6 +31,14 @@ def test_the_least_work_is_lost(full_cluster):
     assert start(cluster, Policy.SLUICE, Request(gpus=1)) is None  # nothing was changed
 
 
+def test_a_job_that_saves_before_it_goes_loses_only_that(full_cluster):
+    cluster, allocations = full_cluster
+    jobs = [Candidate(allocation, started_s=10 * index, restart_s=5) for index, allocation in enumerate(allocations)]
+    jobs[3] = Candidate(allocations[3], started_s=0, save_s=30, restart_s=5)
+    victims = Preemption(cluster, 16).plan(Policy.SLUICE, Request(gpus=2), jobs, tier=1, now_s=100)
+    assert victims is not None and victims.indexes == (3,)  # 70 GPU-seconds; jobs 4 and 5 would lose 120
+
+
 def test_nobody_may_go(full_cluster):
     cluster, allocations = full_cluster
     jobs = [Candidate(allocation, started_s=0, tier=5) for allocation in allocations]
