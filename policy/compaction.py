@@ -24,10 +24,11 @@ class Compaction(BaseModel):
     """The same for jobs that would start on GPUs of a class. Example: `{hopper: 5m}`."""
     factor: Annotated[float, Field(ge=0.1, le=1000)] = 2.0
     """What is gained has to exceed what it costs by this factor: the time by which the job starts earlier, times its
-    GPUs, against `move_cost` times the GPUs of the jobs that are moved. Example: `2`."""
+    GPUs, or what jobs lose that it would preempt; against the time of a save and `move_cost`, times the GPUs of the
+    jobs that are moved. Example: `2`."""
     move_cost: Annotated[Seconds, Field(ge=1, le=86400)] = 120
-    """Time for which a job that is moved does no work: the end on one node, and the start and the read of its state on
-    another. Example: `2m`."""
+    """Time for which a job that is moved or preempted does no work, besides its save: the end on one node, and the
+    start and the read of its state on another. Example: `2m`."""
     save_within: Annotated[Seconds, Field(ge=1, le=3600)] = 60
     """A job that has not saved so long after the signal stays where it is, with all others of the plan, and is not
     asked again before it starts again. Example: `60s`."""

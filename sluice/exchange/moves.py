@@ -23,7 +23,7 @@ _NODE = r"([!-~]{1,64})"
 _NODES = r"([!-~]{1,255})"
 _LINE = re.compile(
     rf"(\d{{1,10}}) (\d{{1,10}}) ({_STAGES}) \d{{1,13}} (\d{{1,13}}) (\d{{1,13}}) (\d{{1,13}}) (\d{{1,13}}) "
-    rf"{_NODE} {_NODE} {_NODES} ({_WHYS})"
+    rf"{_NODE} {_NODE} {_NODES} ({_WHYS})(?: (\d{{1,13}}) ([1-9]\d{{0,12}}))?"
 )
 
 
@@ -45,6 +45,10 @@ class Move:
     """The nodes where room is made, or that is emptied, as Slurm lists them."""
     why: Why
     """Why it stayed."""
+    lose: int = 0
+    """GPU-seconds that all moves of the plan lose ..."""
+    instead: int = 0
+    """... and that preempting for `for_job` would have lost; 0: nobody would have been preempted."""
 
 
 def parse_moves(text: str, *, source: str) -> list[Move]:
@@ -55,9 +59,10 @@ def parse_moves(text: str, *, source: str) -> list[Move]:
 
 
 def _move(job: str, for_job: str, stage: str, *rest: str) -> Move:
-    asked, saved, left, back, origin, to, room, why = rest
+    asked, saved, left, back, origin, to, room, why, lose, instead = rest
     numbers = (int(asked), int(saved), int(left), int(back))
-    return Move(int(job), int(for_job), cast(Stage, stage), *numbers, origin, to, room, cast(Why, why))
+    losses = (int(lose or 0), int(instead or 0))
+    return Move(int(job), int(for_job), cast(Stage, stage), *numbers, origin, to, room, cast(Why, why), *losses)
 
 
 def read_moves(path: Path) -> list[Move]:

@@ -53,7 +53,10 @@ def leaving(said: Emptying, job: int) -> list[str]:
 def _purpose(move: Move, *, others: bool) -> str:
     if not move.for_job:
         return f"empty {move.room}"
-    return f"make room for {f'job {move.for_job}' if others else 'another job'}"
+    room = f"make room for {f'job {move.for_job}' if others else 'another job'}"
+    if not move.instead:
+        return room
+    return f"{room}, at a loss of {move.lose} GPU-seconds (it would preempt others at one of {move.instead})"
 
 
 def _moved(move: Move, *, others: bool) -> str:
@@ -82,13 +85,21 @@ def _made(job: int, moves: list[Move]) -> list[str]:
     asked = sum(move.stage == "asked" for move in moves)
     left = [move for move in moves if move.stage in ("left", "back", "gone")]
     if asked:
-        found.append(f"waits: {_jobs(asked)} being moved to make room on {moves[-1].room}")
+        found.append(f"waits: {_jobs(asked)} being moved to make room on {moves[-1].room}{_instead(moves[-1])}")
     if left:
         back = sum(move.stage == "back" for move in left)
         rooms = ",".join(sorted({move.room for move in left}))
         verb = "was" if len(left) == 1 else "were"
-        found.append(f"{len(left)} smaller job{_s(len(left))} {verb} moved to make room on {rooms}; {back} run again")
+        moved = f"{len(left)} smaller job{_s(len(left))} {verb} moved to make room on {rooms}"
+        found.append(f"{moved}; {back} run again{_instead(left[-1])}")
     return found
+
+
+def _instead(move: Move) -> str:
+    """Why it preempts nobody."""
+    if not move.instead:
+        return ""
+    return f"; the moves lose {move.lose} GPU-seconds, preempting others would lose {move.instead}"
 
 
 def _jobs(count: int) -> str:

@@ -75,7 +75,8 @@ struct sluice_hook_state {
     counter *asked, *stock_alone, *narrowed, *fell_back, *refused, *shadowed, *kept_waiting, *cross_checked,
         *cross_wrong, *remembered, *stock_tests, *preempted, *index_asked, *index_kept, *index_denied, *overlaps_moved,
         *overlaps_refused, *checks, *check_failures, *mirror_builds, *mirror_mismatches, *follow_us_most,
-        *workload_us_most, *nothing_allocated, *layout_refused, *times[TIME_CLASSES], *by_reason[SLUICE_STOCK_COUNT];
+        *workload_us_most, *nothing_allocated, *layout_refused, *held_back, *times[TIME_CLASSES],
+        *by_reason[SLUICE_STOCK_COUNT];
 };
 
 /* One decision: the question, what was asked for it, and the answer. */

@@ -98,6 +98,21 @@ static void list_candidates(const struct decision *decision, struct candidates *
     sluice_job_times_release(candidates->save_times);
 }
 
+/* Is it to wait, as other jobs are moved for it, or the planner is to look whether they can be? Not once it has asked
+ * others to end. */
+static bool hold_back(const struct decision *decision)
+{
+    const job_record_t *job = decision->call->job;
+    bool asked;
+    if (job->details->preempt_start_time ||
+        !sluice_instead_hold(job->job_id, sluice_preemption_loss(sluice_hook.preemption), decision->now, &asked))
+        return false;
+    if (asked)
+        sluice_plan_wake();
+    count(sluice_hook.held_back);
+    return true;
+}
+
 int sluice_hook_run_now_preempting(struct decision *decision)
 {
     const struct sluice_hook_call *call = decision->call;
@@ -122,6 +137,8 @@ int sluice_hook_run_now_preempting(struct decision *decision)
                                     sluice_hook.candidates, candidates.count, decision->now, &decision->placement,
                                     sluice_hook.victims, &victims, NULL) &&
             victims) {
+            if (hold_back(decision))
+                return decision->rc = refuse(call->job);
             struct xlist *chosen = list_create(NULL);
             for (uint32_t i = 0; i < victims; i++)
                 if (!i || sluice_hook.candidate_jobs[sluice_hook.victims[i]] !=
@@ -136,6 +153,8 @@ int sluice_hook_run_now_preempting(struct decision *decision)
             if (rc == SLURM_SUCCESS) {
                 count(sluice_hook.preempted);
                 say_victims(call->job, victims, decision->now);
+                sluice_instead_preempts(call->job->job_id, sluice_preemption_loss(sluice_hook.preemption),
+                                        decision->now);
                 return rc;
             }
             restore_nodes(decision);
@@ -147,7 +166,9 @@ int sluice_hook_run_now_preempting(struct decision *decision)
     }
     sluice_plan_keep_out(decision->plan, &decision->question, true, words_of(call->nodes), sluice_hook.words);
     save_nodes(decision);
-    sluice_hook_ask_stock(decision, call->preemptees);
+    enum sluice_instead_state instead = sluice_instead_of(call->job->job_id, decision->now).state;
+    bool held = instead == SLUICE_INSTEAD_LOOK || instead == SLUICE_INSTEAD_MOVES;
+    sluice_hook_ask_stock(decision, held ? NULL : call->preemptees);
     sluice_hook_record(decision, SLUICE_DECISION_RUN_NOW,
                        decision->verdict ? SLUICE_DECISION_STOCK_FOUND : SLUICE_DECISION_OVERRULED);
     return sluice_hook_part_overlaps(decision);

@@ -117,7 +117,7 @@ bool sluice_hook_start(sluice_stock_test stock)
         "select.overlaps_moved", "select.overlaps_refused", "select.checks",
         "select.check_failures", "select.mirror_builds",    "select.mirror_mismatches",
         "select.follow_us_most", "select.workload_us_most", "select.nothing_allocated",
-        "select.layout_refused",
+        "select.layout_refused", "select.held_back",
     };
     counter **const counters[] = {
         &sluice_hook.asked,          &sluice_hook.stock_alone,      &sluice_hook.narrowed,
@@ -128,7 +128,7 @@ bool sluice_hook_start(sluice_stock_test stock)
         &sluice_hook.overlaps_moved, &sluice_hook.overlaps_refused, &sluice_hook.checks,
         &sluice_hook.check_failures, &sluice_hook.mirror_builds,    &sluice_hook.mirror_mismatches,
         &sluice_hook.follow_us_most, &sluice_hook.workload_us_most, &sluice_hook.nothing_allocated,
-        &sluice_hook.layout_refused,
+        &sluice_hook.layout_refused, &sluice_hook.held_back,
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         *counters[i] = sluice_status_counter(names[i]);

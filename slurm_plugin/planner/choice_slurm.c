@@ -12,7 +12,9 @@
 #include <unistd.h>
 
 #include "failover/failover.h"
+#include "planner/instead.h"
 #include "runtime/runtime.h"
+#include "src/slurmctld/slurmctld.h"
 
 enum {
     MOST_MOVABLES = SLUICE_MOST_MOVABLES,
@@ -21,7 +23,9 @@ enum {
     TRY_S = 5,           /* ... and until the next one ... */
     FAILED_S = 60,       /* ... or after the file could not be written */
     MOST_GAIN_S = 86400, /* of a job whose start is not known, too */
+    LATE_S = 30,         /* by which moves may take longer than the policy says until others are preempted instead */
 };
+#define MOST_GAIN (INT64_MAX / 1000)
 
 static struct {
     struct sluice_compaction *compaction; /* of the mirror's cluster ... */
@@ -197,9 +201,25 @@ static bool name_nodes(char *names, const struct sluice_placement *room)
     return length > 0 && length < SLUICE_MOVES_ROOM;
 }
 
-/* False: no room can be made there. */
+/* What all moves of a plan lose. */
+static int64_t loss_of(const struct sluice_move *plan, uint32_t count)
+{
+    int64_t loss = 0;
+    for (uint32_t i = 0; i < count; i++)
+        loss += choosing.movables[plan[i].movable].cost;
+    return loss;
+}
+
+static int64_t gpu_seconds(int64_t loss)
+{
+    int64_t seconds = loss / 1000 + (loss % 1000 != 0);
+    return seconds < SLUICE_MOVES_MOST_S ? seconds : SLUICE_MOVES_MOST_S;
+}
+
+/* `victims_lose`: who is not preempted, as jobs are moved; 0: nobody. False: no room can be made there. */
 static bool begin(const struct sluice_picture *picture, const struct sluice_rules *rules, uint32_t for_job,
-                  const struct sluice_placement *room, const struct sluice_move *plan, uint32_t count)
+                  int64_t victims_lose, const struct sluice_placement *room, const struct sluice_move *plan,
+                  uint32_t count)
 {
     char names[SLUICE_MOVES_ROOM];
     bool good = sluice_queue_lock();
@@ -211,8 +231,12 @@ static bool begin(const struct sluice_picture *picture, const struct sluice_rule
     for (uint32_t i = 0; good && i < count; i++) {
         const struct sluice_movable_job *movable = &picture->movables[choosing.seen[plan[i].movable]];
         const struct sluice_queue_job *entry = &picture->queue->running[movable->index];
-        moves[i] = (struct sluice_job_move){
-            .job_id = entry->id, .for_job = for_job, .started_s = entry->start_s, .asked_s = picture->now_s};
+        moves[i] = (struct sluice_job_move){.job_id = entry->id,
+                                            .for_job = for_job,
+                                            .started_s = entry->start_s,
+                                            .asked_s = picture->now_s,
+                                            .lose_s = victims_lose ? gpu_seconds(loss_of(plan, count)) : 0,
+                                            .instead_s = gpu_seconds(victims_lose)};
         name_node(moves[i].from, node_of(picture, movable->allocation));
         name_node(moves[i].to, plan[i].to.node);
         memcpy(moves[i].room, names, sizeof moves[i].room);
@@ -243,8 +267,8 @@ static void take_parts(uint64_t *taken, const struct sluice_plan_answer *answer)
         set_node(taken, answer->parts[p].node);
 }
 
-/* Does the plan's i-th entry wait for so long that others may be moved for it? */
-static bool may_wish(const struct search *search, uint32_t i, const struct sluice_plan_answer *answer)
+/* Could others be moved for the plan's i-th entry? */
+static bool can_be_helped(const struct search *search, uint32_t i, const struct sluice_plan_answer *answer)
 {
     const struct sluice_picture *picture = search->basis->picture;
     const struct sluice_plan_job *job = &search->basis->jobs[i];
@@ -255,11 +279,22 @@ static bool may_wish(const struct search *search, uint32_t i, const struct sluic
     bool fixed = !(job->request.flags & SLUICE_GPUS_TOTAL) || job->request.nodes_max <= 1;
     bool one_task = entry->tasks == 1 && (!entry->array_id || entry->array_task != UINT32_MAX);
     return fixed && one_task && job->request.gpus > 0 && !picture->pending[index].estimated &&
-           !sluice_moving_is_away(entry->id) && waited(picture, entry) >= search->least_wait_s;
+           !sluice_moving_is_away(entry->id);
 }
 
-/* Seek moves that make room for it; true: they have begun. */
-static bool try_job(const struct search *search, uint32_t i, const struct sluice_plan_answer *answer)
+/* Does it wait for so long that others may be moved? Not for a job that preempts. */
+static bool may_wish(const struct search *search, uint32_t i, const struct sluice_plan_answer *answer)
+{
+    const struct sluice_picture *picture = search->basis->picture;
+    if (!can_be_helped(search, i, answer))
+        return false;
+    const struct sluice_queue_job *entry = &picture->queue->pending[search->basis->job_index[i]];
+    return waited(picture, entry) >= search->least_wait_s && !sluice_instead_of(entry->id, picture->now_s).preempts;
+}
+
+/* Seek moves that make room for it, where that gains so much. `instead`: of preempting others, which it may at once; NULL:
+ * it has to have waited. True: they have begun. */
+static bool try_job(const struct search *search, uint32_t i, int64_t gain, const struct sluice_instead *instead)
 {
     struct sluice_picture *picture = search->basis->picture;
     const struct sluice_rules *rules = search->basis->rules;
@@ -270,18 +305,25 @@ static bool try_job(const struct search *search, uint32_t i, const struct sluice
         return false;
     struct sluice_placement room = {.parts = choosing.parts, .part_capacity = choosing.part_room};
     uint32_t moves = 0, count = list_movables(picture, rules, search->taken);
-    int64_t gain_s = answer->state == SLUICE_PLAN_LATER ? answer->start_s - picture->now_s : MOST_GAIN_S;
     choosing.requests[0] = narrowed(picture, &picture->pending[index], search->taken, UINT32_MAX, 0);
     struct sluice_compaction_limits limits = {
         .moves = sluice_moves_left(sluice_moving_list(), rules->compaction_moves_per_hour, picture->now_s),
-        .gain = milli_of(&choosing.requests[0]) * sluice_nodes_of(&choosing.requests[0]) *
-                (gain_s < MOST_GAIN_S ? gain_s : MOST_GAIN_S),
+        .gain = gain < MOST_GAIN ? gain : MOST_GAIN,
         .factor_permille = rules->compaction_factor_permille};
     if (!count || sluice_compaction_plan(choosing.compaction, rules->placement, choosing.requests, 1 + count, 0,
                                          choosing.movables, count, &limits, &room, plan, &moves, NULL))
         return false;
-    return moves && waited(picture, &picture->queue->pending[index]) >= wait_on_all(picture, rules, &room) &&
-           begin(picture, rules, job_id, &room, plan, moves);
+    return moves &&
+           (instead || waited(picture, &picture->queue->pending[index]) >= wait_on_all(picture, rules, &room)) &&
+           begin(picture, rules, job_id, instead ? instead->victims_lose : 0, &room, plan, moves);
+}
+
+/* Of an earlier start: the time until the reserved one, times its GPUs. */
+static int64_t gain_of_start(const struct search *search, uint32_t i, const struct sluice_plan_answer *answer)
+{
+    const struct sluice_request *request = &search->basis->picture->pending[search->basis->job_index[i]].request;
+    int64_t gain_s = answer->state == SLUICE_PLAN_LATER ? answer->start_s - search->basis->picture->now_s : MOST_GAIN_S;
+    return milli_of(request) * sluice_nodes_of(request) * (gain_s < MOST_GAIN_S ? gain_s : MOST_GAIN_S);
 }
 
 static uint32_t least_wait(const struct sluice_rules *rules)
@@ -304,13 +346,102 @@ static void seek(struct search *search)
             if (search->tried == MOST_TRIES || sluice_now_us() > search->until_us)
                 return;
             search->tried++;
-            if (try_job(search, i, &answer))
+            if (try_job(search, i, gain_of_start(search, i, &answer), NULL))
                 return;
         }
         if (answer.state == SLUICE_PLAN_LATER)
             take_parts(search->taken, &answer);
     }
     choosing.tried = search->tried = 0; /* all were tried: again from the first one on */
+}
+
+/* ---- instead of preemption ---- */
+
+/* Are jobs moved for one that would preempt others now? Since an earlier controller asked, or from now on, where that
+ * loses less by the policy's factor. */
+static bool is_helped(const struct search *search, uint32_t i, const struct sluice_plan_answer *answer,
+                      const struct sluice_instead *instead, bool may)
+{
+    if (may && sluice_now_us() < search->until_us && can_be_helped(search, i, answer))
+        (void)try_job(search, i, instead->victims_lose, instead);
+    return sluice_moves_for(sluice_moving_list(), instead->job_id);
+}
+
+static int64_t loss_for(uint32_t job_id)
+{
+    const struct sluice_moves *moves = sluice_moving_list();
+    for (uint32_t i = moves->count; i-- > 0;)
+        if (moves->items[i].for_job == job_id && sluice_move_is_open(&moves->items[i]))
+            return moves->items[i].lose_s * 1000;
+    return 0;
+}
+
+/* Answer the hook for the jobs in their order. Some cannot be planned: they preempt. */
+static void answer_all(struct search *search, const struct sluice_instead *jobs, uint32_t count, bool may)
+{
+    const struct sluice_picture *picture = search->basis->picture;
+    const struct sluice_rules *rules = search->basis->rules;
+    int64_t until_s = picture->now_s + rules->compaction_save_s + rules->compaction_move_cost_s + LATE_S;
+    struct sluice_plan_answer answer;
+    uint32_t job_id;
+    for (uint32_t i = 0;
+         i < search->basis->job_count && sluice_plan_entry(search->basis->plan, i, &job_id, NULL, &answer); i++) {
+        for (uint32_t j = 0; j < count; j++)
+            if (jobs[j].job_id == job_id && search->basis->job_index[i] != UINT32_MAX &&
+                is_helped(search, i, &answer, &jobs[j], may && !sluice_moves_open(sluice_moving_list())))
+                sluice_instead_answer(job_id, SLUICE_INSTEAD_MOVES, loss_for(job_id), picture->now_s, until_s);
+        if (answer.state == SLUICE_PLAN_LATER)
+            take_parts(search->taken, &answer);
+    }
+    for (uint32_t j = 0; j < count; j++)
+        sluice_instead_answer(jobs[j].job_id, SLUICE_INSTEAD_PREEMPT, 0, picture->now_s, 0);
+}
+
+/* Jobs whose moves have failed preempt. True: there are such jobs. */
+static bool see_failed(const struct sluice_picture *picture)
+{
+    struct sluice_instead jobs[SLUICE_INSTEAD_MOST];
+    uint32_t count = sluice_instead_moving(jobs, picture->now_s);
+    bool any = false;
+    for (uint32_t j = 0; j < count; j++)
+        if (!sluice_moves_for(sluice_moving_list(), jobs[j].job_id) &&
+            sluice_moves_failed(sluice_moving_list(), jobs[j].job_id, picture->now_s)) {
+            sluice_instead_failed(jobs[j].job_id, picture->now_s);
+            any = true;
+        }
+    return any;
+}
+
+/* Nodes where others start now take no part. NULL: no memory. */
+static uint64_t *taken_now(const struct sluice_moving_basis *basis)
+{
+    const struct sluice_picture *picture = basis->picture;
+    uint64_t *taken = calloc(picture->node_words, sizeof *taken);
+    struct sluice_plan_answer answer;
+    if (taken)
+        memcpy(taken, picture->busy, picture->node_words * sizeof *taken);
+    for (uint32_t i = 0; taken && sluice_plan_entry(basis->plan, i, NULL, NULL, &answer); i++)
+        if (answer.state == SLUICE_PLAN_NOW)
+            take_parts(taken, &answer);
+    return taken;
+}
+
+/* Tell the hook which of the jobs that would preempt others are to wait for moves. */
+static void answer_hook(const struct sluice_moving_basis *basis, bool may)
+{
+    struct sluice_picture *picture = basis->picture;
+    struct sluice_instead jobs[SLUICE_INSTEAD_MOST];
+    bool preempt = see_failed(picture);
+    uint32_t count = sluice_instead_waiting(jobs, picture->now_s);
+    struct search search = {
+        .basis = basis, .until_us = sluice_now_us() + TRIES_US, .taken = count ? taken_now(basis) : NULL};
+    if (search.taken)
+        answer_all(&search, jobs, count, may);
+    for (uint32_t j = 0; j < count; j++)
+        preempt |= sluice_instead_of(jobs[j].job_id, picture->now_s).state == SLUICE_INSTEAD_PREEMPT;
+    free(search.taken);
+    if (preempt)
+        queue_job_scheduler(); /* Slurm asks the hook again */
 }
 
 /* ---- nodes to empty ---- */
@@ -402,7 +533,7 @@ static bool empty_nodes(const struct search *search, uint32_t movables)
         struct sluice_part room = {.node = leaving->node};
         const struct sluice_placement placement = {.parts = &room, .part_capacity = 1, .part_count = 1};
         if (gain_of(leaving, view.gpu_count, last, count, leave) * 1000 > cost * rules->compaction_factor_permille)
-            return begin(picture, rules, 0, &placement, plan, leave);
+            return begin(picture, rules, 0, 0, &placement, plan, leave);
     }
     return false;
 }
@@ -512,7 +643,7 @@ static bool carry_out(const struct search *search, uint32_t leaving)
                 (struct sluice_move){.movable = choosing.leavers[i].request - 1, .to = choosing.leaves[i].to};
     struct sluice_part room = {.node = picture->leaving[leaving].node};
     const struct sluice_placement placement = {.parts = &room, .part_capacity = 1, .part_count = 1};
-    return count && begin(picture, search->basis->rules, 0, &placement, plan, count);
+    return count && begin(picture, search->basis->rules, 0, 0, &placement, plan, count);
 }
 
 /* What becomes of the jobs on nodes that are ordered to be empty is said, and, if it `may` be, done: for one node after
@@ -558,6 +689,10 @@ void sluice_moving_consider(const struct sluice_moving_basis *basis)
     if (sluice_moving_list()->count)
         sluice_moving_show_open();
     bool may = may_begin(picture, rules);
+    sluice_instead_open(rules->compaction_wait_s && picture->movable_count && sluice_failover_keeps_requeues(),
+                        picture->now_s);
+    answer_hook(basis, may);
+    may = may && !sluice_moves_open(sluice_moving_list());
     if (picture->now_s < choosing.next_try_s || (!may && !picture->told_count && choosing.said_nothing))
         return;
     choosing.next_try_s = picture->now_s + TRY_S;
@@ -644,6 +779,7 @@ bool sluice_choice_still_fits(struct sluice_picture *picture, const struct sluic
 
 void sluice_choosing_fini(void)
 {
+    sluice_instead_forget();
     sluice_compaction_free(choosing.compaction);
     free(choosing.words);
     free(choosing.parts);

@@ -14,7 +14,6 @@ enum {
     STUCK_S = 30, /* all have saved, and still could not be requeued */
     STILL_S = 60, /* a job that was requeued, and still runs so long afterwards, was not */
 };
-#define MOST_S (INT64_C(1) << 40)
 
 static const char *const stages[SLUICE_MOVE_STAGES] = {"asked", "left", "back", "stayed", "gone"};
 static const char *const whys[SLUICE_MOVE_WHYS] = {"-", "unsaved", "other", "waits", "changed", "refused"};
@@ -29,7 +28,7 @@ struct listed_moves {
 static bool read_time(struct sluice_line *line, int64_t *time_s)
 {
     uint64_t number;
-    bool good = sluice_line_number(line, MOST_S, &number);
+    bool good = sluice_line_number(line, SLUICE_MOVES_MOST_S, &number);
     *time_s = (int64_t)number;
     return good;
 }
@@ -55,6 +54,8 @@ static bool read_move(struct sluice_line *line, void *item)
         !read_time(line, &move->back_s) || !sluice_line_name(line, move->from, sizeof move->from) ||
         !sluice_line_name(line, move->to, sizeof move->to) || !sluice_line_name(line, move->room, sizeof move->room) ||
         !read_word(line, whys, SLUICE_MOVE_WHYS, &why))
+        return false;
+    if (line->at && (!read_time(line, &move->lose_s) || !read_time(line, &move->instead_s) || !move->instead_s))
         return false;
     move->job_id = (uint32_t)job;
     move->for_job = (uint32_t)for_job;
@@ -131,9 +132,12 @@ static void render(FILE *to, const struct sluice_moves *moves)
     for (uint32_t i = 0; i < moves->count; i++) {
         const struct sluice_job_move *move = &moves->items[i];
         fprintf(to,
-                "%" PRIu32 " %" PRIu32 " %s %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %s %s %s %s\n",
+                "%" PRIu32 " %" PRIu32 " %s %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %s %s %s %s",
                 move->job_id, move->for_job, stages[move->stage], move->started_s, move->asked_s, move->saved_s,
                 move->left_s, move->back_s, move->from, move->to, move->room, whys[move->why]);
+        if (move->instead_s)
+            fprintf(to, " %" PRId64 " %" PRId64, move->lose_s, move->instead_s);
+        fputc('\n', to);
     }
 }
 

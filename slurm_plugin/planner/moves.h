@@ -13,7 +13,7 @@
  * `sluice explain` can tell. It is written before anything is done.
  *
  *   sluice-moves 1
- *   JOBID FOR_JOBID STAGE STARTED_S ASKED_S SAVED_S LEFT_S BACK_S FROM TO ROOM WHY
+ *   JOBID FOR_JOBID STAGE STARTED_S ASKED_S SAVED_S LEFT_S BACK_S FROM TO ROOM WHY [LOSE_S INSTEAD_S]
  *   checksum = crc32:0123abcd      of all bytes before this line
  */
 #ifndef SLUICE_PLANNER_MOVES_H
@@ -26,6 +26,7 @@
 #include <stdint.h>
 
 #define SLUICE_MOVES_FILE "sluice.moves"
+#define SLUICE_MOVES_MOST_S (INT64_C(1) << 40) /* of all numbers of seconds there */
 
 enum {
     SLUICE_MOVES_MAX = 4096,   /* that are remembered */
@@ -63,6 +64,9 @@ struct sluice_job_move {
     enum sluice_move_why why;
     int64_t started_s; /* the run that is moved */
     int64_t asked_s, saved_s, left_s, back_s;
+    /* GPU-seconds, at most SLUICE_MOVES_MOST_S: that all moves of the plan lose, and that preempting for for_job would
+     * have lost; instead_s 0: nobody would have been preempted, and lose_s is not known */
+    int64_t lose_s, instead_s;
     char from[SLUICE_MOVES_NODE], to[SLUICE_MOVES_NODE]; /* nodes */
     char room[SLUICE_MOVES_ROOM];                        /* the nodes where room is made */
 };

@@ -3,6 +3,7 @@
  * The planner inside slurmctld: a thread that takes a picture of queue and cluster under read locks (picture_slurm.c),
  * plans it outside of all locks, publishes the plan, and starts what should start now (start_slurm.c). See plan.h.
  */
+#include "planner/instead.h"
 #include "planner/moves_slurm.h"
 
 #include <inttypes.h>
@@ -502,9 +503,22 @@ static const char *waits_for(uint32_t job_id, const struct sluice_plan_answer *a
     const uint32_t moving = sluice_moving_count(job_id);
     if (answer->state == SLUICE_PLAN_NOW)
         return NULL;
+    const struct sluice_instead instead = sluice_instead_of(job_id, now_s);
     if (moving) {
-        snprintf(words, size, "%" PRIu32 " smaller job%s being moved to make room for it", moving,
-                 moving == 1 ? " is" : "s are");
+        int length = snprintf(words, size, "%" PRIu32 " smaller job%s being moved to make room for it", moving,
+                              moving == 1 ? " is" : "s are");
+        if (instead.state == SLUICE_INSTEAD_MOVES && length > 0 && (size_t)length < size)
+            snprintf(words + length, size - (size_t)length,
+                     ", which loses %" PRId64
+                     " GPU-seconds; nobody is preempted meanwhile, as that would lose %" PRId64,
+                     instead.moves_lose / 1000, instead.victims_lose / 1000);
+        return words;
+    }
+    if (instead.preempts) {
+        snprintf(words, size,
+                 "others are preempted for it, which loses %" PRId64
+                 " GPU-seconds; no moves that cost less make the same room",
+                 instead.victims_lose / 1000);
         return words;
     }
     if (answer->waits_for_power) {

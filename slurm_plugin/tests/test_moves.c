@@ -130,6 +130,8 @@ static void test_the_file_is_what_was_written(void)
     CHECK_INT(sluice_moves_read(path, &read, &text), SLUICE_ERROR_CORRUPT);
     moves.items[1].stage = SLUICE_MOVE_STAYED;
     moves.items[1].why = SLUICE_MOVE_WHY_REFUSED;
+    moves.items[0].lose_s = 4;
+    moves.items[0].instead_s = SLUICE_MOVES_MOST_S;
     memset(moves.items[1].room, 'n', SLUICE_MOVES_ROOM - 1); /* a list of nodes, as long as there is room for */
     CHECK(sluice_moves_write(path, &moves));
     CHECK_INT(sluice_moves_read(path, &read, &text), SLUICE_OK);
@@ -139,6 +141,8 @@ static void test_the_file_is_what_was_written(void)
         CHECK_INT(read.items[i].stage, moves.items[i].stage);
         CHECK_INT(read.items[i].why, moves.items[i].why);
         CHECK_INT(read.items[i].started_s, moves.items[i].started_s);
+        CHECK_INT(read.items[i].lose_s, moves.items[i].lose_s);
+        CHECK_INT(read.items[i].instead_s, moves.items[i].instead_s);
         CHECK(!strcmp(read.items[i].to, moves.items[i].to));
         CHECK(!strcmp(read.items[i].room, moves.items[i].room));
     }
@@ -159,6 +163,9 @@ static void test_bad_files(void)
         "-1 7 asked 500 1000 0 0 0 n1 n2 n1 -\n",
         "1 7 asked 500 1000 0 0 0 n1 n2 n1 - more\n",
         "1 7 asked 500 1000 0 0 9999999999999 n1 n2 n1 -\n",
+        "1 7 asked 500 1000 0 0 0 n1 n2 n1 - 4\n",
+        "1 7 asked 500 1000 0 0 0 n1 n2 n1 - 4 0\n",
+        "1 7 asked 500 1000 0 0 0 n1 n2 n1 - 4 44 4\n",
         "1 7 asked 500 1000 0 0 0 n1 n2 n1 -\n1 7 asked 500 1000 0 0 0 n1 n2 n1 -\n",
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {

@@ -4,6 +4,7 @@ way then, no guaranteed one among them; their spans say so."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from dev_cluster.layout import INSIDE
 from gpu_sim.fields import get_values, set_values
 from sluice.controllerd.power import estimates, met
 from sluice.controllerd.power.keeper import SETTLE_S
@@ -24,6 +26,8 @@ from tests.integration.settled import let_it_save, looping, start_again, status,
 from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.cluster
+
+FULL = pytest.mark.skipif(os.environ.get("SLUICE_TEST_SCALE") != "full", reason="long: SLUICE_TEST_SCALE=full")
 
 NODES, GPUS, IDLE_W, MOST_W = ("p1", "p2"), 8, 72, 700
 POLICY = """
@@ -62,9 +66,27 @@ failover: {journal: true}
 compaction: {wait: 1h, classes: {hopper: 2s}, move_cost: 1s, factor: 1, tenants: {physics: true}, default: false}
 monitoring: {running: 5s}
 """
+INSTEAD = """
+level: place
+classes: {{hopper: {{types: [h100]}}}}
+tenants:
+  physics: {{members: [alice], guarantee: {{gpus: 8}}}}
+  guests: {{members: [bob], borrow: true}}
+scheduling: {{backfill: {{interval: 1s}}, preemption: {{grace: 2s}}}}
+failover: {{journal: true}}
+compaction:
+  {{wait: 1h, move_cost: 30s, factor: {factor}, save_within: {save_within}, tenants: {{physics: true}}, default: false}}
+monitoring: {{running: 5s}}
+"""
 SAVES = "exec " + looping(
     "trap 'touch $SLUICE_CHECKPOINT_FILE' USR1; touch $SLUICE_CHECKPOINT_FILE; while :; do pause 0.2; done"
 )
+
+SAVES_LATER = "exec " + looping(
+    f"trap 'while [ -e {INSIDE}/saves-later ]; do pause 0.2; done; touch $SLUICE_CHECKPOINT_FILE' USR1; "
+    "touch $SLUICE_CHECKPOINT_FILE; while :; do pause 0.2; done"
+)
+SAVES_ONCE = "exec " + looping("trap '' USR1; touch $SLUICE_CHECKPOINT_FILE; while :; do pause 0.2; done")
 
 
 TRACES = """
@@ -246,6 +268,68 @@ def test_jobs_are_moved_when_they_have_saved_and_their_tenant_allows_it(site: Si
     ]
     spans = [span for span in site.receiver.by_id().values() if number[0] in span.attributes]
     assert "slurm.job.journal" in {span.name for span in spans}  # its submission was durable
+    site.apply(POLICY)
+    site.in_force("place")
+
+
+def moved_after_a_kill(site: Site, small: str, own: str, gate: Path) -> None:
+    """slurmctld is killed when the small job has been asked to save, which it does afterwards."""
+    moves = site.cluster.layout.state / "sluice.moves"
+    site.until(lambda: moves.exists() and f"\n{small} {own} asked " in moves.read_text())
+    let_it_save(site.cluster, user="bob")
+    site.cluster.stop_daemon("slurmctld@ctl1", number=signal.SIGKILL)
+    site.cluster.start_daemon("slurmctld@ctl1")
+    gate.unlink()
+
+
+@pytest.mark.parametrize("case", ["move", "too dear", "fails", pytest.param("killed", marks=FULL)])
+def test_others_are_moved_or_preempted_by_what_that_costs(site: Site, case: str) -> None:
+    """Each node has two free GPUs and a guest that cannot be saved; on one there is also a job that can be moved to the
+    other. For a job of four GPUs that one moves; where that is too dear, or it does not save, a guest is preempted."""
+    cluster = site.cluster
+    gate = cluster.folder / "saves-later"
+    gate.touch()
+    factor = {"move": 1, "too dear": 1000}.get(case, 0.1)
+    site.apply(INSTEAD.format(factor=factor, save_within="5s" if case == "fails" else "60s"))
+    site.in_force("place")
+    script = {"fails": SAVES_ONCE, "killed": SAVES_LATER}.get(case, SAVES)
+    small = submit(cluster, "-A", "physics", "--gres=gpu:2", "-t60", "--checkpoint=app", wrap=script, user="alice")
+    site.until(lambda: shown(cluster, small)["JobState"] == "RUNNING")
+    first = shown(cluster, small)["NodeList"]
+    (second,) = {*NODES} - {first}
+    others = [submit(cluster, "-A", "physics", "--gres=gpu:2", "-t60", "-w", second, user="alice")]
+    others += [submit(cluster, "-A", "guests", "--gres=gpu:4", "-t60", "-w", node, user="bob") for node in NODES]
+    site.until(lambda: all(shown(cluster, job)["JobState"] == "RUNNING" for job in others))
+    if case in ("fails", "killed"):
+        site.until(lambda: site.saved(small))
+    else:
+        site.save(small)
+    saves = cluster.layout.state / "sluice.save-times"
+    site.until(lambda: f"\n{small} " in saves.read_text())
+    time.sleep(1)  # slurmctld looks twice a second
+    site.planned()
+    before = status(cluster, "ctl1")["counters"]
+    own = submit(cluster, "-A", "physics", "--gres=gpu:4", "-t60", user="alice")
+    site.until(lambda: status(cluster, "ctl1")["counters"]["select.held_back"] > before["select.held_back"])
+    if case == "killed":
+        moved_after_a_kill(site, small, own, gate)
+    site.until(lambda: shown(cluster, own)["JobState"] == "RUNNING")
+    restarts = [shown(cluster, job)["Restarts"] for job in (small, *others)]
+    if case in ("move", "killed"):
+        assert restarts == ["1", "0", "0", "0"]
+        assert shown(cluster, own)["NodeList"] == first
+        site.until(lambda: "ran again after" in explained(site, small))
+        assert "GPU-seconds (it would preempt others at one of " in explained(site, small)
+        said = explained(site, own)
+        assert f"1 smaller job was moved to make room on {first}" in said and "preempting others would lose" in said
+    else:
+        assert restarts[:2] == ["0", "0"] and sorted(restarts[2:]) == ["0", "1"]
+    if case == "too dear":
+        moves = cluster.layout.state / "sluice.moves"
+        assert not moves.exists() or f" {own} " not in moves.read_text()
+    if case == "fails":
+        assert f"room for job {own}, at a loss of " in explained(site, small)
+        assert "not moved: it did not save in time" in explained(site, small)
     site.apply(POLICY)
     site.in_force("place")
 

@@ -143,11 +143,14 @@ class Checkpoints:
                 self.saves.accounts[job.account] = round(before + (one.save_s - before) / _LATELY, 1)
         return heard
 
-    def know(self, unsaved: Mapping[int, str]) -> None:
-        """Which jobs their nodes can save as they run, and why not the others."""
+    def know(self, unsaved: Mapping[int, str]) -> bool:
+        """Which jobs their nodes can save as they run, and why not the others; whether that was not known."""
+        new = False
         for job, why in unsaved.items():
-            if job in self.saves.jobs:
-                self.saves.jobs[job].unsaved, self.saves.jobs[job].savable = why, not why
+            one = self.saves.jobs.get(job)
+            if one is not None and (one.unsaved, one.savable) != (why, not why):
+                one.unsaved, one.savable, new = why, not why, True
+        return new
 
     # ---- failures of nodes ----
 

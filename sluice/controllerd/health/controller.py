@@ -181,7 +181,7 @@ class Controller:
             policy = self._policy_of().checkpoint
             now = time.time()
             heard = self._checkpoints.hear(jobs, running_of(site).saved(), now)
-            self._checkpoints.know(running_of(site).unsaved())
+            heard |= self._checkpoints.know(running_of(site).unsaved())
             due = self._checkpoints.due(jobs, policy, now)
         try:  # first, so that a daemon that is killed in between does not send them again
             if heard or due or time.monotonic() - self._saves_written >= _SAVES_S:

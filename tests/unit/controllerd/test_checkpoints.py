@@ -165,7 +165,7 @@ def test_a_node_says_whether_it_can_save_a_job_in_this_run() -> None:
     checkpoints, job = Checkpoints(), running(1, "sluice:checkpoint=10m", 9000)
     checkpoints.due([job], POLICY, 9100.0)
     one = checkpoints.saves.jobs[1]
-    checkpoints.know({1: ""})
+    assert checkpoints.know({1: "", 99: ""}) and not checkpoints.know({1: ""})
     assert (one.savable, one.account) == (True, job.account)
     checkpoints.know({1: "its GPUs are partitions"})
     assert not one.savable

@@ -91,3 +91,21 @@ def test_the_job_that_waits_is_told_how_many_move_and_not_which() -> None:
     ]
     assert sentences([replace(MOVED, stage="stayed", why="waits")], 15, others=True) == []
     assert sentences([MOVED], 99, others=True) == []
+
+
+def test_both_sides_are_told_that_nobody_is_preempted_and_what_that_saves() -> None:
+    (move,) = parse_moves(whole(WRITTEN.replace("n1 -", "n1 - 4 4400")), source="sluice.moves")
+    assert (move.lose, move.instead) == (4, 4400)
+    loss = "room for job 15, at a loss of 4 GPU-seconds (it would preempt others at one of 4400)"
+    assert loss in sentences([move], 12, others=True)[0]
+    assert "room for another job, at a loss of 4 GPU-seconds" in sentences([move], 12, others=False)[0]
+    instead = "; the moves lose 4 GPU-seconds, preempting others would lose 4400"
+    assert sentences([move], 15, others=True) == [f"1 smaller job was moved to make room on n1; 1 run again{instead}"]
+    asked = replace(move, stage="asked", back=0)
+    assert sentences([asked], 15, others=True) == [f"waits: a smaller job is being moved to make room on n1{instead}"]
+
+
+@pytest.mark.parametrize("words", ["- 4", "- 4 0", "- 4 44 4", "- -4 44"])
+def test_losses_are_both_there_or_neither(words: str) -> None:
+    with pytest.raises(SluiceError):
+        parse_moves(whole(WRITTEN.replace("n1 -", f"n1 {words}")), source="sluice.moves")
