@@ -381,7 +381,10 @@ static void answer_all(struct search *search, const struct sluice_instead *jobs,
 {
     const struct sluice_picture *picture = search->basis->picture;
     const struct sluice_rules *rules = search->basis->rules;
-    int64_t until_s = picture->now_s + rules->compaction_save_s + rules->compaction_move_cost_s + LATE_S;
+    /* A move may cost a day; places are not kept for longer than this. */
+    int64_t kept_s =
+        rules->compaction_move_cost_s < SLUICE_MOVES_KEEP_S ? rules->compaction_move_cost_s : SLUICE_MOVES_KEEP_S;
+    int64_t until_s = picture->now_s + rules->compaction_save_s + kept_s + LATE_S;
     struct sluice_plan_answer answer;
     uint32_t job_id;
     for (uint32_t i = 0;
@@ -393,23 +396,35 @@ static void answer_all(struct search *search, const struct sluice_instead *jobs,
         if (answer.state == SLUICE_PLAN_LATER)
             take_parts(search->taken, &answer);
     }
+    const struct sluice_queue *queue = picture->queue;
     for (uint32_t j = 0; j < count; j++)
-        sluice_instead_answer(jobs[j].job_id, SLUICE_INSTEAD_PREEMPT, 0, picture->now_s, 0);
+        if (sluice_entry_of(queue->pending, queue->pending_count, jobs[j].job_id)) /* others are new: the next pass */
+            sluice_instead_answer(jobs[j].job_id, SLUICE_INSTEAD_PREEMPT, 0, picture->now_s, 0);
 }
 
-/* Jobs whose moves have failed preempt. True: there are such jobs. */
-static bool see_failed(const struct sluice_picture *picture)
+/* Jobs whose moves have failed preempt, and those that still wait when all have moved. True: there are such jobs. */
+static bool see_moved(const struct sluice_picture *picture)
 {
     struct sluice_instead jobs[SLUICE_INSTEAD_MOST];
-    uint32_t count = sluice_instead_moving(jobs, picture->now_s);
+    uint32_t count = sluice_instead_list(jobs, SLUICE_INSTEAD_MOVES, picture->now_s);
     bool any = false;
     for (uint32_t j = 0; j < count; j++)
-        if (!sluice_moves_for(sluice_moving_list(), jobs[j].job_id) &&
-            sluice_moves_failed(sluice_moving_list(), jobs[j].job_id, picture->now_s)) {
-            sluice_instead_failed(jobs[j].job_id, picture->now_s);
+        if (!sluice_moves_for(sluice_moving_list(), jobs[j].job_id)) {
+            sluice_instead_moved(jobs[j].job_id, picture->now_s);
             any = true;
         }
     return any;
+}
+
+/* Jobs that do not wait any more leave room for others. */
+static void forget_gone(const struct sluice_picture *picture)
+{
+    const struct sluice_queue *queue = picture->queue;
+    struct sluice_instead jobs[SLUICE_INSTEAD_MOST];
+    uint32_t count = sluice_instead_list(jobs, SLUICE_INSTEAD_PREEMPT, picture->now_s);
+    for (uint32_t j = 0; j < count; j++)
+        if (!sluice_entry_of(queue->pending, queue->pending_count, jobs[j].job_id))
+            sluice_instead_gone(jobs[j].job_id, picture->now_s);
 }
 
 /* Nodes where others start now take no part. NULL: no memory. */
@@ -431,8 +446,9 @@ static void answer_hook(const struct sluice_moving_basis *basis, bool may)
 {
     struct sluice_picture *picture = basis->picture;
     struct sluice_instead jobs[SLUICE_INSTEAD_MOST];
-    bool preempt = see_failed(picture);
-    uint32_t count = sluice_instead_waiting(jobs, picture->now_s);
+    forget_gone(picture);
+    bool preempt = see_moved(picture);
+    uint32_t count = sluice_instead_list(jobs, SLUICE_INSTEAD_LOOK, picture->now_s);
     struct search search = {
         .basis = basis, .until_us = sluice_now_us() + TRIES_US, .taken = count ? taken_now(basis) : NULL};
     if (search.taken)
@@ -689,8 +705,8 @@ void sluice_moving_consider(const struct sluice_moving_basis *basis)
     if (sluice_moving_list()->count)
         sluice_moving_show_open();
     bool may = may_begin(picture, rules);
-    sluice_instead_open(rules->compaction_wait_s && picture->movable_count && sluice_failover_keeps_requeues(),
-                        picture->now_s);
+    bool some = picture->movable_count || sluice_moves_open(sluice_moving_list()); /* of an earlier controller, too */
+    sluice_instead_open(rules->compaction_wait_s && some && sluice_failover_keeps_requeues(), picture->now_s);
     answer_hook(basis, may);
     may = may && !sluice_moves_open(sluice_moving_list());
     if (picture->now_s < choosing.next_try_s || (!may && !picture->told_count && choosing.said_nothing))

@@ -12,17 +12,27 @@ static struct {
 
 /* All below with the lock. */
 
+/* Until the hook has heard of it, however rarely it asks. */
+static void let_preempt(struct sluice_instead *job, int64_t from_s)
+{
+    job->state = SLUICE_INSTEAD_PREEMPT;
+    job->heard = false;
+    job->until_s = from_s + SLUICE_INSTEAD_UNHEARD_S;
+}
+
+static void hear(struct sluice_instead *job, int64_t now_s)
+{
+    job->heard = true;
+    job->until_s = now_s + SLUICE_INSTEAD_AGAIN_S;
+}
+
 /* A state that is over: an answer that did not come and moves that take too long let the job preempt. */
 static void expire(struct sluice_instead *job, int64_t now_s)
 {
-    if (job->state == SLUICE_INSTEAD_NONE || now_s <= job->until_s)
-        return;
-    if (job->state == SLUICE_INSTEAD_PREEMPT || now_s > job->until_s + SLUICE_INSTEAD_AGAIN_S) {
+    if ((job->state == SLUICE_INSTEAD_LOOK || job->state == SLUICE_INSTEAD_MOVES) && now_s > job->until_s)
+        let_preempt(job, job->until_s);
+    if (job->state == SLUICE_INSTEAD_PREEMPT && now_s > job->until_s)
         *job = (struct sluice_instead){.state = SLUICE_INSTEAD_NONE};
-        return;
-    }
-    job->state = SLUICE_INSTEAD_PREEMPT;
-    job->until_s += SLUICE_INSTEAD_AGAIN_S;
 }
 
 static struct sluice_instead *find(uint32_t job_id, int64_t now_s)
@@ -45,23 +55,6 @@ static struct sluice_instead *find_or_add(uint32_t job_id, int64_t now_s)
     return found;
 }
 
-static uint32_t list(struct sluice_instead *jobs, enum sluice_instead_state state, int64_t now_s)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < SLUICE_INSTEAD_MOST; i++) {
-        expire(&instead.jobs[i], now_s);
-        if (instead.jobs[i].state == state)
-            jobs[count++] = instead.jobs[i];
-    }
-    return count;
-}
-
-static void let_preempt(struct sluice_instead *job, int64_t now_s)
-{
-    job->state = SLUICE_INSTEAD_PREEMPT;
-    job->until_s = now_s + SLUICE_INSTEAD_AGAIN_S;
-}
-
 /* ---- the hook ---- */
 
 bool sluice_instead_hold(uint32_t job_id, int64_t victims_lose, int64_t now_s, bool *asked)
@@ -77,6 +70,8 @@ bool sluice_instead_hold(uint32_t job_id, int64_t victims_lose, int64_t now_s, b
         *asked = true;
     }
     bool hold = job && (job->state == SLUICE_INSTEAD_LOOK || job->state == SLUICE_INSTEAD_MOVES);
+    if (job && job->state == SLUICE_INSTEAD_PREEMPT && !job->heard)
+        hear(job, now_s);
     pthread_mutex_unlock(&instead.lock);
     return hold;
 }
@@ -86,8 +81,9 @@ void sluice_instead_preempts(uint32_t job_id, int64_t victims_lose, int64_t now_
     pthread_mutex_lock(&instead.lock);
     struct sluice_instead *job = find_or_add(job_id, now_s);
     if (job) {
-        *job = (struct sluice_instead){.job_id = job_id, .preempts = true, .victims_lose = victims_lose};
-        let_preempt(job, now_s);
+        *job = (struct sluice_instead){
+            .job_id = job_id, .state = SLUICE_INSTEAD_PREEMPT, .preempts = true, .victims_lose = victims_lose};
+        hear(job, now_s);
     }
     pthread_mutex_unlock(&instead.lock);
 }
@@ -101,18 +97,15 @@ void sluice_instead_open(bool open, int64_t now_s)
     pthread_mutex_unlock(&instead.lock);
 }
 
-uint32_t sluice_instead_waiting(struct sluice_instead *jobs, int64_t now_s)
+uint32_t sluice_instead_list(struct sluice_instead *jobs, enum sluice_instead_state state, int64_t now_s)
 {
+    uint32_t count = 0;
     pthread_mutex_lock(&instead.lock);
-    uint32_t count = list(jobs, SLUICE_INSTEAD_LOOK, now_s);
-    pthread_mutex_unlock(&instead.lock);
-    return count;
-}
-
-uint32_t sluice_instead_moving(struct sluice_instead *jobs, int64_t now_s)
-{
-    pthread_mutex_lock(&instead.lock);
-    uint32_t count = list(jobs, SLUICE_INSTEAD_MOVES, now_s);
+    for (uint32_t i = 0; i < SLUICE_INSTEAD_MOST; i++) {
+        expire(&instead.jobs[i], now_s);
+        if (instead.jobs[i].state == state)
+            jobs[count++] = instead.jobs[i];
+    }
     pthread_mutex_unlock(&instead.lock);
     return count;
 }
@@ -122,7 +115,9 @@ void sluice_instead_answer(uint32_t job_id, enum sluice_instead_state state, int
 {
     pthread_mutex_lock(&instead.lock);
     struct sluice_instead *job = find(job_id, now_s);
-    if (job && job->state == SLUICE_INSTEAD_LOOK && state == SLUICE_INSTEAD_MOVES) {
+    /* Moves have begun: they count if the answer is late, too, and the hook has not let it preempt meanwhile. */
+    bool late = job && job->state == SLUICE_INSTEAD_PREEMPT && !job->heard;
+    if (state == SLUICE_INSTEAD_MOVES && job && (job->state == SLUICE_INSTEAD_LOOK || late)) {
         job->state = state;
         job->moves_lose = moves_lose;
         job->until_s = until_s;
@@ -132,12 +127,21 @@ void sluice_instead_answer(uint32_t job_id, enum sluice_instead_state state, int
     pthread_mutex_unlock(&instead.lock);
 }
 
-void sluice_instead_failed(uint32_t job_id, int64_t now_s)
+void sluice_instead_moved(uint32_t job_id, int64_t now_s)
 {
     pthread_mutex_lock(&instead.lock);
     struct sluice_instead *job = find(job_id, now_s);
     if (job && job->state == SLUICE_INSTEAD_MOVES)
         let_preempt(job, now_s);
+    pthread_mutex_unlock(&instead.lock);
+}
+
+void sluice_instead_gone(uint32_t job_id, int64_t now_s)
+{
+    pthread_mutex_lock(&instead.lock);
+    struct sluice_instead *job = find(job_id, now_s);
+    if (job)
+        job->state = SLUICE_INSTEAD_NONE;
     pthread_mutex_unlock(&instead.lock);
 }
 

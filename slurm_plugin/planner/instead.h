@@ -18,10 +18,12 @@
 #include <stdint.h>
 
 enum {
-    SLUICE_INSTEAD_MOST = 64,    /* jobs; others preempt at once */
-    SLUICE_INSTEAD_LOOK_S = 10,  /* for an answer */
-    SLUICE_INSTEAD_AGAIN_S = 60, /* the job is not held back again so long after it was let preempt */
-    SLUICE_INSTEAD_OPEN_S = 30,  /* the planner is asked so long after it said that it looks */
+    SLUICE_INSTEAD_MOST = 64,   /* jobs; others preempt at once */
+    SLUICE_INSTEAD_LOOK_S = 10, /* for an answer */
+    SLUICE_INSTEAD_AGAIN_S =
+        60, /* the job is not held back again so long after the hook has heard that it may preempt ... */
+    SLUICE_INSTEAD_UNHEARD_S = 4 * 3600, /* ... nor before, for so long: passes of Slurm's may be 3 hours apart */
+    SLUICE_INSTEAD_OPEN_S = 30,          /* the planner is asked so long after it said that it looks */
 };
 
 enum sluice_instead_state {
@@ -35,6 +37,7 @@ enum sluice_instead_state {
 struct sluice_instead {
     uint32_t job_id; /* which waits */
     enum sluice_instead_state state;
+    bool heard;           /* PREEMPT: the hook has asked since */
     bool preempts;        /* PREEMPT: others have been asked to end */
     int64_t victims_lose; /* if it preempts */
     int64_t moves_lose;   /* MOVES: all of them */
@@ -52,17 +55,17 @@ void sluice_instead_preempts(uint32_t job_id, int64_t victims_lose, int64_t now_
 
 /* Does it look for moves? Where it does not, or has not said so of late, nobody is held back. */
 void sluice_instead_open(bool open, int64_t now_s);
-/* The jobs that wait for an answer; `jobs` has room for SLUICE_INSTEAD_MOST. Returns how many. */
-uint32_t sluice_instead_waiting(struct sluice_instead *jobs, int64_t now_s);
+/* The jobs in a state; `jobs` has room for SLUICE_INSTEAD_MOST. Returns how many. */
+uint32_t sluice_instead_list(struct sluice_instead *jobs, enum sluice_instead_state state, int64_t now_s);
 /* The answer, MOVES or PREEMPT; until_s: of MOVES. */
 void sluice_instead_answer(uint32_t job_id, enum sluice_instead_state state, int64_t moves_lose, int64_t now_s,
                            int64_t until_s);
-/* The moves for it have failed: it may preempt. */
-void sluice_instead_failed(uint32_t job_id, int64_t now_s);
+/* No moves for it are under way any more: it may preempt, if it still has to. */
+void sluice_instead_moved(uint32_t job_id, int64_t now_s);
+/* It does not wait any more. */
+void sluice_instead_gone(uint32_t job_id, int64_t now_s);
 /* What is known of a job; NONE where its state is over. */
 struct sluice_instead sluice_instead_of(uint32_t job_id, int64_t now_s);
-/* Jobs for which others are moved, as sluice_instead_waiting. */
-uint32_t sluice_instead_moving(struct sluice_instead *jobs, int64_t now_s);
 
 /* All is forgotten; for tests and the end. */
 void sluice_instead_forget(void);

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "failover/failover.h"
+#include "planner/instead.h"
 #include "runtime/runtime.h"
 #include "src/slurmctld/job_scheduler.h"
 
@@ -461,13 +462,14 @@ void sluice_moving_see(struct sluice_picture *picture)
     }
 }
 
-/* Is what the jobs move for still to be? */
+/* Is what the jobs move for still to be? Not for a job that preempts others meanwhile. */
 static bool is_wanted(const struct sluice_picture *picture, const struct sluice_job_move *open,
                       bool (*plannable)(uint32_t index))
 {
     struct sluice_moving_place place;
     if (open->for_job)
-        return pending_place(picture, open->for_job, plannable, &place);
+        return !sluice_instead_of(open->for_job, picture->now_s).preempts &&
+               pending_place(picture, open->for_job, plannable, &place);
     const struct sluice_kept_nodes *room = sluice_kept_named(picture, open->room);
     for (uint32_t i = 0; room && i < picture->leaving_count; i++)
         if (picture->leaving[i].leaves && has_node(picture->words + room->words, picture->leaving[i].node))

@@ -39,13 +39,17 @@ static void test_without_an_answer_it_preempts(void)
 {
     struct sluice_instead jobs[SLUICE_INSTEAD_MOST];
     ask();
-    CHECK_INT(sluice_instead_waiting(jobs, NOW), 1);
+    CHECK_INT(sluice_instead_list(jobs, SLUICE_INSTEAD_LOOK, NOW), 1);
     CHECK(jobs[0].job_id == JOB && jobs[0].victims_lose == 5000);
     CHECK(hold_at(NOW + SLUICE_INSTEAD_LOOK_S));
     CHECK(!hold_at(NOW + SLUICE_INSTEAD_LOOK_S + 1));
-    CHECK_INT(sluice_instead_waiting(jobs, NOW + SLUICE_INSTEAD_LOOK_S + 1), 0);
+    CHECK_INT(sluice_instead_list(jobs, SLUICE_INSTEAD_LOOK, NOW + SLUICE_INSTEAD_LOOK_S + 1), 0);
     sluice_instead_answer(JOB, SLUICE_INSTEAD_MOVES, 1, NOW + 12, NOW + 99); /* too late */
     CHECK(!hold_at(NOW + 12));
+
+    ask();
+    sluice_instead_answer(JOB, SLUICE_INSTEAD_MOVES, 1, NOW + 12, NOW + 99); /* late, but it has not preempted */
+    CHECK(hold_at(NOW + 12));
 }
 
 static void test_what_the_planner_answers(void)
@@ -57,21 +61,45 @@ static void test_what_the_planner_answers(void)
     CHECK(!sluice_instead_of(JOB, NOW + 3).preempts);
     sluice_instead_open(true, NOW + 60);
     CHECK(hold_at(NOW + 3 + SLUICE_INSTEAD_AGAIN_S)); /* it still waits, and more may have changed */
+    sluice_instead_gone(JOB, NOW + 70);
+    CHECK_INT(sluice_instead_list(jobs, SLUICE_INSTEAD_LOOK, NOW + 70), 0);
 
     ask();
     sluice_instead_answer(JOB, SLUICE_INSTEAD_MOVES, 300, NOW + 2, NOW + 50);
     CHECK(sluice_instead_of(JOB, NOW + 3).state == SLUICE_INSTEAD_MOVES &&
           sluice_instead_of(JOB, NOW + 3).moves_lose == 300);
-    CHECK_INT(sluice_instead_moving(jobs, NOW + 50), 1);
+    CHECK_INT(sluice_instead_list(jobs, SLUICE_INSTEAD_MOVES, NOW + 50), 1);
     CHECK(hold_at(NOW + 50) && !hold_at(NOW + 51)); /* they take too long */
-    CHECK_INT(sluice_instead_moving(jobs, NOW + 51), 0);
+    CHECK_INT(sluice_instead_list(jobs, SLUICE_INSTEAD_MOVES, NOW + 51), 0);
 
     ask();
     sluice_instead_answer(JOB, SLUICE_INSTEAD_MOVES, 300, NOW + 2, NOW + 50);
-    sluice_instead_failed(JOB, NOW + 5);
+    sluice_instead_moved(JOB, NOW + 5);
     CHECK(!hold_at(NOW + 5));
     sluice_instead_answer(JOB + 1, SLUICE_INSTEAD_MOVES, 1, NOW, NOW + 9); /* of whom nobody asked */
     CHECK_INT(sluice_instead_of(JOB + 1, NOW).state, SLUICE_INSTEAD_NONE);
+}
+
+/* Slurm looks at a job once in `passes_s`: it preempts at the second look, or the third, after moves that failed. */
+static void test_it_preempts_however_rarely_slurm_looks(void)
+{
+    static const int64_t passes_s[] = {1, 30, 61, 71, 120, 600, 3 * 3600};
+    for (size_t i = 0; i < sizeof passes_s / sizeof *passes_s; i++) {
+        for (int answer = 0; answer < 3; answer++) {
+            ask();
+            if (answer == 1)
+                sluice_instead_answer(JOB, SLUICE_INSTEAD_PREEMPT, 0, NOW, 0);
+            if (answer == 2)
+                sluice_instead_answer(JOB, SLUICE_INSTEAD_MOVES, 1, NOW, NOW + 90);
+            int64_t first_s = NOW + (answer == 1 ? 0 : answer == 2 ? 90 : SLUICE_INSTEAD_LOOK_S), now_s = NOW + 1;
+            while (now_s <= first_s) {
+                CHECK(answer != 1 && hold_at(now_s));
+                now_s += passes_s[i];
+            }
+            sluice_instead_open(true, now_s);
+            CHECK(!hold_at(now_s));
+        }
+    }
 }
 
 static void test_whoever_preempts_is_known_to(void)
@@ -94,7 +122,13 @@ static void test_too_many_jobs_are_not_held_back(void)
     sluice_instead_preempts(5, 1, NOW);
     CHECK_INT(sluice_instead_of(5, NOW).state, SLUICE_INSTEAD_NONE);
     sluice_instead_open(true, NOW + 100);
-    CHECK(sluice_instead_hold(5, 1, NOW + 100, &asked)); /* what is over makes room */
+    CHECK(!sluice_instead_hold(5, 1, NOW + 100, &asked)); /* none of them has heard that it may preempt */
+    sluice_instead_gone(100, NOW + 100);
+    CHECK(sluice_instead_hold(5, 1, NOW + 100, &asked));
+    sluice_instead_open(true, NOW + 101);
+    CHECK(!sluice_instead_hold(101, 1, NOW + 101, &asked)); /* it has heard; what is over makes room */
+    sluice_instead_open(true, NOW + 200);
+    CHECK(sluice_instead_hold(6, 1, NOW + 200, &asked));
 }
 
 int main(void)
@@ -102,6 +136,7 @@ int main(void)
     test_nobody_is_held_back_where_the_planner_does_not_look();
     test_without_an_answer_it_preempts();
     test_what_the_planner_answers();
+    test_it_preempts_however_rarely_slurm_looks();
     test_whoever_preempts_is_known_to();
     test_too_many_jobs_are_not_held_back();
     return 0;

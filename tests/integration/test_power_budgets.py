@@ -75,7 +75,8 @@ tenants:
 scheduling: {{backfill: {{interval: 1s}}, preemption: {{grace: 2s}}}}
 failover: {{journal: true}}
 compaction:
-  {{wait: 1h, move_cost: 30s, factor: {factor}, save_within: {save_within}, tenants: {{physics: true}}, default: false}}
+  {{wait: 1h, factor: {factor}, tenants: {{physics: true}}, default: false, move_cost: {move_cost}s,
+    save_within: {save_within}s}}
 monitoring: {{running: 5s}}
 """
 SAVES = "exec " + looping(
@@ -282,7 +283,9 @@ def moved_after_a_kill(site: Site, small: str, own: str, gate: Path) -> None:
     gate.unlink()
 
 
-@pytest.mark.parametrize("case", ["move", "too dear", "fails", pytest.param("killed", marks=FULL)])
+@pytest.mark.parametrize(
+    "case", ["move", "too dear", "fails", *(pytest.param(case, marks=FULL) for case in ("fails late", "killed"))]
+)
 def test_others_are_moved_or_preempted_by_what_that_costs(site: Site, case: str) -> None:
     """Each node has two free GPUs and a guest that cannot be saved; on one there is also a job that can be moved to the
     other. For a job of four GPUs that one moves; where that is too dear, or it does not save, a guest is preempted."""
@@ -290,9 +293,11 @@ def test_others_are_moved_or_preempted_by_what_that_costs(site: Site, case: str)
     gate = cluster.folder / "saves-later"
     gate.touch()
     factor = {"move": 1, "too dear": 1000}.get(case, 0.1)
-    site.apply(INSTEAD.format(factor=factor, save_within="5s" if case == "fails" else "60s"))
+    save_within = {"fails": 5, "fails late": 61}.get(case, 60)
+    move_cost = 300 if case == "fails late" else 30  # of which it waits for nothing
+    site.apply(INSTEAD.format(factor=factor, save_within=save_within, move_cost=move_cost))
     site.in_force("place")
-    script = {"fails": SAVES_ONCE, "killed": SAVES_LATER}.get(case, SAVES)
+    script = {"fails": SAVES_ONCE, "fails late": SAVES_ONCE, "killed": SAVES_LATER}.get(case, SAVES)
     small = submit(cluster, "-A", "physics", "--gres=gpu:2", "-t60", "--checkpoint=app", wrap=script, user="alice")
     site.until(lambda: shown(cluster, small)["JobState"] == "RUNNING")
     first = shown(cluster, small)["NodeList"]
@@ -300,7 +305,7 @@ def test_others_are_moved_or_preempted_by_what_that_costs(site: Site, case: str)
     others = [submit(cluster, "-A", "physics", "--gres=gpu:2", "-t60", "-w", second, user="alice")]
     others += [submit(cluster, "-A", "guests", "--gres=gpu:4", "-t60", "-w", node, user="bob") for node in NODES]
     site.until(lambda: all(shown(cluster, job)["JobState"] == "RUNNING" for job in others))
-    if case in ("fails", "killed"):
+    if case in ("fails", "fails late", "killed"):
         site.until(lambda: site.saved(small))
     else:
         site.save(small)
@@ -327,7 +332,7 @@ def test_others_are_moved_or_preempted_by_what_that_costs(site: Site, case: str)
     if case == "too dear":
         moves = cluster.layout.state / "sluice.moves"
         assert not moves.exists() or f" {own} " not in moves.read_text()
-    if case == "fails":
+    if case in ("fails", "fails late"):
         assert f"room for job {own}, at a loss of " in explained(site, small)
         assert "not moved: it did not save in time" in explained(site, small)
     site.apply(POLICY)
