@@ -153,14 +153,25 @@ static bool may_go(const struct sluice_candidate *candidate, const struct sluice
            (preemptor->reclaims && candidate->over_quota && candidate->tier == preemptor->tier);
 }
 
+static int64_t gpus_milli(const struct sluice_cluster *cluster, uint64_t allocation, bool weighs_shares)
+{
+    if (weighs_shares)
+        return sluice_allocation_gpus_milli(cluster, allocation);
+    int64_t milli = 0;
+    for (uint32_t at = sluice_allocation_first_part(cluster, allocation); at != NONE; at = cluster->parts[at].next)
+        milli += INT64_C(1000) * sluice_count(cluster->parts[at].gpus);
+    return milli;
+}
+
 static struct cost cost_of(const struct sluice_cluster *cluster, const struct sluice_candidate *candidate,
-                           int64_t now_s)
+                           const struct sluice_preemptor *preemptor, int64_t now_s)
 {
     const struct sluice_stake stake = {.started_s = candidate->started_s,
                                        .saved_s = candidate->checkpoint_s,
                                        .save_s = candidate->save_s,
                                        .restart_s = candidate->restart_s,
-                                       .gpus_milli = sluice_allocation_gpus_milli(cluster, candidate->allocation)};
+                                       .gpus_milli =
+                                           gpus_milli(cluster, candidate->allocation, preemptor->weighs_shares)};
     return (struct cost){.rank = 2 * candidate->tier + (candidate->over_quota ? 0 : 1),
                          .lost = sluice_loss(&stake, SLUICE_WAY_PREEMPT, now_s),
                          .candidates = 1};
@@ -225,7 +236,7 @@ static void make_units(struct sluice_preemption *preemption, const struct sluice
         struct unit *unit = &preemption->units[preemption->unit_count - 1];
         unit->count++;
         unit->eligible = unit->eligible && may_go(candidate, preemptor, now_s);
-        unit->cost = add_costs(unit->cost, cost_of(preemption->cluster, candidate, now_s));
+        unit->cost = add_costs(unit->cost, cost_of(preemption->cluster, candidate, preemptor, now_s));
     }
 }
 

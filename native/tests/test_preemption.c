@@ -119,6 +119,21 @@ static void test_rules(void)
     free_scene(&scene);
 }
 
+/* Of a share of a GPU for 100 s and a GPU for 60 s, the one whose loss is less goes, by what a share counts. */
+static void test_shares_count_by_memory_or_as_gpus(void)
+{
+    struct scene scene = new_scene();
+    run_on(&scene, 0, 0xF, 500, (struct sluice_candidate){.started_s = 900});
+    run_on(&scene, 1, 0xF, 0, (struct sluice_candidate){.started_s = 940});
+    run_on(&scene, 2, 0xF, 0, (struct sluice_candidate){.tier = 5});
+    const struct sluice_request four = {.gpus = 4};
+    expect(&scene, four, (struct sluice_preemptor){.tier = 1}, "1");
+    CHECK_INT(sluice_preemption_loss(scene.preemption), 4 * 60 * 1000);
+    expect(&scene, four, (struct sluice_preemptor){.tier = 1, .weighs_shares = true}, "0");
+    CHECK_INT(sluice_preemption_loss(scene.preemption), 4 * 100 * 500);
+    free_scene(&scene);
+}
+
 static void test_refused(void)
 {
     struct scene scene = new_scene();
@@ -216,7 +231,8 @@ static bool price_of(const struct scene *scene, uint32_t set, struct sluice_pree
         int64_t saved_s = job->checkpoint_s > job->started_s ? job->checkpoint_s : job->started_s;
         uint32_t rank = 2 * job->tier + (job->over_quota ? 0 : 1);
         price->rank = rank > price->rank ? rank : price->rank;
-        int64_t milli = part.gpu_memory_mib ? part.gpu_memory_mib : 1000; /* of GPUs of 1000 MiB */
+        bool share = preemptor.weighs_shares && part.gpu_memory_mib;
+        int64_t milli = share ? part.gpu_memory_mib : 1000; /* of GPUs of 1000 MiB */
         int64_t lost_s = (job->save_s ? job->save_s : now_s - saved_s) + job->restart_s;
         price->lost += lost_s * milli * __builtin_popcount(part.gpus);
         price->jobs++;
@@ -270,7 +286,8 @@ static void test_against_every_subset(void)
         planned++;
         struct scene scene = new_scene();
         fill_at_random(&scene);
-        const struct sluice_preemptor preemptor = {.tier = draw(4), .reclaims = draw(2) == 0};
+        const struct sluice_preemptor preemptor = {
+            .tier = draw(4), .reclaims = draw(2) == 0, .weighs_shares = draw(2) == 0};
         struct sluice_request request = {.gpus = 1 + draw(GPUS),
                                          .gpu_memory_mib = draw(2) ? 0 : 100 + draw(900),
                                          .gpu_compute_percent = draw(2) ? 0 : 20 + draw(80)};
@@ -316,6 +333,7 @@ static void test_against_every_subset(void)
 int main(void)
 {
     test_rules();
+    test_shares_count_by_memory_or_as_gpus();
     test_refused();
     test_against_every_subset();
     return 0;

@@ -10,6 +10,7 @@
 struct candidates {
     const struct sluice_job_times *saves, *save_times;
     int64_t now_s, restart_s;
+    bool moves; /* jobs may be moved instead: what both lose is compared. Else victims are chosen as without moves */
     uint32_t count;
 };
 
@@ -88,28 +89,42 @@ static bool make_preemption(uint32_t candidates)
 static void list_candidates(const struct decision *decision, struct candidates *candidates)
 {
     const struct sluice_settings *settings = sluice_settings_acquire();
-    *candidates = (struct candidates){.saves = sluice_saves_acquire(),
-                                      .save_times = sluice_save_times_acquire(),
-                                      .now_s = decision->now,
-                                      .restart_s = settings->rules->compaction_move_cost_s};
+    *candidates = (struct candidates){.saves = sluice_saves_acquire(), .now_s = decision->now};
+    if (settings->rules->compaction_wait_s) {
+        candidates->moves = true;
+        candidates->save_times = sluice_save_times_acquire();
+        candidates->restart_s = settings->rules->compaction_move_cost_s;
+    }
     sluice_settings_release(settings);
     list_for_each_ro(decision->call->preemptees, add_candidate, candidates);
     sluice_job_times_release(candidates->saves);
     sluice_job_times_release(candidates->save_times);
 }
 
-/* Is it to wait, as other jobs are moved for it, or the planner is to look whether they can be? Not once it has asked
- * others to end. */
-static bool hold_back(const struct decision *decision)
+/* Does it wait for the planner's answer, or for moves? Its victims are not sought again meanwhile: that takes milliseconds
+ * on large clusters. */
+static bool is_held(const struct decision *decision)
+{
+    const job_record_t *job = decision->call->job;
+    enum sluice_instead_state state = sluice_instead_of(job->job_id, decision->now).state;
+    return !job->details->preempt_start_time && (state == SLUICE_INSTEAD_LOOK || state == SLUICE_INSTEAD_MOVES);
+}
+
+/* Is it to wait, as the planner is to look whether others can be moved for it? Not once others have been asked to end,
+ * which an earlier slurmctld may have done, and not arrays, for which none is moved. */
+static bool hold_back(const struct decision *decision, uint32_t victims)
 {
     const job_record_t *job = decision->call->job;
     bool asked;
-    if (job->details->preempt_start_time ||
-        !sluice_instead_hold(job->job_id, sluice_preemption_loss(sluice_hook.preemption), decision->now, &asked))
+    if (job->details->preempt_start_time || job->array_recs)
+        return false;
+    for (uint32_t i = 0; i < victims; i++)
+        if (sluice_hook.candidate_jobs[sluice_hook.victims[i]]->preempt_time)
+            return false;
+    if (!sluice_instead_hold(job->job_id, sluice_preemption_loss(sluice_hook.preemption), decision->now, &asked))
         return false;
     if (asked)
         sluice_plan_wake();
-    count(sluice_hook.held_back);
     return true;
 }
 
@@ -124,12 +139,15 @@ int sluice_hook_run_now_preempting(struct decision *decision)
             return sluice_hook_part_overlaps(decision);
         }
         restore_nodes(decision);
+    } else if (is_held(decision)) {
+        count(sluice_hook.held_back);
+        return decision->rc = refuse(call->job);
     } else if (make_preemption((uint32_t)list_count(call->preemptees) * 2)) {
         struct candidates candidates;
         uint32_t victims = 0;
         sluice_hook_set_allowed(decision, true); /* what is preempted for it, it may have */
         list_candidates(decision, &candidates);
-        struct sluice_preemptor preemptor = {.tier = UINT32_MAX};
+        struct sluice_preemptor preemptor = {.tier = UINT32_MAX, .weighs_shares = candidates.moves};
         struct sluice_request *wanted = &decision->request.wanted;
         wanted->allowed = sluice_hook.allowed;
         wanted->allowed_words = sluice_hook.words;
@@ -137,8 +155,10 @@ int sluice_hook_run_now_preempting(struct decision *decision)
                                     sluice_hook.candidates, candidates.count, decision->now, &decision->placement,
                                     sluice_hook.victims, &victims, NULL) &&
             victims) {
-            if (hold_back(decision))
+            if (candidates.moves && hold_back(decision, victims)) {
+                count(sluice_hook.held_back);
                 return decision->rc = refuse(call->job);
+            }
             struct xlist *chosen = list_create(NULL);
             for (uint32_t i = 0; i < victims; i++)
                 if (!i || sluice_hook.candidate_jobs[sluice_hook.victims[i]] !=
@@ -153,8 +173,9 @@ int sluice_hook_run_now_preempting(struct decision *decision)
             if (rc == SLURM_SUCCESS) {
                 count(sluice_hook.preempted);
                 say_victims(call->job, victims, decision->now);
-                sluice_instead_preempts(call->job->job_id, sluice_preemption_loss(sluice_hook.preemption),
-                                        decision->now);
+                if (candidates.moves)
+                    sluice_instead_preempts(call->job->job_id, sluice_preemption_loss(sluice_hook.preemption),
+                                            decision->now);
                 return rc;
             }
             restore_nodes(decision);
@@ -166,9 +187,7 @@ int sluice_hook_run_now_preempting(struct decision *decision)
     }
     sluice_plan_keep_out(decision->plan, &decision->question, true, words_of(call->nodes), sluice_hook.words);
     save_nodes(decision);
-    enum sluice_instead_state instead = sluice_instead_of(call->job->job_id, decision->now).state;
-    bool held = instead == SLUICE_INSTEAD_LOOK || instead == SLUICE_INSTEAD_MOVES;
-    sluice_hook_ask_stock(decision, held ? NULL : call->preemptees);
+    sluice_hook_ask_stock(decision, is_held(decision) ? NULL : call->preemptees);
     sluice_hook_record(decision, SLUICE_DECISION_RUN_NOW,
                        decision->verdict ? SLUICE_DECISION_STOCK_FOUND : SLUICE_DECISION_OVERRULED);
     return sluice_hook_part_overlaps(decision);

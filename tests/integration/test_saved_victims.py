@@ -11,15 +11,19 @@ from collections.abc import Callable
 import pytest
 
 from dev_cluster.cluster import DevCluster
+from policy.compiled import CompiledPolicy, Global
 from sluice.base.files import write_atomic
 from sluice.exchange.plugin_list import checksummed
 from sluice.exchange.saves import TIMES_FILE
 from tests.integration.gpu_saved_jobs import ONE, SAVING_PAIR
 from tests.integration.jobs import LASTS, shown, submit
-from tests.integration.saved_jobs import CRIU, GPU_COUNTER, POLICY, Counter, can_save, set_policy
+from tests.integration.saved_jobs import CRIU, GPU_COUNTER, Counter, can_save, set_policy
 from tests.integration.settled import until
 
 pytestmark = pytest.mark.cluster
+
+# Where jobs may be moved, what they really lose is compared; nobody is moved here, without a journal.
+POLICY = CompiledPolicy(generated_s=0, source="test", settings=Global(checkpoint_system=True, compaction_wait_s=3600))
 
 
 @pytest.fixture(scope="module")

@@ -676,7 +676,8 @@ struct sluice_candidate {
 /* The job that asks for room. */
 struct sluice_preemptor {
     uint32_t tier;
-    bool reclaims; /* within its tenant's guarantee: may take back borrowed GPUs from its own tier, too */
+    bool reclaims;      /* within its tenant's guarantee: may take back borrowed GPUs from its own tier, too */
+    bool weighs_shares; /* a share of a GPU counts in the loss by its memory; false: as a GPU */
 };
 
 struct sluice_preemption;
@@ -692,7 +693,7 @@ void sluice_preemption_free(struct sluice_preemption *preemption);
  * A candidate may be preempted when its tier is below the preemptor's, or when it is over quota, not above the
  * preemptor's tier and the preemptor reclaims; when its minimum run time is over; and when all of its gang may. The
  * cost, in this order of weight: the highest tier touched (within a tier, quota before over-quota), the loss
- * (SLUICE_WAY_PREEMPT of sluice/loss.h, of whole gangs), and the number of candidates.
+ * (SLUICE_WAY_PREEMPT of sluice/loss.h, of whole gangs; shares as the preemptor says), and the number of candidates.
  * For a request on one node the cost is the least possible, unless a node needs more than SLUICE_PREEMPTION_TRIES
  * tries; for one on several nodes the cheapest node is freed until the request fits. No victim is unnecessary.
  *
