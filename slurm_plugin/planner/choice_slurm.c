@@ -26,6 +26,7 @@ enum {
     LATE_S = 30,         /* by which moves may take longer than the policy says until others are preempted instead */
 };
 #define MOST_GAIN (INT64_MAX / 1000)
+#define MOST_COST (INT64_MAX / 1000000 / SLUICE_COMPACTION_MAX_MOVES) /* of a move: all of a plan, times the factor */
 
 static struct {
     struct sluice_compaction *compaction; /* of the mirror's cluster ... */
@@ -65,11 +66,25 @@ static void set_node(uint64_t *words, uint32_t node)
     words[node / 64] |= UINT64_C(1) << node % 64;
 }
 
-/* What a waiting job asks: which GPU it gets is not known, so a share counts as one of a plain GPU. */
-static int64_t milli_of(const struct sluice_request *request)
+/* The memory of a GPU that has as much as a waiting job asks: of the first such node that it may use. */
+static int64_t memory_for(const struct sluice_picture *picture, const struct sluice_picture_job *sought)
 {
-    int64_t milli = request->gpu_memory_mib ? request->gpu_memory_mib * 1000 / SLUICE_MIRROR_PLAIN_GPU_MIB : 1000;
-    return request->gpus * (milli > 0 ? milli : 1);
+    const uint64_t *words = picture->words + sought->words;
+    for (uint32_t node = 0; node < picture->node_words * 64; node++) {
+        struct sluice_node_view view;
+        if ((words[node / 64] >> node % 64 & 1) &&
+            !sluice_node_read(sluice_mirror_cluster(picture->mirror), node, &view, NULL) && view.gpu_count &&
+            view.gpu_memory_mib[0] >= sought->request.gpu_memory_mib)
+            return view.gpu_memory_mib[0];
+    }
+    return SLUICE_MIRROR_PLAIN_GPU_MIB;
+}
+
+/* What a waiting job asks, in thousandths of a GPU, as sluice_allocation_gpus_milli has it of one that runs. */
+static int64_t milli_of(const struct sluice_picture *picture, const struct sluice_picture_job *sought)
+{
+    int64_t share = sought->request.gpu_memory_mib, whole = share ? memory_for(picture, sought) : 1;
+    return sought->request.gpus * (share ? (1000 * share + whole - 1) / whole : 1000);
 }
 
 /* The request, on those of its nodes that are not in `taken`, nor `but`. */
@@ -124,12 +139,14 @@ static uint32_t list_movables(const struct sluice_picture *picture, const struct
         if (node == UINT32_MAX || entry->start_s <= 0 ||
             !sluice_moves_may(sluice_moving_list(), entry->id, entry->start_s, rules->compaction_moves_per_job))
             continue;
+        int64_t loss = sluice_loss(&movable->stake, SLUICE_WAY_MOVE, picture->now_s);
         choosing.seen[count] = i;
         choosing.requests[1 + count] = narrowed(picture, &movable->sought, taken, node, 1 + count);
-        choosing.movables[count] =
-            (struct sluice_movable){.allocation = movable->allocation,
-                                    .request = 1 + count,
-                                    .cost = sluice_loss(&movable->stake, SLUICE_WAY_MOVE, picture->now_s)};
+        choosing.movables[count] = (struct sluice_movable){.allocation = movable->allocation,
+                                                           .request = 1 + count,
+                                                           .cost = loss < 1           ? 1
+                                                                   : loss < MOST_COST ? loss
+                                                                                      : MOST_COST};
         count++;
     }
     return count;
@@ -321,9 +338,11 @@ static bool try_job(const struct search *search, uint32_t i, int64_t gain, const
 /* Of an earlier start: the time until the reserved one, times its GPUs. */
 static int64_t gain_of_start(const struct search *search, uint32_t i, const struct sluice_plan_answer *answer)
 {
-    const struct sluice_request *request = &search->basis->picture->pending[search->basis->job_index[i]].request;
-    int64_t gain_s = answer->state == SLUICE_PLAN_LATER ? answer->start_s - search->basis->picture->now_s : MOST_GAIN_S;
-    return milli_of(request) * sluice_nodes_of(request) * (gain_s < MOST_GAIN_S ? gain_s : MOST_GAIN_S);
+    const struct sluice_picture *picture = search->basis->picture;
+    const struct sluice_picture_job *sought = &picture->pending[search->basis->job_index[i]];
+    int64_t gain_s = answer->state == SLUICE_PLAN_LATER ? answer->start_s - picture->now_s : MOST_GAIN_S;
+    return milli_of(picture, sought) * sluice_nodes_of(&sought->request) *
+           (gain_s < MOST_GAIN_S ? gain_s : MOST_GAIN_S);
 }
 
 static uint32_t least_wait(const struct sluice_rules *rules)
