@@ -435,12 +435,12 @@ static bool see_moved(const struct sluice_picture *picture)
     return any;
 }
 
-/* Jobs that do not wait any more leave room for others. */
+/* Jobs that do not wait any more leave room for others. In a flood it is not known which these are. */
 static void forget_gone(const struct sluice_picture *picture)
 {
     const struct sluice_queue *queue = picture->queue;
     struct sluice_instead jobs[SLUICE_INSTEAD_MOST];
-    uint32_t count = sluice_instead_list(jobs, SLUICE_INSTEAD_PREEMPT, picture->now_s);
+    uint32_t count = queue->left_out ? 0 : sluice_instead_list(jobs, SLUICE_INSTEAD_PREEMPT, picture->now_s);
     for (uint32_t j = 0; j < count; j++)
         if (!sluice_entry_of(queue->pending, queue->pending_count, jobs[j].job_id))
             sluice_instead_gone(jobs[j].job_id, picture->now_s);

@@ -516,8 +516,7 @@ static const char *waits_for(uint32_t job_id, const struct sluice_plan_answer *a
     }
     if (instead.preempts) {
         snprintf(words, size,
-                 "others are preempted for it, which loses %" PRId64
-                 " GPU-seconds; no moves that cost less were found",
+                 "others are preempted for it, which loses %" PRId64 " GPU-seconds; no moves that cost less were found",
                  instead.victims_lose / 1000);
         return words;
     }
