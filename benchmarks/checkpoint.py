@@ -305,8 +305,11 @@ def _of_drawn(seeds: int, days: int, nodes: int) -> Iterator[tuple[str, _Sums]]:
             for size in _SIZES:
                 sums = _Sums()
                 for seed in range(1, seeds + 1):
-                    sums.add(drawn(shape, mtbf * _DAY_S, nodes, days * _DAY_S, seed), size, seed)
-                yield f"shape_{shape}_mtbf_{mtbf}_d_nodes_{size}", sums
+                    history = drawn(shape, mtbf * _DAY_S, nodes, days * _DAY_S, seed)
+                    if history.failures:  # there is an optimum
+                        sums.add(history, size, seed)
+                if any(sums.optimum_s):
+                    yield f"shape_{shape}_mtbf_{mtbf}_d_nodes_{size}", sums
 
 
 def _of_listed(path: Path) -> Iterator[tuple[str, _Sums]]:
