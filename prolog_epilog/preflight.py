@@ -30,6 +30,7 @@ from sluice.exchange.record import JobRecord
 
 PROGRAM = Path(__file__).parent / "programs/fabric_test.py"
 _START_S = 5.0
+_LOCKED = 1 << 30
 _DRAIN_S = float(MOST_DRAIN_S)
 _DRAIN_LOOK_S = 0.2
 _AGAIN_S = (0.02, 5.0)  # the least and the most between two questions
@@ -219,6 +220,10 @@ class Measuring(Program):
 
     def __enter__(self) -> Measuring:
         return self
+
+    def locked(self) -> int:
+        """What RDMA transfers is locked in memory: UCX wants more than the 8 MiB that systemd gives to a service."""
+        return _LOCKED
 
     def start(self) -> dict[str, Any]:
         """Start it, and return where it listens. Raises SluiceError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import resource
 import signal
 import subprocess
 import threading
@@ -42,6 +43,10 @@ class Program:
         """In addition to where programs are."""
         return {}
 
+    def locked(self) -> int | None:
+        """Bytes of memory that it and what it starts may lock, each of them; None: as many as the agent."""
+        return None
+
     def groups(self) -> list[int]:
         """Numbers of further groups that it is in."""
         return []
@@ -68,7 +73,7 @@ class Program:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             root = os.geteuid() == 0
-            return subprocess.Popen(
+            program = subprocess.Popen(
                 [_PYTHON, "-IS", f"/proc/self/fd/{descriptor}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -81,6 +86,11 @@ class Program:
                 extra_groups=self.groups() if root else None,
                 start_new_session=True,
             )
+            locked = self.locked()
+            if locked is not None:
+                with suppress(OSError):  # without the right to raise it, or it has ended
+                    resource.prlimit(program.pid, resource.RLIMIT_MEMLOCK, (locked, locked))
+            return program
         finally:
             os.close(descriptor)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from policy.preflight import NodePreflight
-from prolog_epilog import preflight
+from prolog_epilog import preflight, preflight_programs
 from prolog_epilog.preflight import Measuring, Preflights
 from prolog_epilog.server import Peer
 from prolog_epilog.state import Settings, State
@@ -220,3 +221,14 @@ def test_the_program_runs_as_a_user_that_services_do_not_share_and_ends_with_the
         assert "Uid:\t65533\t65533\t65533\t65533" in status
         assert "Groups:\t \n" in status or "Groups:\t\n" in status
     assert program.poll() is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives other users more")
+def test_rdma_may_lock_more_memory_than_systemd_gives_to_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 8 MiB UCX cannot register its buffers with an interface."""
+    given = []
+    monkeypatch.setattr(preflight_programs.resource, "prlimit", lambda *words: given.append(words))
+    with Measuring() as measuring:
+        measuring.start()
+        assert measuring._program is not None
+        assert given == [(measuring._program.pid, resource.RLIMIT_MEMLOCK, (1 << 30, 1 << 30))]
