@@ -11,7 +11,7 @@ from policy.names import Name
 from policy.units import Percent, Seconds
 
 When = Literal["always", "after-maintenance", "on-suspicion", "never"]
-Tool = Literal["any", "perftest", "ucx", "tcp"]
+Tool = Literal["any", "perftest", "ucx", "libfabric", "tcp"]
 Gigabytes = Annotated[float, Field(gt=0, le=10_000)]
 MOST_BOUND_S = 60
 MOST_DRAIN_S = 10
@@ -33,8 +33,9 @@ class _Settings(BaseModel):
     """Whether GPUs are measured, too: clock, memory, PCIe and the links between them, of GPUs that a job has as a
     whole. Jobs of one node are then tested as well. Example: `false`."""
     tool: Tool = "any"
-    """What measures between nodes: `perftest`, `ucx` (ucx_perftest), `tcp` (Sluice's own), or `any`: the first of
-    these that all nodes of the job have. Nodes of a job that lack the named one are measured by TCP. Example: `ucx`."""
+    """What measures between nodes: `perftest`, `ucx` (ucx_perftest), `libfabric` (fi_pingpong), `tcp` (Sluice's own),
+    or `any`: the first of these that all nodes of the job have. Nodes of a job that lack the named one are measured by
+    TCP. Example: `ucx`."""
 
 
 class Preflight(_Settings):

@@ -8,8 +8,9 @@ know: peers prove to each other that they have it, and nobody else is measured w
 where the peer did not answer) and `us`. Standard library only: it runs outside of the agent's environment.
 
 perftest (ib_write_bw, ib_write_lat) measures RDMA, UCX (ucx_perftest) RDMA or TCP, by the interface `nic` alone, and to
-itself for a test that is "alone". Where neither is installed, TCP is measured, in both directions, the slower of which
-counts; of that, a test "alone" is of this host's own stack.
+itself for a test that is "alone". libfabric (fi_pingpong) measures EFA, which the others cannot, or TCP. Where none of
+them is installed, TCP is measured, in both directions, the slower of which counts; of that, a test "alone" is of this
+host's own stack.
 """
 
 from __future__ import annotations
@@ -40,12 +41,18 @@ PROVE_S = 5.0
 WAIT_S = 12.0  # for a peer that is there, and still busy with earlier tests
 TURN_S = 30.0  # the agent ends this program before
 RUN_S = 10.0  # of a tool
-TOOLS = {"perftest": ("ib_write_bw", "ib_write_lat"), "ucx": ("ucx_bw", "ucx_lat")}
-"""Programs of bandwidth and latency, the best tool first; those of UCX are one, with tests of its own."""
+TOOLS = {"perftest": ("ib_write_bw", "ib_write_lat"), "ucx": ("ucx_bw", "ucx_lat"), "libfabric": ("fi_bw", "fi_lat")}
+"""Programs of bandwidth and latency, the best tool first; UCX and libfabric have one each, with tests of its own."""
 UCX = "ucx_perftest"
 UCX_TESTS = {"ucx_bw": ("tag_bw", 1 << 20, 512), "ucx_lat": ("tag_lat", 8, 1000)}
 """Test, bytes of a message, and how many of them."""
 UCX_MBYTE = 1 << 20  # of its results
+FI = "fi_pingpong"
+FI_TESTS = {"fi_bw": (1 << 20, 64), "fi_lat": (8, 200)}
+"""Bytes of a message, and how many of them, of which one is under way at a time."""
+FI_PATH = "/opt/amazon/efa/bin"
+"""Where the installer of EFA's driver has it."""
+RDMA = "/sys/class/infiniband"
 MOST_SILENT = 2  # then this node's own interface is down, and no more is waited for
 MOST_STRANGERS = 64  # connections of one address that have proved nothing; more than a node has interfaces
 TRIES = 3  # of a connection that ends before both have proved themselves
@@ -330,21 +337,40 @@ def free_port() -> int:
 
 def installed() -> list[str]:
     """The tools of this node, the best first; Sluice's own is everywhere."""
-    return [tool for tool, programs in TOOLS.items() if all(map(shutil.which, files_of(programs)))] + ["tcp"]
+    return [tool for tool, programs in TOOLS.items() if suits(tool) and all(map(find, programs))] + ["tcp"]
 
 
-def files_of(programs: tuple[str, ...]) -> list[str]:
-    """Where programs are."""
-    return [UCX if program in UCX_TESTS else program for program in programs]
+def suits(tool: str) -> bool:
+    """EFA has no connections of the kind that perftest and UCX use; other RDMA is measured by these two."""
+    nics = os.listdir(RDMA) if os.path.isdir(RDMA) else []  # noqa: PTH112 - pathlib takes longer to load
+    if any(map(is_efa, nics)):
+        return tool == "libfabric"
+    return tool != "libfabric" or not nics
+
+
+def is_efa(nic: str) -> bool:
+    """Whether its driver is that of Amazon's Elastic Fabric Adapter."""
+    return os.path.realpath(f"{RDMA}/{nic}/device/driver").endswith("/efa")
+
+
+def find(program: str) -> str | None:
+    """The file of a program, or of a test."""
+    if program in FI_TESTS:
+        return shutil.which(FI) or shutil.which(FI, path=FI_PATH)
+    return shutil.which(UCX if program in UCX_TESTS else program)
 
 
 def start_tool(program: str, turn: Turn, port: int, *host: str) -> subprocess.Popen[str]:
     """One side of a test. Raises OSError."""
     nic, environment = turn.test["nic"], dict(os.environ)
-    if program in UCX_TESTS:
+    if program in FI_TESTS:
+        size, count = FI_TESTS[program]
+        by = ["-p", "efa", "-e", "rdm", "-d", f"{nic}-rdm"] if is_efa(nic) else ["-p", "tcp", "-e", "msg", "-d", nic]
+        words = [find(program) or FI, *by, "-S", str(size), "-I", str(count), "-P" if host else "-B", str(port)]
+    elif program in UCX_TESTS:
         test, size, count = UCX_TESTS[program]
         words = [UCX, "-p", str(port), "-t", test, "-s", str(size), "-n", str(count), "-w", "16", "-f", "-v"]
-        rdma = os.path.isdir(f"/sys/class/infiniband/{nic}")  # noqa: PTH112 - pathlib takes longer to load
+        rdma = os.path.isdir(f"{RDMA}/{nic}")  # noqa: PTH112 - pathlib takes longer to load
         # By this interface and no other, nor by shared memory where both ends are on one host.
         environment |= {"UCX_NET_DEVICES": f"{nic}:1" if rdma else nic, "UCX_TLS": "ib" if rdma else "tcp"}
     else:
@@ -377,13 +403,15 @@ def run_tool(program: str, turn: Turn, host: str, port: int) -> float:
 
 
 def figure(program: str, out: str) -> float:
-    """What a program's last row of numbers says: the average bandwidth, or the median latency.
+    """What a program's last row of numbers says: the average bandwidth, or the median latency (libfabric: average).
 
-    perftest says Gb/s, UCX MB/s in a table of CSV. Raises SilentError where there is none.
+    perftest says Gb/s, UCX MB/s in a table of CSV, libfabric MB/s. Raises SilentError where there is none.
     """
     if program in UCX_TESTS:
         return ucx_figure(program, out)
     rows = [line.split() for line in out.splitlines()]
+    if program in FI_TESTS:
+        return fi_figure(program, rows)
     numbers = [row for row in rows if len(row) >= 5 and all(word.replace(".", "", 1).isdecimal() for word in row[:5])]
     if not numbers:
         raise SilentError
@@ -397,10 +425,25 @@ def ucx_figure(program: str, out: str) -> float:
     numbers = [row for row in rows if len(row) == len(headings) and row[0].isdecimal()]
     if not numbers or "overall_bw" not in headings:
         raise SilentError
-    word = numbers[-1][headings.index("overall_bw") if program == "ucx_bw" else 1]
+    value = number(numbers[-1][headings.index("overall_bw") if program == "ucx_bw" else 1])
+    return value * UCX_MBYTE / 1e9 if program == "ucx_bw" else value
+
+
+def fi_figure(program: str, rows: list[list[str]]) -> float:
+    """The same of fi_pingpong: the row below its headings. Raises SilentError."""
+    headings = next((row for row in rows if "usec/xfer" in row and "MB/sec" in row), [])
+    values = rows[rows.index(headings) + 1 :] if headings else []
+    if not values or len(values[0]) != len(headings):
+        raise SilentError
+    value = number(values[0][headings.index("MB/sec" if program == "fi_bw" else "usec/xfer")])
+    return value / 1000 if program == "fi_bw" else value
+
+
+def number(word: str) -> float:
+    """A decimal number of no absurd length. Raises SilentError."""
     if len(word) > MOST_DIGITS or not word.isascii() or not word.replace(".", "", 1).isdecimal():
         raise SilentError
-    return float(word) * UCX_MBYTE / 1e9 if program == "ucx_bw" else float(word)
+    return float(word)
 
 
 def serve_tool(line: Line, turn: Turn) -> None:

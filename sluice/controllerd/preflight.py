@@ -48,7 +48,8 @@ _POLL_NODE_S = 0.001  # so that all nodes of all jobs ask no more than a thousan
 _ON_NODES = ("running", "suspended", "completing", "stopped")
 _CHECKS = {"nic": "fabric_nic", "link": "fabric_link", **dict.fromkeys(("gpu", *GPU_TESTS), "fabric_gpu")}
 _UNNAMED = "network"  # an interface whose name a node does not know
-_TOOLS = ("perftest", "ucx")  # the best first; TCP of Sluice's own is everywhere
+_TOOLS = ("perftest", "ucx", "libfabric")  # the best first; TCP of Sluice's own is everywhere
+_WITHOUT_RDMA = ("ucx", "libfabric")  # they measure TCP then
 _SHARED_GRES = re.compile(r"\b(shard|mps)\b")
 _FAULT = re.compile(r"[A-Za-z0-9_ ]{1,60}")
 _WORD = re.compile(r"[A-Za-z0-9_.:@-]{1,63}")
@@ -613,7 +614,8 @@ def _has_whole_gpus(job: Job | None) -> bool:
 def _tool(joined: Collection[Joined], wanted: str) -> str:
     """What all nodes can measure with: the named tool, or the first of them all."""
     for tool in _TOOLS if wanted == "any" else (wanted,):
-        named = all(one.nics for one in joined) or (tool == "ucx" and all(one.interface != _UNNAMED for one in joined))
+        by_network = tool in _WITHOUT_RDMA and all(one.interface != _UNNAMED for one in joined)
+        named = by_network or all(one.nics for one in joined)
         if named and all(tool in one.tools for one in joined):
             return tool
     return "tcp"
@@ -621,7 +623,7 @@ def _tool(joined: Collection[Joined], wanted: str) -> str:
 
 def _nics(joined: Iterable[Joined], tool: str) -> bool:
     """Whether a tool measures by the interfaces next to the GPUs; else it does by the one of the node's name."""
-    return tool == "perftest" or (tool == "ucx" and all(one.nics for one in joined))
+    return tool == "perftest" or (tool in _WITHOUT_RDMA and all(one.nics for one in joined))
 
 
 def _was_made(result: Result) -> bool:

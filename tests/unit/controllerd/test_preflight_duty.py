@@ -560,6 +560,8 @@ def test_a_policy_without_gpus_measures_none(gpu_bench: Callable[..., GpuBench])
     [
         ("any", ("perftest", "ucx", "tcp"), "perftest", "mlx5_0"),
         ("any", ("ucx", "tcp"), "ucx", "mlx5_0"),
+        ("any", ("libfabric", "tcp"), "libfabric", "mlx5_0"),
+        ("libfabric", ("ucx", "libfabric", "tcp"), "libfabric", "mlx5_0"),
         ("any", ("tcp",), "tcp", "eth0"),
         ("ucx", ("perftest", "ucx", "tcp"), "ucx", "mlx5_0"),
         ("ucx", ("perftest", "tcp"), "tcp", "eth0"),

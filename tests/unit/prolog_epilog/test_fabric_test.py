@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -249,6 +249,19 @@ def test_ucx_measures_between_hosts_and_to_itself() -> None:
 
 
 @needs_ucx
+def test_ucx_is_parsed_by_shared_memory_too(tmp_path: Path) -> None:
+    """Another transport of the same program, whose figures are of another size; preflights never use it."""
+    program = tmp_path / "ucx_perftest"
+    program.write_text('#!/bin/sh\nunset UCX_NET_DEVICES\nUCX_TLS=shm exec /usr/bin/ucx_perftest "$@"\n')
+    program.chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    with nodes(Node("127.0.0.1", path=path), Node("127.0.0.1", path=path)) as (one, other):
+        result = pair(one, other, tool="ucx", nic="nosuch0")
+    assert result["gbs"] > 0.01
+    assert 0 < result["us"] < 1_000_000
+
+
+@needs_ucx
 def test_ucx_by_an_interface_that_is_not_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fabric_test, "RUN_S", 3.0)
     turn = fabric_test.Turn({"nic": "nosuch0", "tool": "ucx", "token": "x"})
@@ -277,3 +290,83 @@ def test_output_of_ucx_is_parsed_whatever_it_is() -> None:
         out = "\n".join(chance.choices(words, k=chance.randint(0, 12)))
         with suppress(fabric_test.SilentError):
             assert fabric_test.figure(chance.choice(["ucx_bw", "ucx_lat"]), out) >= 0
+
+
+needs_libfabric = pytest.mark.skipif(shutil.which("fi_pingpong") is None, reason="needs fi_pingpong (libfabric-bin)")
+
+
+@needs_libfabric
+def test_libfabric_measures_between_hosts_and_to_itself() -> None:
+    """The real one, over TCP by the loopback interface."""
+    with nodes(Node("127.0.0.1"), Node("127.0.0.1")) as (one, other):
+        result = pair(one, other, tool="libfabric", nic="lo")
+        one.order([order("2", "alone", one, tool="libfabric", nic="lo")])
+        alone = one.read()
+    assert result["gbs"] > 0.001
+    assert 0 < result["us"] < 1_000_000
+    assert alone["gbs"] > 0.001
+
+
+@pytest.fixture
+def interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes this node's only RDMA interface, x, one of a driver."""
+    monkeypatch.setattr(fabric_test, "RDMA", str(tmp_path / "infiniband"))
+
+    def make(driver: str) -> None:
+        (tmp_path / "drivers" / driver).mkdir(parents=True)
+        (tmp_path / "infiniband/x/device").mkdir(parents=True)
+        (tmp_path / "infiniband/x/device/driver").symlink_to(tmp_path / "drivers" / driver)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("driver", "tools"),
+    [
+        ("", ["perftest", "ucx", "libfabric", "tcp"]),
+        ("mlx5_core", ["perftest", "ucx", "tcp"]),
+        ("efa", ["libfabric", "tcp"]),
+    ],
+)
+def test_a_node_offers_what_can_measure_by_its_interfaces(
+    interfaces: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, driver: str, tools: list[str]
+) -> None:
+    monkeypatch.setattr(fabric_test, "find", lambda program: program)
+    if driver:
+        interfaces(driver)
+    assert fabric_test.installed() == tools
+
+
+@needs_libfabric
+def test_efa_is_measured_by_its_own_provider(
+    interfaces: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line for EFA, which real fi_pingpong then follows by shared memory."""
+    interfaces("efa")
+    said = tmp_path / "said"
+    (tmp_path / "fi_pingpong").write_text(
+        f'#!/bin/sh\necho "$@" >>{said}\nwords=$(echo "$@" | sed \'s/-p efa/-p shm/; s/x-rdm/shm/\')\n'
+        "exec /usr/bin/fi_pingpong $words\n"
+    )
+    (tmp_path / "fi_pingpong").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    tester, turn = fabric_test.Tester(), fabric_test.Turn({"nic": "x", "tool": "libfabric", "token": "x"})
+    tester.alone(turn)
+    assert turn.gbs is not None and turn.gbs > 0.001
+    assert {line.split(" -S ")[0] for line in said.read_text().splitlines()} == {"-p efa -e rdm -d x-rdm"}
+
+
+FI_SAYS = """bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
+1m      64      =64      128m        0.01s  12301.52       85.24       0.01
+"""
+
+
+def test_output_of_libfabric_is_parsed_whatever_it_is() -> None:
+    assert fabric_test.figure("fi_bw", FI_SAYS) == pytest.approx(12.30, abs=0.01)
+    assert fabric_test.figure("fi_lat", FI_SAYS) == 85.24
+    chance = random.Random(1)
+    words = [*FI_SAYS.split("\n"), *FI_SAYS.split(), "usec/xfer MB/sec", "nan", "-1", "9" * 400, "\u0663", "\n", "\x00"]
+    for _ in range(3000):
+        out = " ".join(chance.choices(words, k=chance.randint(0, 30)))
+        with suppress(fabric_test.SilentError):
+            assert fabric_test.figure(chance.choice(["fi_bw", "fi_lat"]), out) >= 0
