@@ -74,7 +74,7 @@ test-gpu: build ## the tests marked gpu on an NVIDIA GPU, 10 minutes, and a repo
 # A virtual machine under QEMU, of packages that it builds.
 test-machines: test-packages build ## the tests in a virtual machine, under QEMU
 	tools/install-packages virtual plugins deb
-	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests/integration/test_machines.py tests/integration/test_fleet_guest.py --timeout 7200
+	SLUICE_TEST_SCALE=full $(PYTHON) -m pytest tests/integration/test_machines.py tests/integration/test_soft_roce.py tests/integration/test_fleet_guest.py --timeout 7200
 
 lint: $(VENV)/.linters ## linters, types, format and layers; needs Python and no other package
 	$(VENV)/bin/ruff check .

@@ -14,18 +14,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from policy.compiled import FILE_NAME, CompiledPolicy, Global, Tenant
 from policy.node import NodePolicy
 from policy.node_limits import NodeLimits
-from tests.integration.booted import CannotBootError, slurm_conf
-from tests.integration.package_builds import kept_packages
-from tests.integration.simulated import ESCAPE, FILL, simulate_gpus
+from tests.integration.booted import CannotBootError
+from tests.integration.machine_site import cancel_all, is_in_service, sbatch, set_up, srun
+from tests.integration.simulated import ESCAPE, FILL
 from tests.integration.virtual import VirtualMachine, virtual_machine
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(7200)]
 
 _LAYOUT = ("3g.40gb", "3g.40gb")
-_UNITS = ("munge", "slurmctld", "slurmd", "sluice-agent", "sluice-controllerd", "sluice-explaind")
 
 
 @pytest.fixture(scope="module", params=["bookworm", "trixie"])
@@ -37,58 +35,12 @@ def machine(
         pytest.skip("a virtual machine: SLUICE_TEST_SCALE=full")
     try:
         with virtual_machine(tmp_path_factory.mktemp("machine") / "sluice", request.param) as made:
-            _set_up(made, request.param)
+            set_up(made, request.param)
             made.reboot()
-            _is_in_service(made)
+            is_in_service(made)
             yield made
     except CannotBootError as error:
         pytest.skip(str(error))
-
-
-def _set_up(machine: VirtualMachine, suite: str) -> None:
-    machine.write("/etc/hostname", "sluice\n")
-    machine.write("/etc/hosts", "127.0.0.1 localhost\n10.0.2.15 sluice\n")
-    machine.shell("hostname sluice; useradd --create-home --shell /bin/bash alice")
-    machine.copy(kept_packages(suite), "/root/packages")
-    machine.shell("cd /root/packages; apt-get install -y -q ./*.deb")
-    simulate_gpus(machine, "h100-sxm5-80gb", 2, cores=2)
-    machine.shell(
-        "mkdir -p /var/log/slurm /var/spool/slurmctld /var/spool/slurmd /var/lib/sluice/inventory;"
-        "chown slurm /var/log/slurm /var/spool/slurmctld;"
-        "touch /etc/slurm/nodes.sluice.conf /etc/slurm/gres.sluice.conf"
-    )
-    more = ("TaskPlugin=task/cgroup,task/affinity", "JobAcctGatherType=jobacct_gather/cgroup", "MinJobAge=86400")
-    machine.write("/etc/slurm/slurm.conf", slurm_conf("machine", *more, "JobAcctGatherFrequency=task=2"))
-    machine.write("/etc/slurm/gres.conf", "Include gres.sluice.conf\n")
-    machine.shell(
-        "cp /opt/sluice/share/sluice/etc/slurm/cgroup.conf /etc/slurm/;"
-        "sluice probe --drop /var/lib/sluice/inventory; sluice gres write;"
-        "sluice plugin install --limits; echo Include sluice.plugins.conf >>/etc/slurm/slurm.conf;"
-        "systemctl daemon-reload; sluice plugin level place"
-    )
-    policy = CompiledPolicy(source="test", settings=Global(journal=True), tenants=[Tenant(account="physics")])
-    machine.write(f"/etc/slurm/{FILE_NAME}", policy.render())
-    machine.shell(f"systemctl enable {' '.join(_UNITS)} sluice-mig")
-
-
-def _is_in_service(machine: VirtualMachine) -> None:
-    machine.wait(lambda: machine.run("sinfo", "--noheader", "--format=%t", check=False) in ("idle", "mix", "alloc"))
-    assert [unit for unit in _UNITS if not machine.is_active(unit)] == []
-
-
-def srun(machine: VirtualMachine, *words: str, check: bool = True) -> str:
-    """A step of alice's."""
-    return machine.run("srun", "--quiet", *words, user="alice", check=check)
-
-
-def sbatch(machine: VirtualMachine, *words: str) -> str:
-    """The number of a job of alice's."""
-    return machine.run("sbatch", "--parsable", "--output=/dev/null", *words, user="alice")
-
-
-def cancel_all(machine: VirtualMachine) -> None:
-    machine.run("scancel", "--full", "--user=alice")
-    machine.wait(lambda: not machine.run("squeue", "--noheader"))
 
 
 # ---- what the kernel enforces ----
@@ -182,7 +134,7 @@ def test_a_layout_of_mig_instances_comes_back_with_the_machine(machine: VirtualM
     assert laid_out[0].split(",") == list(_LAYOUT) and gres.count("nvidia-cap") >= 2
 
     machine.reboot()
-    _is_in_service(machine)
+    is_in_service(machine)
     assert layouts(machine) == laid_out and machine.run("cat", "/etc/slurm/gres.sluice.conf") == gres
     assert "3g.40gb" in machine.journal("sluice-mig")
     assert machine.run("sinfo", "--noheader", "--format=%t") == "idle"
@@ -240,7 +192,7 @@ def test_no_acknowledged_job_is_lost_when_the_power_is_cut(machine: VirtualMachi
         submissions.end()
     acknowledged = {*held, *submissions.acknowledged}
     machine.power_on()
-    _is_in_service(machine)
+    is_in_service(machine)
     assert layouts(machine) == laid_out
     known = {int(word) for word in machine.run("squeue", "--noheader", "--states=all", "--format=%A").split()}
     assert acknowledged <= known, acknowledged - known

@@ -25,15 +25,16 @@ _SSH = ("-q", "-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHo
 _BOOT_S = 600
 
 
-def machine_image(suite: str, *, add: str = "") -> Path:
-    """The folder that tools/machine-image makes, kept in build/machines; `add`: one more package. Raises
-    CannotBootError.
+def machine_image(suite: str, *, group: str = "cloud", add: str = "") -> Path:
+    """The folder that tools/machine-image makes, kept in build/machines; `group`: of packages, with the kernel; `add`:
+    one more package. Raises CannotBootError.
     """
     for program in ("qemu-system-x86_64", "qemu-img", "ssh"):
         if shutil.which(program) is None:
             raise CannotBootError(f"{program} is missing: tools/install-packages virtual")
-    folder = ROOT / "build/machines" / (f"{suite}-{add}" if add else suite)
-    words = [ROOT / "tools/machine-image", "--suite", suite, *(["--add", add] if add else []), folder]
+    name = "-".join([suite, *([group] if group != "cloud" else []), *([add] if add else [])])
+    folder = ROOT / "build/machines" / name
+    words = [ROOT / "tools/machine-image", "--suite", suite, "--group", group, *(["--add", add] if add else []), folder]
     made = run_command(words, check=False, timeout=1800)
     if made.returncode != 0:
         raise CannotBootError(f"no image of Debian {suite}: {made.stderr.strip()[-500:]}")
@@ -144,9 +145,9 @@ class VirtualMachine(Machine):
 
 
 @contextmanager
-def virtual_machine(folder: Path, suite: str) -> Iterator[VirtualMachine]:
-    """One that has booted. Raises CannotBootError."""
-    machine = VirtualMachine(machine_image(suite), folder, suite)
+def virtual_machine(folder: Path, suite: str, *, group: str = "cloud") -> Iterator[VirtualMachine]:
+    """One that has booted; `group` as for `machine_image`. Raises CannotBootError."""
+    machine = VirtualMachine(machine_image(suite, group=group), folder, suite)
     try:
         machine.power_on()
         yield machine
