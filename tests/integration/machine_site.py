@@ -4,6 +4,8 @@ GPUs and the user alice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from policy.compiled import FILE_NAME, CompiledPolicy, Global, Tenant
 from tests.integration.booted import slurm_conf
 from tests.integration.package_builds import kept_packages
@@ -43,10 +45,10 @@ def set_up(machine: VirtualMachine, suite: str, *, nics: bool = False) -> None:
     machine.shell(f"systemctl enable {' '.join(UNITS)} sluice-mig")
 
 
-def is_in_service(machine: VirtualMachine) -> None:
-    """Wait for it."""
+def is_in_service(machine: VirtualMachine, units: Sequence[str] = UNITS) -> None:
+    """Wait for it, with these units."""
     machine.wait(lambda: machine.run("sinfo", "--noheader", "--format=%t", check=False) in ("idle", "mix", "alloc"))
-    assert [unit for unit in UNITS if not machine.is_active(unit)] == []
+    assert [unit for unit in units if not machine.is_active(unit)] == []
 
 
 def srun(machine: VirtualMachine, *words: str, check: bool = True) -> str:
