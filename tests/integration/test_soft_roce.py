@@ -63,8 +63,8 @@ with Measuring() as asks, Measuring() as serves:
 """
 # An emulated processor takes longer than any node that the preflight waits for.
 _SLOWLY = r"""
-cd /opt/sluice/lib/python3*/site-packages/prolog_epilog/programs
-sed -Ei 's/^(RUN|TURN)_S = .*/\1_S = 300.0/' fabric_test.py
+cd /opt/sluice/lib/python3*/site-packages/prolog_epilog
+sed -Ei 's/^(RUN_S|TURN_S|_START_S) = .*/\1 = 300.0/' preflight.py programs/fabric_test.py
 """
 # Of each interface, how often this program can open it at once, of three tries.
 _OPEN = """
