@@ -152,12 +152,17 @@ def test_the_preflights_own_command_measures_over_real_verbs(machine: VirtualMac
     """As a service with systemd's own limits, like the agent."""
     before = counted(machine, "sent_pkts")
     program = ["/opt/sluice/bin/python3", "/usr/local/lib/measure.py", "perftest"]
-    said = machine.run("systemd-run", "--quiet", "--wait", "--pipe", *program)
-    found = json.loads(said.splitlines()[-1])
-    assert re.search(r"Max locked memory +1073741824 ", found["limits"])
-    gbs, us = found["pair"]
-    assert 0.0005 < gbs < 100 and 1 < us < 1_000_000, found
-    assert found["alone"][0] > 0.0005, found
+
+    def measured() -> tuple[float, float, float] | None:
+        """None where perftest cannot tell the clock of its emulated processor."""
+        said = machine.run("systemd-run", "--quiet", "--wait", "--pipe", *program)
+        found = json.loads(said.splitlines()[-1])
+        assert re.search(r"Max locked memory +1073741824 ", found["limits"])
+        (gbs, us), (alone, _) = found["pair"], found["alone"]
+        return (gbs, us, alone) if gbs and us and alone else None
+
+    gbs, us, alone = machine.wait(measured, 1800)
+    assert 0.0001 < gbs < 100 and 1 < us < 10_000_000 and 0.0001 < alone < 100
     assert counted(machine, "sent_pkts") - before > 1000  # the data went by the interface
 
 
