@@ -178,11 +178,11 @@ def test_a_job_opens_its_own_interface_and_no_other(machine: VirtualMachine) -> 
     program = ["python3", "/usr/local/lib/open.py"]
     assert set(opened(srun(machine, "--gpus=1", *program)).values()) == {0}
     machine.write("/tmp/first.sh", f"#!/bin/sh\nsrun --quiet {' '.join(program)}; exec sleep 3600\n", "755")
-    asked = ("--gpus=1", "--gres=nic:1")
-    first = sbatch(machine, *asked, "--output=/tmp/first.out", "/tmp/first.sh")
+    asked = "--gres=gpu:1,nic:1"  # with --gpus its step would ask for GPUs alone
+    first = sbatch(machine, asked, "--output=/tmp/first.out", "/tmp/first.sh")
     try:
         machine.wait(lambda: machine.run("cat", "/tmp/first.out", check=False).count("rxe") == 2)
-        one, other = opened(machine.run("cat", "/tmp/first.out")), opened(srun(machine, *asked, *program))
+        one, other = opened(machine.run("cat", "/tmp/first.out")), opened(srun(machine, asked, *program))
     finally:
         cancel_all(machine)
     assert first and sorted(one.values()) == sorted(other.values()) == [0, 3]
@@ -192,7 +192,7 @@ def test_a_job_opens_its_own_interface_and_no_other(machine: VirtualMachine) -> 
 def test_a_jobs_handles_are_bounded_by_the_kernel(machine: VirtualMachine) -> None:
     machine.write("/etc/slurm/sluice.node.json", NodePolicy(limits=NodeLimits(rdma_handles=2)).render())
     try:
-        tries = srun(machine, "--gpus=1", "--gres=nic:1", "python3", "/usr/local/lib/open.py")
+        tries = srun(machine, "--gres=gpu:1,nic:1", "python3", "/usr/local/lib/open.py")
     finally:
         machine.shell("rm /etc/slurm/sluice.node.json")
     assert sorted(opened(tries).values()) == [0, 2]
