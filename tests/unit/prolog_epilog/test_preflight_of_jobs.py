@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from policy.preflight import NodePreflight
-from prolog_epilog import preflight, preflight_programs
+from prolog_epilog import preflight
 from prolog_epilog.preflight import Measuring, Preflights
 from prolog_epilog.server import Peer
 from prolog_epilog.state import Settings, State
@@ -227,7 +227,7 @@ def test_the_program_runs_as_a_user_that_services_do_not_share_and_ends_with_the
 def test_rdma_may_lock_more_memory_than_systemd_gives_to_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 8 MiB UCX cannot register its buffers with an interface."""
     given = []
-    monkeypatch.setattr(preflight_programs.resource, "prlimit", lambda *words: given.append(words))
+    monkeypatch.setattr(resource, "prlimit", lambda *words: given.append(words))
     with Measuring() as measuring:
         measuring.start()
         assert measuring._program is not None
