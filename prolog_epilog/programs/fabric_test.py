@@ -21,6 +21,7 @@ import hmac
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -367,6 +368,8 @@ def start_tool(program: str, turn: Turn, port: int, *host: str) -> subprocess.Po
         size, count = FI_TESTS[program]
         by = ["-p", "efa", "-e", "rdm", "-d", f"{nic}-rdm"] if is_efa(nic) else ["-p", "tcp", "-e", "msg", "-d", nic]
         words = [find(program) or FI, *by, "-S", str(size), "-I", str(count), "-P" if host else "-B", str(port)]
+        # As below; the provider tcp does not look at -d.
+        environment |= {"FI_TCP_IFACE": nic, "FI_EFA_ENABLE_SHM_TRANSFER": "0"}
     elif program in UCX_TESTS:
         test, size, count = UCX_TESTS[program]
         words = [UCX, "-p", str(port), "-t", test, "-s", str(size), "-n", str(count), "-w", "16", "-f", "-v"]
@@ -462,13 +465,19 @@ def serve_tool(line: Line, turn: Turn) -> None:
         server = start_tool(program, turn, port)
         try:
             line.say(port=port)
-            server.wait(RUN_S)
-        except subprocess.TimeoutExpired:
-            raise SilentError from None
+            wait_for_tool(server, line)
         finally:
             server.kill()
             server.wait()
     line.hear()
+
+
+def wait_for_tool(server: subprocess.Popen[str], line: Line) -> None:
+    """Until it ends. Raises SilentError where time is over, or the peer is done or has given up: it says no more."""
+    end = time.monotonic() + RUN_S
+    while server.poll() is None:
+        if time.monotonic() > end or select.select([line.connection], [], [], 0.01)[0]:
+            raise SilentError
 
 
 def say(words: dict[str, Any]) -> None:

@@ -130,15 +130,33 @@ def test_strangers_neither_inject_a_result_nor_keep_peers_out(address: str) -> N
     assert result["gbs"] > 0.05
 
 
+def perftest_of(folder: Path) -> str:
+    """A PATH of the stand-in alone, without other tools of this machine."""
+    folder.mkdir(exist_ok=True)
+    for name in fabric_test.TOOLS["perftest"]:
+        (folder / name).write_bytes(STAND_IN.read_bytes())
+        (folder / name).chmod(0o755)
+    (folder / "speeds.json").write_text("{}")
+    return str(folder)
+
+
 def test_perftest_is_used_where_it_is_installed(tmp_path: Path) -> None:
-    for name in ("ib_write_bw", "ib_write_lat"):
-        (tmp_path / name).write_bytes(STAND_IN.read_bytes())
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "speeds.json").write_text("{}")
-    path = str(tmp_path)  # without other tools of this machine
+    path = perftest_of(tmp_path)
     with nodes(Node("127.0.0.1", path=path), Node("127.0.0.1", path=path)) as (one, other):
         assert one.hello["tools"] == ["perftest", "tcp"]
         assert pair(one, other, tool="perftest") == {"id": "1", "gbs": 48.0, "us": 2.4}
+
+
+@pytest.mark.parametrize(("zero", "gbs"), [("ib_write_bw", None), ("ib_write_lat", 48.0)])
+def test_a_tool_that_says_0_does_not_keep_the_peer(tmp_path: Path, zero: str, gbs: float | None) -> None:
+    """The serving host goes on at once, and not when the time of its tool is over."""
+    asks, serves = perftest_of(tmp_path / "asks"), perftest_of(tmp_path / "serves")
+    program = tmp_path / "asks" / zero
+    program.write_text(program.read_text().replace("{8 * slower:.2f}", "0.00").replace("2.40", "0.00"))
+    with nodes(Node("127.0.0.1", path=asks), Node("127.0.0.1", path=serves)) as (one, other):
+        began = time.monotonic()
+        assert pair(one, other, tool="perftest") == {"id": "1", "gbs": gbs, "us": 0.0}
+        assert time.monotonic() - began < fabric_test.RUN_S
 
 
 @pytest.mark.parametrize(
@@ -167,8 +185,8 @@ def network_of(pid: str) -> Path:
 
 
 @contextmanager
-def switched(count: int, slow: int) -> Iterator[list[int]]:
-    """Network namespaces on one switch, 10.9.0.1 and so on; the cable of one of them passes 40 Mbit/s: the others
+def switched(count: int, slow: int | None = None) -> Iterator[list[int]]:
+    """Network namespaces on one switch, 10.9.0.1 and so on; the cable of `slow` passes 40 Mbit/s: the others
     give several times as much also where this machine has no time for them."""
     holders = [subprocess.Popen(["unshare", "--net", "sleep", "600"]) for _ in range(count + 1)]
     try:
@@ -188,7 +206,8 @@ def switched(count: int, slow: int) -> Iterator[list[int]]:
             for device in ("lo", "eth0"):
                 there(pid, "ip", "link", "set", device, "up")
         shape = ["root", "tbf", "rate", "40mbit", "burst", "64k", "latency", "50ms"]
-        there(hosts[slow], "tc", "qdisc", "add", "dev", "eth0", *shape)
+        if slow is not None:
+            there(hosts[slow], "tc", "qdisc", "add", "dev", "eth0", *shape)
         yield hosts
     finally:
         for holder in holders:
@@ -210,10 +229,14 @@ def test_a_link_that_the_kernel_makes_slow_is_named() -> None:
     assert finding.text.startswith("node n2's link eth0 slow: 0.00")
 
 
+# Of hosts with little time for their network: what one measures of itself is good, and none is called congested.
+_EARLIER = {("tcp", kind, False): [(0.02, 10_000.0, f"n{n % 4}") for n in range(8)] for kind in ("loopback", "pair")}
+
+
 def judged(by_name: dict[str, Node]) -> Any:
     """A whole preflight, with the core's own tests."""
     members = [Member(name, ("eth0",), ("",), (), "tcp") for name in by_name]
-    preflight = Preflight(members, Rules(least=0.02))
+    preflight = Preflight(members, Rules(least=0.02), _EARLIER)
     for turn in range(40):
         tests = preflight.next_round()
         if not tests:
@@ -313,6 +336,34 @@ def test_libfabric_measures_between_hosts_and_to_itself() -> None:
     assert alone["gbs"] > 0.001
 
 
+@needs_root
+@needs_libfabric
+def test_libfabric_measures_by_the_interface_that_is_named() -> None:
+    """Of two that reach the peer: that of its address, and another one."""
+    try:
+        with switched(2) as pids:
+            inside = [("nsenter", "-t", str(pid), "-n") for pid in pids]
+            run_command(
+                [*inside[0], "ip", "link", "add", "eth1", "type", "veth", "peer", "eth1", "netns", str(pids[1])]
+            )
+            for number, words in enumerate(inside):
+                run_command([*words, "ip", "address", "add", f"10.8.0.{number + 1}/24", "dev", "eth1"])
+                run_command([*words, "ip", "link", "set", "eth1", "up"])
+
+            def sent(nic: str) -> int:
+                said = run_command([*inside[0], "ip", "-json", "-stats", "link", "show", "dev", nic]).stdout
+                return int(json.loads(said)[0]["stats64"]["tx"]["bytes"])
+
+            with nodes(*(Node(f"10.9.0.{n + 1}", words) for n, words in enumerate(inside))) as (one, other):
+                for nic, idle in (("eth0", "eth1"), ("eth1", "eth0")):
+                    before = sent(nic), sent(idle)
+                    assert pair(one, other, tool="libfabric", nic=nic)["gbs"] > 0.001
+                    assert sent(nic) - before[0] > 64 << 20
+                    assert sent(idle) - before[1] < 1 << 20
+    except SluiceError as error:
+        pytest.skip(f"no such network on this kernel: {error}")
+
+
 @pytest.fixture
 def interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes this node's only RDMA interface, x, one of a driver."""
@@ -351,15 +402,15 @@ def test_efa_is_measured_by_its_own_provider(
     interfaces("efa")
     said = tmp_path / "said"
     (tmp_path / "fi_pingpong").write_text(
-        f'#!/bin/sh\necho "$@" >>{said}\nwords=$(echo "$@" | sed \'s/-p efa/-p shm/; s/x-rdm/shm/\')\n'
-        "exec /usr/bin/fi_pingpong $words\n"
+        f'#!/bin/sh\necho "shm $FI_EFA_ENABLE_SHM_TRANSFER $@" >>{said}\n'
+        "exec /usr/bin/fi_pingpong $(echo \"$@\" | sed 's/-p efa/-p shm/; s/x-rdm/shm/')\n"
     )
     (tmp_path / "fi_pingpong").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     tester, turn = fabric_test.Tester(), fabric_test.Turn({"nic": "x", "tool": "libfabric", "token": "x"})
     tester.alone(turn)
     assert turn.gbs is not None and turn.gbs > 0.001
-    assert {line.split(" -S ")[0] for line in said.read_text().splitlines()} == {"-p efa -e rdm -d x-rdm"}
+    assert {line.split(" -S ")[0] for line in said.read_text().splitlines()} == {"shm 0 -p efa -e rdm -d x-rdm"}
 
 
 FI_SAYS = """bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
