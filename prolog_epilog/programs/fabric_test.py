@@ -427,7 +427,7 @@ def perftest_figure(program: str, rows: list[list[str]]) -> float:
     numbers = [row for row in rows if len(row) >= 5 and all(word.replace(".", "", 1).isdecimal() for word in row[:5])]
     if not numbers:
         raise SilentError
-    return float(numbers[-1][3]) / 8 if program == "ib_write_bw" else float(numbers[-1][4])
+    return number(numbers[-1][3]) / 8 if program == "ib_write_bw" else number(numbers[-1][4])
 
 
 def ucx_figure(program: str, out: str) -> float:
@@ -474,9 +474,10 @@ def serve_tool(line: Line, turn: Turn) -> None:
 
 def wait_for_tool(server: subprocess.Popen[str], line: Line) -> None:
     """Until it ends. Raises SilentError where time is over, or the peer is done or has given up: it says no more."""
-    end = time.monotonic() + RUN_S
+    end, more = time.monotonic() + RUN_S, select.poll()
+    more.register(line.connection, select.POLLIN)
     while server.poll() is None:
-        if time.monotonic() > end or select.select([line.connection], [], [], 0.01)[0]:
+        if time.monotonic() > end or more.poll(10):
             raise SilentError
 
 
