@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from sluice.base.errors import SluiceError
 
 FILES = "files.img"
 """What there is in each image."""
+FILES_MOST = 256 << 20
+"""Bytes of it."""
 _OF_PROCESSES = r"(?:core|fdinfo|fs|ids|mm|pagemap|pagemap-shmem|pages|pidns|timens)-\d+"
 _OF_ALL = "cgroup|files|filelocks|inventory|memfd|pipes-data|pstree|seccomp"
 _NAME = re.compile(rf"(?:{_OF_PROCESSES}|{_OF_ALL})\.img\Z")
@@ -29,22 +30,21 @@ _KINDS = {1, 2, 5, 6, 7, 9, 17, 18}
 _KIND, _SOCKET, _SOCKET_NAME = 1, 16, 11  # fields of a file's entry, and of that of a UNIX socket
 _UNIX = 5
 _MAGIC = 8
-_MOST = 256 << 20
 
 Field = tuple[int, int | bytes]
 
 
-def check(folder: Path) -> None:
-    """Raises SluiceError with the reason for what is not resumed; OSError."""
-    for path in folder.iterdir():
-        if not _NAME.match(path.name):
-            known = (words for pattern, words in _REASONS if pattern.match(path.name))
-            raise SluiceError(next(known, f"CRIU keeps {path.name} of it, which is not resumed"))
-    files = folder / FILES
-    if files.stat().st_size > _MOST:
-        raise SluiceError("it has too many files open")
+def check_name(name: str) -> None:
+    """Raises SluiceError with the reason for a file that CRIU writes and that is not resumed."""
+    if not _NAME.match(name):
+        known = (words for pattern, words in _REASONS if pattern.match(name))
+        raise SluiceError(next(known, f"CRIU keeps {name} of it, which is not resumed"))
+
+
+def check_files(content: bytes) -> None:
+    """Of `FILES`. Raises SluiceError with the reason for what is not resumed."""
     try:
-        for entry in _entries(files.read_bytes()):
+        for entry in _entries(content):
             _check_file(dict(_fields(entry)))
     except (IndexError, TypeError, ValueError):
         raise SluiceError("what CRIU writes of files is not understood") from None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from prolog_epilog.checkpoint.stream import Take, taken
 from sluice.base.errors import SluiceError
 from sluice.base.run import CommandError, run_command
 from sluice.base.text import one_line
@@ -24,6 +25,7 @@ _LOG = "log"
 _NODES_PROC = "sluice-criu"
 """The source by which the node's /proc is known where it covers a job's."""
 _MOUNT_S = 10.0
+_LETS_GO_S = 10.0  # for a CRIU whose files are not taken any more to let the job go on
 _UNSHARE = "/usr/bin/unshare"
 _MOUNT_PROC = ("mount", "-t", "proc", "-o", "nosuid,nodev,noexec")
 _REASONS = (
@@ -72,21 +74,20 @@ class Criu:
             return one_line(f"{error}")
         return ""
 
-    def save(self, init: int, folder: Path, seconds: float, most: int, lock: int) -> None:
-        """Save the processes below `init`, which is included, into `folder`, and leave them stopped.
+    def save(self, init: int, folder: Path, seconds: float, lock: int, take: Take) -> None:
+        """Save the processes below `init`, which is included, and leave them stopped. `take` gets all files of them;
+        CRIU works in `folder`.
 
-        `most`: bytes of a file. `lock`: a descriptor that is open for as long as CRIU works. Raises SluiceError with
-        the reason, and they run on; BrokenOffError.
+        `lock`: a descriptor that is open for as long as CRIU works. Raises SluiceError with the reason, and they run
+        on, or are stopped where CRIU had come to its end; BrokenOffError.
         """
         words = [str(self.path), "dump", "--tree", str(init), "-D", str(folder), "-o", _LOG, "--leave-stopped",
-                 "--timeout", str(_COLLECT_S), *_COMMON]  # fmt: skip
-        # A limit on files: beyond it writing fails, and CRIU lets go what it has stopped.
-        limited = ["prlimit", f"--fsize={most}", "--", *_inside(init), *words]
+                 "--timeout", str(_COLLECT_S), "--stream", *_COMMON]  # fmt: skip
         try:
-            with _nodes_proc(init):
+            with _nodes_proc(init), taken(folder, take, seconds) as stream:
                 done = subprocess.run(
-                    limited, timeout=seconds, check=False, stdin=subprocess.DEVNULL, capture_output=True,
-                    restore_signals=False, pass_fds=(lock,),  # SIGXFSZ stays ignored
+                    [*_inside(init), *words], timeout=seconds + _LETS_GO_S, check=False, stdin=subprocess.DEVNULL,
+                    capture_output=True, pass_fds=(lock,),
                 )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise BrokenOffError(f"CRIU did not save it within {seconds:g} s") from None
@@ -94,10 +95,12 @@ class Criu:
             raise SluiceError(f"{self.path}: {error.strerror}") from error
         if done.returncode < 0:
             raise BrokenOffError(f"CRIU was killed by signal {-done.returncode}")
+        if stream.error is not None:  # that CRIU failed is its consequence
+            raise stream.error
         if done.returncode != 0:
             raise SluiceError(_why(folder / _LOG) or f"CRIU ended with {done.returncode}")
-        for left in (_LOG, "stats-dump"):
-            (folder / left).unlink(missing_ok=True)
+        if left := {path.name for path in folder.iterdir()} - {_LOG, "stats-dump"}:
+            raise SluiceError(f"CRIU keeps {min(left)} of it, which is not resumed")
 
     def resume_words(self, folder: Path) -> list[str]:
         """The command that starts what is in `folder`, stopped, as children of whoever runs it, in a mount namespace of

@@ -1,9 +1,10 @@
 """What was saved of jobs: a folder for each, encrypted with the job's key, complete or not there.
 
-Below `folder`, root's alone: ``keys/job-JOB`` and ``keys/UID``, ``images/JOB-RESTARTS`` and ``work/JOB``, where CRIU's
-files are until they are encrypted. A file is a sequence of pieces of AES-256-GCM, each bound to its job, user, run,
-name and place in the file, so that none can be changed, left out, or put in another's place. What is not finished has
-another name, and is removed.
+Below `folder`, root's alone: ``keys/job-JOB`` and ``keys/UID``, ``images/JOB-RESTARTS`` and ``work/JOB``, where CRIU
+works, and where its files are, decrypted, while a job is resumed. A file is a sequence of pieces of AES-256-GCM, each
+bound to its job, user, run, name and place in the file, so that none can be changed, left out, or put in another's
+place. It is encrypted as it comes, and each piece is on its way to the disk at once (`_encrypt`). What is not finished
+has another name, and is removed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,7 +30,9 @@ from sluice.base.files import write_atomic
 _IMAGE = re.compile(r"(?P<job>\d{1,10})-(?P<restarts>\d{1,10})\Z")
 _FACTS = "facts"  # the file that is written last; no name of CRIU's
 _HALF = ".half-"
-_PIECE = 4 << 20
+_PIECE = 1 << 20
+_LARGEST_PIECE = 4 << 20  # that earlier versions wrote
+_SYNCS = 8  # at once: the journal of most file systems takes many with one write
 _NONCE, _TAG, _KEY = 12, 16, 32
 
 
@@ -157,21 +161,20 @@ class Images:
         """Remove what was begun of this run."""
         shutil.rmtree(self._images / f"{self._half}{run.name}", ignore_errors=True)
 
-    def write(self, run: Run, source: Path, facts: dict[str, Any]) -> None:
-        """Take over CRIU's files from `source`, which is empty afterwards. Raises SluiceError, OSError."""
+    @contextmanager
+    def writing(self, run: Run) -> Iterator[Writer]:
+        """A new image of this run: there when this ends after `Writer.end`; else nothing is left of it.
+
+        Raises SluiceError, OSError.
+        """
         half = self._begin(run)
         try:
-            cipher = self.keys.cipher(run)
-            names = sorted(path.name for path in source.iterdir())
-            for name in names:
-                with (source / name).open("rb") as plain, (half / name).open("xb") as file:
-                    _encrypt(cipher, run, name, plain, file)
-                (source / name).unlink()
-            self._write_facts(cipher, run, half / _FACTS, {**facts, "files": names})
-            self.complete(run)
-        except BaseException:
+            made = Writer(half, self.keys.cipher(run), run)
+            yield made
+            if made.ended:
+                self.complete(run)
+        finally:
             shutil.rmtree(half, ignore_errors=True)
-            raise
 
     def _begin(self, run: Run) -> Path:
         half = self._images / f"{self._half}{run.name}"
@@ -209,7 +212,7 @@ class Images:
         try:
             for path in sorted((self._images / run.name).iterdir()):
                 with path.open("rb") as source, (half / path.name).open("xb") as file:
-                    while piece := source.read(_PIECE):
+                    while piece := source.read(_LARGEST_PIECE):
                         paced(len(piece))
                         file.write(piece)
                     file.flush()
@@ -268,9 +271,35 @@ class Images:
             if match and image.stat().st_mtime < before:
                 self.forget(int(match["job"]))
 
-    def _write_facts(self, cipher: Any, run: Run, path: Path, facts: dict[str, Any]) -> None:
-        with path.open("xb") as file:
-            _encrypt(cipher, run, _FACTS, io.BytesIO(json.dumps(facts).encode()), file)
+
+class Writer:
+    """Writes one image, file by file; several threads may add files."""
+
+    def __init__(self, folder: Path, cipher: Any, run: Run) -> None:
+        self._folder, self._cipher, self._run = folder, cipher, run
+        self._names: list[str] = []
+        self.ended = False
+
+    def add(self, name: str, plain: BinaryIO, most: int) -> None:
+        """Encrypt a file while it is read; `most`: bytes of it. Raises SluiceError, OSError."""
+        with (self._folder / name).open("xb") as file:
+            _encrypt(self._cipher, self._run, name, plain, file, most)
+        self._names.append(name)
+
+    def content(self, name: str) -> bytes:
+        """Of a file that was added. Raises SluiceError, OSError."""
+        with (self._folder / name).open("rb") as file:
+            return b"".join(_decrypt(self._cipher, self._run, name, file))
+
+    def end(self, facts: dict[str, Any]) -> None:
+        """All files are on disk from now on, and then `facts`, with their names. Raises OSError."""
+        names = sorted(self._names)
+        with ThreadPoolExecutor(_SYNCS) as syncing:
+            list(syncing.map(_sync, [self._folder / name for name in names]))
+        content = json.dumps({**facts, "files": names}).encode()
+        self.add(_FACTS, io.BytesIO(content), len(content))
+        _sync(self._folder / _FACTS)
+        self.ended = True
 
 
 def _place(run: Run, name: str, number: int, last: bool) -> bytes:
@@ -278,18 +307,32 @@ def _place(run: Run, name: str, number: int, last: bool) -> bytes:
     return f"{run.job} {run.uid} {run.restarts} {name} {number} {int(last)}".encode()
 
 
-def _encrypt(cipher: Any, run: Run, name: str, plain: BinaryIO, file: BinaryIO) -> None:
-    number, piece = 0, plain.read(_PIECE)
-    while True:
-        following = plain.read(_PIECE)
+def _encrypt(cipher: Any, run: Run, name: str, plain: BinaryIO, file: BinaryIO, most: int) -> None:
+    """The file is not synced, but its writing has begun, so that little is left to do for that."""
+    total = 0
+    for number, (piece, last) in enumerate(_pieces(plain)):
+        if (total := total + len(piece)) > most:
+            raise SluiceError(f"{name} of it has more than {most >> 20} MiB, the limit")
         nonce = os.urandom(_NONCE)
-        sealed = cipher.encrypt(nonce, piece, _place(run, name, number, not following))
-        file.write(struct.pack(">I", len(sealed)) + nonce + sealed)
-        if not following:
-            break
-        number, piece = number + 1, following
-    file.flush()
-    os.fsync(file.fileno())
+        sealed = cipher.encrypt(nonce, piece, _place(run, name, number, last))
+        begin = file.tell()
+        file.write(struct.pack(">I", len(sealed)) + nonce)
+        file.write(sealed)
+        file.flush()
+        # Linux begins to write what is to be dropped from its cache, and drops nothing that is not written yet.
+        os.posix_fadvise(file.fileno(), begin, file.tell() - begin, os.POSIX_FADV_DONTNEED)
+
+
+def _pieces(plain: BinaryIO) -> Iterator[tuple[memoryview, bool]]:
+    """Each, and whether it is the last one; one is valid until the next."""
+    this, following = bytearray(_PIECE), bytearray(_PIECE)
+    size = plain.readinto(this)  # type: ignore[attr-defined]  # all that are read have it
+    while True:
+        more = plain.readinto(following)  # type: ignore[attr-defined]
+        yield memoryview(this)[:size], not more
+        if not more:
+            return
+        this, following, size = following, this, more
 
 
 def _decrypt(cipher: Any, run: Run, name: str, file: BinaryIO) -> Iterator[bytes]:
@@ -298,7 +341,7 @@ def _decrypt(cipher: Any, run: Run, name: str, file: BinaryIO) -> Iterator[bytes
     number, head = 0, file.read(4 + _NONCE)
     while True:
         size = int.from_bytes(head[:4], "big")
-        sealed = file.read(size) if len(head) == 4 + _NONCE and _TAG <= size <= _PIECE + _TAG else b""
+        sealed = file.read(size) if len(head) == 4 + _NONCE and _TAG <= size <= _LARGEST_PIECE + _TAG else b""
         following = file.read(4 + _NONCE)
         sealed = sealed if len(sealed) == size else b""
         try:
@@ -310,8 +353,8 @@ def _decrypt(cipher: Any, run: Run, name: str, file: BinaryIO) -> Iterator[bytes
         number, head = number + 1, following
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -20,9 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from policy.checkpoint import NodeSystem
 from prolog_epilog.cgroups import jobs_here, memory_room
@@ -30,7 +31,7 @@ from prolog_epilog.checkpoint import contents, cpus, criu, drains, opened
 from prolog_epilog.checkpoint.criu import BrokenOffError, Criu
 from prolog_epilog.checkpoint.drains import Drains, Place
 from prolog_epilog.checkpoint.gpus import Gpu, Gpus, NeverError, Pairs, from_facts, to_facts
-from prolog_epilog.checkpoint.images import Images, Run
+from prolog_epilog.checkpoint.images import Images, Run, Writer
 from prolog_epilog.checkpoint.shared import Last, Shared
 from prolog_epilog.server import Peer, Server
 from sluice.base.clock import uptime
@@ -280,28 +281,30 @@ class Saver:
         note = {"uid": run.uid, "restarts": run.restarts, "init": init, "started": _started(init)}
         write_atomic(self._saving(run.job), json.dumps(note), mode=0o600)
         times = [time.monotonic()]
-        try:
-            self.gpus.suspend(gpus, init, opened.processes(init)[1:], _GPU_S, lock)
-        except NeverError as error:
-            self.found_unsaved(run.job, error.what)
-            raise
+        with self.images.writing(run) as image:
+            try:
+                self.gpus.suspend(gpus, init, opened.processes(init)[1:], _GPU_S, lock)
+            except NeverError as error:
+                self.found_unsaved(run.job, error.what)
+                raise
+            times.append(time.monotonic())
+            _stop(init)
+            self._program().save(init, work, policy.time_s, lock, partial(_take, image, policy))
+            times.append(time.monotonic())
+            contents.check_files(image.content(contents.FILES))
+            image.end(
+                {
+                    "opened": sorted(opened.look(init, run.uid)),
+                    "rights": sorted(opened.rights(init, run.uid)),
+                    "named": sorted(opened.look_by_name(init, run.uid)),
+                    "node": self.node,
+                    "cpu": cpus.here(),
+                    "gpus": to_facts(gpus),
+                    "saved": time.time(),
+                }
+            )
         times.append(time.monotonic())
-        _stop(init)
-        self._program().save(init, work, policy.time_s, policy.most_bytes, lock)
-        times.append(time.monotonic())
-        contents.check(work)
-        facts = {
-            "opened": sorted(opened.look(init, run.uid)),
-            "rights": sorted(opened.rights(init, run.uid)),
-            "named": sorted(opened.look_by_name(init, run.uid)),
-            "node": self.node,
-            "cpu": cpus.here(),
-            "gpus": to_facts(gpus),
-            "saved": time.time(),
-        }
-        self.images.write(run, work, facts)
-        times.append(time.monotonic())
-        return " (GPU {:.2f}, CRIU {:.2f}, image {:.2f})".format(*(end - at for at, end in pairwise(times)))
+        return " (GPU {:.2f}, CRIU {:.2f}, disk {:.2f})".format(*(end - at for at, end in pairwise(times)))
 
     def _cannot_return(self, run: Run) -> str:
         """Why Slurm would not start this job again; empty: it would."""
@@ -324,7 +327,7 @@ class Saver:
         if used + wanted > policy.quota_bytes:
             raise SluiceError(f"with {used >> 20} MiB of other jobs its user would be over the quota here")
         disk = os.statvfs(self.images.folder)
-        if disk.f_bavail * disk.f_frsize < 2 * wanted:  # CRIU's files, and the encrypted ones
+        if disk.f_bavail * disk.f_frsize < 2 * wanted:  # encrypted, and decrypted when it is resumed
             raise SluiceError(f"the disk of {self.images.folder} has no room for it")
 
     def _fresh_work(self, job: int) -> Path:
@@ -557,6 +560,12 @@ class Saver:
                     shutil.rmtree(left, ignore_errors=True)
                 else:
                     left.unlink()
+
+
+def _take(image: Writer, policy: NodeSystem, name: str, plain: BinaryIO) -> None:
+    """One of CRIU's files. Raises SluiceError, OSError."""
+    contents.check_name(name)
+    image.add(name, plain, contents.FILES_MOST if name == contents.FILES else policy.most_bytes)
 
 
 def _is_locked(lock: int) -> bool:

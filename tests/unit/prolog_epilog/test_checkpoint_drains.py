@@ -27,6 +27,7 @@ from prolog_epilog.checkpoint.shared import Last, Shared
 from prolog_epilog.server import Peer
 from sluice.base.errors import SluiceError
 from sluice.slurm import job as slurm_job
+from tests.unit.prolog_epilog.saved_images import write_image
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="images of several users need root")
 
@@ -76,11 +77,8 @@ class Site:
         self.save(RUN, pages)
 
     def save(self, run: Run, pages: bytes, **facts: Any) -> None:
-        source = self.folder / "source"
-        source.mkdir()
-        (source / "pages-1.img").write_bytes(pages)
-        self.images.write(run, source, {"cpu": CPU, "gpus": [], "node": "n1", "opened": [], "named": []} | facts)
-        source.rmdir()
+        known = {"cpu": CPU, "gpus": [], "node": "n1", "opened": [], "named": []}
+        write_image(self.images, run, known | facts, **{"pages-1.img": pages})
 
     def drains(self) -> Drains:
         @contextmanager
@@ -292,10 +290,7 @@ def test_no_image_is_used_after_a_later_run_has_begun(tmp_path: Path, seed: int)
             here._forget(7)
         saved = None
         if chance.random() < 0.6:
-            source = tmp_path / "source"
-            source.mkdir()
-            here.images.write(Run(7, ALICE, restarts), source, {"cpu": CPU, "gpus": []})
-            source.rmdir()
+            write_image(here.images, Run(7, ALICE, restarts), {"cpu": CPU, "gpus": []})
             here._where(Run(7, ALICE, restarts))
             saved = restarts
         for saver in savers:

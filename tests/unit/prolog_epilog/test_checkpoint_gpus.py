@@ -20,6 +20,7 @@ from prolog_epilog.checkpoint.images import Run
 from prolog_epilog.checkpoint.saver import Saver
 from prolog_epilog.server import Peer
 from sluice.base.errors import SluiceError
+from tests.unit.prolog_epilog.saved_images import fake_criu
 
 A, B, C = (Gpu(f"GPU-{name * 4}", "nvidia", "H100", 81559, "580.65.06") for name in "abc")
 ROOT = Peer(1, 0)
@@ -120,10 +121,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def saver_of(folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: Gpus, act: str) -> tuple[Saver, list[Any]]:
-    program = folder / "criu"
-    version = 'case $1 in --version) echo "Version: 4.2.1"; exit;; check) exit;; esac'
-    program.write_text(f'#!/bin/sh\n{version}\nwhile [ "$1" != -D ]; do shift; done\n{act}\n')
-    program.chmod(0o755)
+    program = fake_criu(folder / "criu", act)
     ordered: list[Any] = []
     system = NodeSystem(criu=str(program))
     saver = Saver(folder / "made", lambda: system, folder / "ready", lambda *run: ordered.append(run), gpus)

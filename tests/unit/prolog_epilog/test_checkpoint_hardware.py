@@ -6,6 +6,7 @@ Root, a driver of CUDA 12.8 or later, and nvidia-ml-py. `SLUICE_CRIU` as in test
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -205,9 +207,14 @@ def save_and_end(driver: Cuda, holder: Holder, folder: Path) -> Callable[[], Non
     if problem := criu.problem():
         pytest.skip(problem)
     folder.mkdir()
+
+    def take(name: str, plain: BinaryIO) -> None:
+        with (folder / name).open("xb") as file:
+            shutil.copyfileobj(plain, file, 1 << 20)
+
     driver.suspend(holder.pid, [holder.pid], 20, -1)
     with (folder.parent / "lock").open("w") as lock:
-        criu.save(holder.pid, folder, 60, 1 << 40, lock.fileno())
+        criu.save(holder.pid, folder, 60, lock.fileno(), take)
     holder.end()
 
     def resume() -> None:

@@ -20,11 +20,13 @@ import pytest
 
 from policy.checkpoint import Checkpoint, NodeSystem, compile_checkpoint
 from prolog_epilog.checkpoint import contents, opened
+from prolog_epilog.checkpoint import images as images_module
 from prolog_epilog.checkpoint.criu import Criu
 from prolog_epilog.checkpoint.images import Images, Run
 from prolog_epilog.checkpoint.saver import Saver
 from prolog_epilog.server import Peer
 from sluice.base.errors import SluiceError
+from tests.unit.prolog_epilog.saved_images import fake_criu, write_image
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="images of several users need root")
 
@@ -40,17 +42,8 @@ def images(tmp_path: Path) -> Images:
     return made
 
 
-def source_of(tmp_path: Path, **files: bytes) -> Path:
-    folder = tmp_path / "source"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return folder
-
-
-def saved(images: Images, tmp_path: Path, run: Run, pages: bytes = SECRET) -> Path:
-    images.write(run, source_of(tmp_path, pages=pages, empty=b""), {"opened": [[1, 2, 3]]})
+def saved(images: Images, run: Run, pages: bytes = SECRET) -> Path:
+    write_image(images, run, {"opened": [[1, 2, 3]]}, pages=pages, empty=b"")
     found = images.find(run.job)
     assert found is not None and found[0] == run.restarts
     return found[1]
@@ -60,8 +53,7 @@ def saved(images: Images, tmp_path: Path, run: Run, pages: bytes = SECRET) -> Pa
 def test_what_was_saved_is_read_again_and_is_not_on_disk(images: Images, tmp_path: Path, size: int) -> None:
     run = Run(7, ALICE, 0)
     pages = os.urandom(size)
-    folder = saved(images, tmp_path, run, pages)
-    assert not list((tmp_path / "source").iterdir())
+    folder = saved(images, run, pages)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and stat.S_IMODE(images.folder.stat().st_mode) == 0o700
     assert size < 16 or pages[:16] not in (folder / "pages").read_bytes()
     facts = images.read(run, tmp_path / "out")
@@ -71,8 +63,8 @@ def test_what_was_saved_is_read_again_and_is_not_on_disk(images: Images, tmp_pat
 
 def test_another_tenants_image_is_none(images: Images, tmp_path: Path) -> None:
     """Neither with the other's key, nor under the other's name or as another run of the same job."""
-    folder = saved(images, tmp_path, Run(7, ALICE, 0))
-    saved(images, tmp_path, Run(8, BOB, 0))
+    folder = saved(images, Run(7, ALICE, 0))
+    saved(images, Run(8, BOB, 0))
     for other in (Run(7, BOB, 0), Run(9, ALICE, 0), Run(7, ALICE, 1)):
         if other.name != folder.name:
             shutil.copytree(folder, folder.with_name(other.name))
@@ -85,8 +77,8 @@ def test_another_tenants_image_is_none(images: Images, tmp_path: Path) -> None:
 
 def test_no_byte_can_be_changed_and_nothing_left_out(images: Images, tmp_path: Path) -> None:
     run = Run(7, ALICE, 0)
-    folder = saved(images, tmp_path, run, os.urandom((8 << 20) + 10))
-    piece = (4 << 20) + 32
+    folder = saved(images, run, os.urandom(2 * images_module._PIECE + 10))
+    piece = images_module._PIECE + 32
 
     def refused(name: str, content: bytes) -> None:
         before = (folder / name).read_bytes()
@@ -126,7 +118,7 @@ def test_what_is_not_finished_is_not_found(images: Images, tmp_path: Path, monke
 
         monkeypatch.setattr(os, "fsync", full)
         try:
-            images.write(run, source_of(tmp_path, a=b"1", b=b"2"), {})
+            write_image(images, run, a=b"1", b=b"2")
             break
         except OSError:
             found = images.find(7)
@@ -144,7 +136,7 @@ def test_what_is_not_finished_is_not_found(images: Images, tmp_path: Path, monke
 
 
 def test_images_are_kept_for_a_while(images: Images, tmp_path: Path) -> None:
-    old, fresh = saved(images, tmp_path, Run(7, ALICE, 0)), saved(images, tmp_path, Run(8, ALICE, 2))
+    old, fresh = saved(images, Run(7, ALICE, 0)), saved(images, Run(8, ALICE, 2))
     os.utime(old, (1, 1))
     images.prune(time.time() - 60)
     assert images.find(7) is None and images.find(8) == (2, fresh)
@@ -263,16 +255,18 @@ def entry(kind: int, socket_name: bytes = b"") -> bytes:
     ],
 )
 def test_nothing_is_kept_for_which_root_would_change_a_folder(
-    tmp_path: Path, files: bytes, others: tuple[str, ...], why: str | None
+    files: bytes, others: tuple[str, ...], why: str | None
 ) -> None:
-    (tmp_path / "files.img").write_bytes(b"magicmag" + files)
-    for name in others:
-        (tmp_path / name).touch()
+    def check() -> None:
+        for name in ("files.img", *others):
+            contents.check_name(name)
+        contents.check_files(b"magicmag" + files)
+
     if why is None:
-        contents.check(tmp_path)
+        check()
         return
     with pytest.raises(SluiceError, match=why):
-        contents.check(tmp_path)
+        check()
 
 
 def test_devices_of_memory_are_not_harmless() -> None:
@@ -306,8 +300,7 @@ def test_a_site_without_criu_says_so(tmp_path: Path) -> None:
 
 def saver_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, **policy: Any) -> tuple[Saver, list[Any]]:
     """With a CRIU that does `act` for a dump; and what it orders."""
-    version = 'case $1 in --version) echo "Version: 4.2.1"; exit;; check) exit;; esac'
-    criu = script(tmp_path / "criu", f'{version}\nwhile [ "$1" != -D ]; do shift; done\n{act}')
+    criu = fake_criu(tmp_path / "criu", act)
     ordered: list[Any] = []
     system = NodeSystem(criu=str(criu), **policy)
     saver = Saver(tmp_path / "checkpoints", lambda: system, tmp_path / "ready", lambda *run: ordered.append(run))
@@ -354,7 +347,7 @@ def test_an_agent_that_was_killed_after_the_save_does_not_save_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
 ) -> None:
     saver, ordered = saver_of(tmp_path, monkeypatch, "exit 1")
-    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, pages=b"state"), {"opened": []})
+    write_image(saver.images, Run(7, ALICE, 0), {"opened": []}, pages=b"state")
     process.send_signal(signal.SIGSTOP)  # as CRIU left it
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][0] != "T":
         time.sleep(0.01)
@@ -367,7 +360,7 @@ def test_what_was_saved_of_a_job_that_has_run_since_is_not_its_state(
 ) -> None:
     """Its launcher let it go on, as no agent answered: the image is an earlier one, and would repeat its work."""
     saver, ordered = saver_of(tmp_path, monkeypatch, "exit 1")
-    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, pages=b"state"), {"opened": []})
+    write_image(saver.images, Run(7, ALICE, 0), {"opened": []}, pages=b"state")
     with pytest.raises(SluiceError, match="ended with 1"):
         save(saver, process)
     assert ordered == [] and process.poll() is None and saver.images.find(7) is None
@@ -396,8 +389,8 @@ def test_an_image_whose_job_was_not_requeued_is_forgotten(
             "a TCP connection",
         ),
         ("exit 3", {}, "ended with 3"),
-        ("head -c 2000000 /dev/zero >$2/pages", {"most_bytes": 1 << 20}, "over the limit"),
-        ("echo x >$2/pages", {"quota_bytes": 1}, "over the quota"),
+        ("head -c 2000000 /dev/zero >$2/pages-1.img", {"most_bytes": 1 << 20}, "over the limit"),
+        ("echo x >$2/pages-1.img", {"quota_bytes": 1}, "over the quota"),
     ],
 )
 def test_a_job_that_cannot_be_saved_goes_on(
@@ -426,6 +419,7 @@ def test_what_criu_may_have_damaged_begins_anew(
     policy: dict[str, Any],
 ) -> None:
     saver, ordered = saver_of(tmp_path, monkeypatch, act, **policy)
+    monkeypatch.setattr("prolog_epilog.checkpoint.criu._LETS_GO_S", 0.5)
     save(saver, process)
     assert ordered == [(7, 0)] and process.wait(10) == -9 and saver.images.find(7) is None
 
@@ -436,7 +430,7 @@ def test_nothing_is_resumed_twice(
     """The same request again is of an agent that was killed before it answered: the job runs on."""
     saver, _ = saver_of(tmp_path, monkeypatch, "exit 1")
     known = [list(one) for one in opened.look(process.pid, ALICE)]
-    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, pages=b"state"), {"opened": known, "rights": []})
+    write_image(saver.images, Run(7, ALICE, 0), {"opened": known, "rights": []}, pages=b"state")
     for rights in (False, False, True, True):
         saver.restored(peer=ROOT, job=7, uid=ALICE, restarts=1, init=process.pid, rights=rights)
         assert saver.images.find(7) is None
@@ -461,7 +455,7 @@ def not_started(saver: Saver) -> dict[str, Any]:
 def resumable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int) -> Saver:
     saver, _ = saver_of(tmp_path, monkeypatch, "exit 1")
     facts = {"opened": [list(one) for one in opened.look(pid, ALICE)], "rights": []}
-    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, **{"files.img": b"state"}), facts)
+    write_image(saver.images, Run(7, ALICE, 0), facts, **{"files.img": b"state"})
     return saver
 
 
@@ -562,7 +556,7 @@ def test_what_was_not_looked_at_does_not_run(
     """CRIU goes on although what it asked has died, as it does before the last step."""
     saver, _ = saver_of(tmp_path, monkeypatch, "exit 1")
     known = [list(one) for one in opened.look(process.pid, ALICE)]
-    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, pages=b"state"), {"opened": known, "rights": []})
+    write_image(saver.images, Run(7, ALICE, 0), {"opened": known, "rights": []}, pages=b"state")
     request: dict[str, Any] = {"peer": ROOT, "job": 7, "uid": ALICE, "restarts": 1, "init": process.pid}
     with pytest.raises(SluiceError, match="looked at"):
         for rights in looked_at:
@@ -575,7 +569,7 @@ def test_a_job_with_a_strangers_file_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[bytes]
 ) -> None:
     saver, _ = saver_of(tmp_path, monkeypatch, "exit 1")
-    saver.images.write(Run(7, ALICE, 0), source_of(tmp_path, pages=b"state"), {"opened": [], "rights": []})
+    write_image(saver.images, Run(7, ALICE, 0), {"opened": [], "rights": []}, pages=b"state")
     with pytest.raises(SluiceError, match="is another file than it was"):
         saver.restored(peer=ROOT, job=7, uid=ALICE, restarts=1, init=process.pid, rights=False)
     assert process.wait(10) == -9 and saver.images.find(7) is None

@@ -16,9 +16,10 @@ import pytest
 from policy.checkpoint import NodeSystem
 from prolog_epilog.checkpoint import contents, criu, opened
 from prolog_epilog.checkpoint import saver as saving
-from prolog_epilog.checkpoint.images import Images, Run
+from prolog_epilog.checkpoint.images import Images, Run, Writer
 from prolog_epilog.checkpoint.saver import Saver
 from prolog_epilog.server import Peer
+from tests.unit.prolog_epilog.saved_images import fake_criu, write_image
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 
@@ -40,12 +41,8 @@ import ctypes, threading, time
 threading.Thread(target=lambda: (time.sleep(0.2), print(flush=True), time.sleep(600))).start()
 ctypes.CDLL(None).pthread_exit(None)
 """
-CRIU = """#!/bin/sh
-case $1 in --version) echo "Version: 4.2.1"; exit;; check) exit;; esac
-while [ "$1" != -D ]; do shift; done
-printf magicmag >"$2/files.img"
-"""
-KILLS_AGENT = "kill -9 $PPID\n"
+WRITES = 'printf magicmag >"$2/files.img"'
+KILLS_AGENT = "kill -9 $PPID"
 
 
 @contextmanager
@@ -94,9 +91,11 @@ MOMENTS: dict[str, tuple[object, str, Callable[..., None]] | None] = {
     "before it is stopped": (saving, "_stop", dies),
     "stopped": (criu, "_nodes_proc", dies),
     "covered": (criu, "run_command", mounts_and_dies),
+    "encrypted": (Writer, "add", dies),
     "saved by CRIU": None,
-    "uncovered": (contents, "check", dies),
-    "looked at": (Images, "write", dies),
+    "uncovered": (contents, "check_files", dies),
+    "looked at": (Writer, "end", dies),
+    "written": (Images, "complete", dies),
 }
 
 
@@ -105,9 +104,7 @@ def test_what_a_killed_agent_left_stopped_goes_on_and_sees_its_own_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """Also where it has no GPU, and nobody asks again for its save."""
-    program = tmp_path / "criu"
-    program.write_text(CRIU + (KILLS_AGENT if MOMENTS[moment] is None else ""))
-    program.chmod(0o755)
+    program = fake_criu(tmp_path / "criu", WRITES, KILLS_AGENT if MOMENTS[moment] is None else "")
     monkeypatch.setattr(Saver, "_cannot_return", lambda *_: "")
     monkeypatch.setattr(opened, "rights", lambda init, uid: set())
 
@@ -141,9 +138,7 @@ def test_a_job_that_may_have_gone_on_after_its_save_is_not_resumed_from_it(tmp_p
     saver = Saver(tmp_path / "made", NodeSystem, tmp_path / "ready", lambda job, restarts: None)
     saver.images.prepare()
     for restarts in (0, 1):
-        (tmp_path / "source").mkdir()
-        saver.images.write(Run(7, 65534, restarts), tmp_path / "source", {})
-        (tmp_path / "source").rmdir()
+        write_image(saver.images, Run(7, 65534, restarts))
     note = saver.images.folder / "work" / ".7.saving"
     note.write_text(json.dumps({"uid": 65534, "restarts": 0, "init": os.getpid(), "started": 1}))
     saver.settle()
