@@ -3,8 +3,8 @@
 Below `folder`, root's alone: ``keys/job-JOB`` and ``keys/UID``, ``images/JOB-RESTARTS`` and ``work/JOB``, where CRIU
 works, and where its files are, decrypted, while a job is resumed. A file is a sequence of pieces of AES-256-GCM, each
 bound to its job, user, run, name and place in the file, so that none can be changed, left out, or put in another's
-place. It is encrypted as it comes, and each piece is on its way to the disk at once (`_encrypt`). What is not finished
-has another name, and is removed.
+place. It is encrypted as it comes, while the piece before is written. What is not finished has another name, and is
+removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ _FACTS = "facts"  # the file that is written last; no name of CRIU's
 _HALF = ".half-"
 _PIECE = 1 << 20
 _LARGEST_PIECE = 4 << 20  # that earlier versions wrote
-_SYNCS = 8  # at once: the journal of most file systems takes many with one write
+_WRITERS = 4  # files that are written at once
 _NONCE, _TAG, _KEY = 12, 16, 32
 
 
@@ -169,8 +169,9 @@ class Images:
         """
         half = self._begin(run)
         try:
-            made = Writer(half, self.keys.cipher(run), run)
-            yield made
+            with ThreadPoolExecutor(_WRITERS) as disk:
+                made = Writer(half, self.keys.cipher(run), run, disk)
+                yield made
             if made.ended:
                 self.complete(run)
         finally:
@@ -231,7 +232,7 @@ class Images:
                     paced(len(piece))
 
     def read(self, run: Run, target: Path) -> dict[str, Any]:
-        """Decrypt the image of this run into the new folder `target`; the facts that were given to `write`.
+        """Decrypt the image of this run into the new folder `target`; the facts that were given to `Writer.end`.
 
         Raises SluiceError for one that is damaged, incomplete or of another job or user; OSError.
         """
@@ -246,7 +247,7 @@ class Images:
         return facts
 
     def facts(self, run: Run) -> dict[str, Any]:
-        """Those that were given to `write`. Raises as `read`."""
+        """Those that were given to `Writer.end`. Raises as `read`."""
         return self._facts(run, self._images / run.name)
 
     def _facts(self, run: Run, image: Path) -> dict[str, Any]:
@@ -275,15 +276,26 @@ class Images:
 class Writer:
     """Writes one image, file by file; several threads may add files."""
 
-    def __init__(self, folder: Path, cipher: Any, run: Run) -> None:
-        self._folder, self._cipher, self._run = folder, cipher, run
+    def __init__(self, folder: Path, cipher: Any, run: Run, disk: Executor) -> None:
+        self._folder, self._cipher, self._run, self._disk = folder, cipher, run, disk
         self._names: list[str] = []
         self.ended = False
 
     def add(self, name: str, plain: BinaryIO, most: int) -> None:
-        """Encrypt a file while it is read; `most`: bytes of it. Raises SluiceError, OSError."""
-        with (self._folder / name).open("xb") as file:
-            _encrypt(self._cipher, self._run, name, plain, file, most)
+        """Encrypt a file while it is read, and write it meanwhile; it is on disk at the end. `most`: bytes of it.
+
+        Raises SluiceError, OSError.
+        """
+        with (self._folder / name).open("xb", buffering=0) as file:
+            begin, written = 0, self._disk.submit(int)
+            try:
+                for head, sealed in _sealed(self._cipher, self._run, name, plain, most):
+                    written.result()  # the piece before
+                    written = self._disk.submit(_write, file.fileno(), begin, head, sealed)
+                    begin += len(head) + len(sealed)
+            finally:
+                written.result()  # it uses the file
+            os.fsync(file.fileno())
         self._names.append(name)
 
     def content(self, name: str) -> bytes:
@@ -292,13 +304,9 @@ class Writer:
             return b"".join(_decrypt(self._cipher, self._run, name, file))
 
     def end(self, facts: dict[str, Any]) -> None:
-        """All files are on disk from now on, and then `facts`, with their names. Raises OSError."""
-        names = sorted(self._names)
-        with ThreadPoolExecutor(_SYNCS) as syncing:
-            list(syncing.map(_sync, [self._folder / name for name in names]))
-        content = json.dumps({**facts, "files": names}).encode()
+        """There are no more; `facts` come last, with their names. Raises SluiceError, OSError."""
+        content = json.dumps({**facts, "files": sorted(self._names)}).encode()
         self.add(_FACTS, io.BytesIO(content), len(content))
-        _sync(self._folder / _FACTS)
         self.ended = True
 
 
@@ -307,20 +315,26 @@ def _place(run: Run, name: str, number: int, last: bool) -> bytes:
     return f"{run.job} {run.uid} {run.restarts} {name} {number} {int(last)}".encode()
 
 
-def _encrypt(cipher: Any, run: Run, name: str, plain: BinaryIO, file: BinaryIO, most: int) -> None:
-    """The file is not synced, but its writing has begun, so that little is left to do for that."""
+def _sealed(cipher: Any, run: Run, name: str, plain: BinaryIO, most: int) -> Iterator[tuple[bytes, bytes]]:
+    """All pieces of a file, each with what comes before it."""
     total = 0
     for number, (piece, last) in enumerate(_pieces(plain)):
         if (total := total + len(piece)) > most:
             raise SluiceError(f"{name} of it has more than {most >> 20} MiB, the limit")
         nonce = os.urandom(_NONCE)
         sealed = cipher.encrypt(nonce, piece, _place(run, name, number, last))
-        begin = file.tell()
-        file.write(struct.pack(">I", len(sealed)) + nonce)
-        file.write(sealed)
-        file.flush()
-        # Linux begins to write what is to be dropped from its cache, and drops nothing that is not written yet.
-        os.posix_fadvise(file.fileno(), begin, file.tell() - begin, os.POSIX_FADV_DONTNEED)
+        yield struct.pack(">I", len(sealed)) + nonce, sealed
+
+
+def _write(file: int, begin: int, head: bytes, sealed: bytes) -> int:
+    """Bytes. Their way to the disk begins at once, so that little is left to do when it is synced."""
+    for part, at in ((head, begin), (sealed, begin + len(head))):
+        left = memoryview(part)
+        while left:
+            left = left[os.pwrite(file, left, at + len(part) - len(left)) :]
+    # Linux begins to write what is to be dropped from its cache, and drops nothing that is not written yet.
+    os.posix_fadvise(file, begin, len(head) + len(sealed), os.POSIX_FADV_DONTNEED)
+    return len(head) + len(sealed)
 
 
 def _pieces(plain: BinaryIO) -> Iterator[tuple[memoryview, bool]]:
@@ -353,8 +367,8 @@ def _decrypt(cipher: Any, run: Run, name: str, file: BinaryIO) -> Iterator[bytes
         number, head = number + 1, following
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

@@ -304,7 +304,7 @@ class Saver:
                 }
             )
         times.append(time.monotonic())
-        return " (GPU {:.2f}, CRIU {:.2f}, disk {:.2f})".format(*(end - at for at, end in pairwise(times)))
+        return " (GPU {:.2f}, memory to disk {:.2f}, end {:.2f})".format(*(end - at for at, end in pairwise(times)))
 
     def _cannot_return(self, run: Run) -> str:
         """Why Slurm would not start this job again; empty: it would."""

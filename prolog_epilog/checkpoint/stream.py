@@ -26,6 +26,8 @@ _PIPE = 1 << 20  # bytes; what a user without rights may have, too
 _LARGE = "pages"
 _MOST_NAME = 4096
 _FILENAME = b"\x0a"  # field 1, a string
+_MOST_THREADS = 256
+_LOOK_S = 0.005
 _ENDS_S = 60.0  # for what is in the pipes when CRIU has ended
 
 Take = Callable[[str, BinaryIO], None]
@@ -55,11 +57,17 @@ class Stream:
                     if name.startswith(_LARGE):
                         with suppress(OSError):  # a limit of the system
                             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
-                    thread = threading.Thread(target=self._one, args=(name, pipe), daemon=True)
-                    self._threads.append(thread)
-                    thread.start()
+                    self._start(name, pipe)
             except (OSError, SluiceError) as error:
                 self._fail(error)
+
+    def _start(self, name: str, pipe: _Pipe) -> None:
+        """A thread; CRIU waits where there are many, as disks are slow, and it has few files open itself."""
+        while len(self._threads) >= _MOST_THREADS and time.monotonic() < self._deadline:
+            time.sleep(_LOOK_S)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=self._one, args=(name, pipe), daemon=True))
+        self._threads[-1].start()
 
     def _one(self, name: str, pipe: _Pipe) -> None:
         try:
