@@ -10,6 +10,8 @@ Failures are drawn: exponential ones, and Weibull ones of shape 0.8 and 0.7, wit
 Gibson: A large-scale study of failures in high-performance computing systems, DSN 2006), of nodes that fail ten times
 as often as assumed, as often, and a tenth as often. With `--failures` they are also those of Los Alamos' systems
 (LA-UR-05-7318): of each system with at least 16 nodes and 100 failures, with jobs of an eighth and of a 32nd of it.
+
+With `--criu` it also measures how long a node takes to save a job as it runs (checkpoint_save.py).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import Protocol
 
 import click
 
-from benchmarks import Result
+from benchmarks import Result, checkpoint_save
 from policy.checkpoint import NodeCheckpoint
 from sluice.base.errors import SluiceError
 from sluice.controllerd.health.checkpoints import Checkpoints, daly
@@ -46,6 +48,7 @@ OPTIONS = [
     click.Option(["--seeds"], type=click.IntRange(1, 100), default=3, show_default=True, help="Of drawn failures."),
     click.Option(["--days"], type=click.IntRange(10), default=180, show_default=True, help="Of drawn failures."),
     click.Option(["--nodes"], type=click.IntRange(64), default=128, show_default=True, help="Of drawn failures."),
+    *checkpoint_save.OPTIONS,
 ]
 MUST = {"drawn_over_optimum": ("<=", 1.1)}
 _LISTED_MUST = {"listed_over_optimum": ("<=", 1.1)}
@@ -352,16 +355,24 @@ def _steady_us() -> float:
     return median(taken) / _STEADY_JOBS * 1e6
 
 
-def run(failures: Path | None, seeds: int, days: int, nodes: int) -> Result:
-    """Ratios of sums; by case in the spread."""
+def run(
+    failures: Path | None, seeds: int, days: int, nodes: int, criu: Path | None, mib: int, gpu_mib: int, saves: int
+) -> Result:
+    """Ratios of sums; by case in the spread. Of saves, the medians, and each in the spread."""
     cases = {"drawn": dict(_of_drawn(seeds, days, nodes))}
     if failures is not None:
         cases["listed"] = dict(_of_listed(failures))
     figures: dict[str, float] = {}
     for kind, of in cases.items():
         figures |= _figures(kind, of)
-    return Result(
+    result = Result(
         figures | {"tick_us_job": _steady_us()},
         spread={name: [one.ratio()] for of in cases.values() for name, one in of.items()},
-        must=_LISTED_MUST if failures is not None else {},
+        must=dict(_LISTED_MUST) if failures is not None else {},
     )
+    if criu is not None:
+        taken = checkpoint_save.measure(criu, mib, gpu_mib, saves)
+        result.figures |= checkpoint_save.figures(taken, mib + gpu_mib)
+        result.spread |= {f"save_{name}": seconds for name, seconds in taken.items()}
+        result.must |= checkpoint_save.MUST
+    return result

@@ -1,11 +1,11 @@
-"""From the order to save a job until its GPU is free, over the time in which its memory alone can be written.
+"""From the order to save a job as it runs until its GPU is free, over the time in which its memory alone is written.
 
 Real daemons, CRIU itself, a simulated driver, whose device memory is the process's own: what a real driver takes to
 move it to the host is not in these figures. A job fills host and device memory with random bytes; it is ordered to be
-saved as slurmctld orders it where it preempts (`scancel`, whose own time counts), and its GPU is free when its last
-process has ended: the image is on disk by then. Before each save, on the same disk, so many bytes are written in one
-file, in order, and synced: `plain` as most programs do, `early` with each piece on its way to the disk at once, as the
-agent writes. The bound is on the first.
+saved as slurmctld orders it where it preempts (`scancel`, whose own time counts), and its GPU is free when its process
+has ended: the image is on disk by then. Before each save so many bytes are written on the same disk, into one file,
+in order, and synced: `plain`, as most programs do, and `early`, with each piece on its way to the disk at once, as the
+agent does. The bound is on the first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
@@ -34,7 +34,17 @@ from policy.compiled import CompiledPolicy, Global
 from policy.node import FILE_NAME, NodePolicy
 from sluice.slurm.control import SAVE_WORDS
 
-BOUND = ("<=", 1.2)
+OPTIONS = [
+    click.Option(
+        ["--criu"],
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="CRIU, to measure saves with; tools/criu fetches it. Needs root.",
+    ),
+    click.Option(["--mib"], type=click.IntRange(16), default=1024, show_default=True, help="Host memory of the job."),
+    click.Option(["--gpu-mib"], type=click.IntRange(0), default=1024, show_default=True, help="On its GPU."),
+    click.Option(["--saves"], type=click.IntRange(1), default=5, show_default=True, help="How many."),
+]
+MUST = {"save_over_plain_write": ("<=", 1.2)}
 
 _NODE, _USER = "n1", "alice"
 _PLATFORM = """
@@ -61,16 +71,16 @@ print("ready", flush=True)
 time.sleep(3600)
 """
 _PIECE = 4 << 20
-_STAGES = re.compile(r"saved in ([\d.]+) s \((.+?)\)")
+_STAGES = re.compile(r"saved in ([\d.]+) s \((.+?)\)")  # what the agent says of each
 _PATIENCE_S = 300.0
 
 
-def measure(criu: Path, mib: int, gpu_mib: int, saves: int) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Figures, and each save's. Raises SluiceError, click.ClickException."""
+def measure(criu: Path, mib: int, gpu_mib: int, saves: int) -> dict[str, list[float]]:
+    """Seconds of each save, by what was timed. Raises SluiceError, click.ClickException."""
     require_root("up")
     taken: defaultdict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory(dir=DEFAULT_FOLDER.parent) as parent, _node(Path(parent), criu) as cluster:
-        folder = cluster.folder / "nodes" / _NODE / "checkpoints"
+        folder = cluster.node_folder(_NODE) / "checkpoints"
         _await(lambda: cluster.run(["test", "-e", "/run/sluice/checkpoint"], node=_NODE, check=False).returncode == 0)
         for number in range(saves):
             taken["plain_s"].append(_write(folder / "written", mib + gpu_mib, early=False))
@@ -79,20 +89,20 @@ def measure(criu: Path, mib: int, gpu_mib: int, saves: int) -> tuple[dict[str, f
                 taken[name].append(seconds)
             for image in (folder / "images").iterdir():
                 shutil.rmtree(image)
-    ratios = [free / plain for free, plain in zip(taken["free_s"], taken["plain_s"], strict=True)]
-    early = [free / plain for free, plain in zip(taken["free_s"], taken["early_s"], strict=True)]
-    figures = {
-        "save_over_plain_write": median(ratios),
-        "save_over_plain_write_worst": max(ratios),
-        "save_over_early_write": median(early),
-        "save_over_early_write_worst": max(early),
-        "save_memory_mib": mib + gpu_mib,
-        "save_plain_mib_s": (mib + gpu_mib) / median(taken["plain_s"]),
-        "save_early_mib_s": (mib + gpu_mib) / median(taken["early_s"]),
+    return dict(taken)
+
+
+def figures(taken: Mapping[str, Sequence[float]], mib: int) -> dict[str, float]:
+    """Of all saves of so much memory."""
+    found: dict[str, float] = {"save_memory_mib": mib}
+    for way in ("plain", "early"):
+        written = taken[f"{way}_s"]
+        ratios = [free / one for free, one in zip(taken["free_s"], written, strict=True)]
+        found |= {f"save_over_{way}_write": median(ratios), f"save_over_{way}_write_worst": max(ratios)}
+        found[f"save_{way}_write_mib_s"] = mib / median(written)
+    return found | {
+        f"save_{name}": median(seconds) for name, seconds in taken.items() if name not in ("plain_s", "early_s")
     }
-    figures |= {f"save_{name}": median(seconds) for name, seconds in taken.items() if name not in ("plain_s", "early_s")}
-    spread = {"save_over_plain_write": ratios, **{f"save_{name}": seconds for name, seconds in taken.items()}}
-    return figures, spread
 
 
 @contextmanager
@@ -158,14 +168,14 @@ def _save(cluster: DevCluster, number: int, mib: int, gpu_mib: int) -> dict[str,
         os.close(ended)
     _await(lambda: "JobState=PENDING" in cluster.run(["scontrol", "show", "job", job]).stdout)
     requeued = time.monotonic() - begin
-    said = _STAGES.findall(cluster.log_tail(f"agent@{_NODE}", 20))
-    if not said:
-        raise click.ClickException(f"job {job} was not saved:\n{cluster.log_tail(f'agent@{_NODE}', 20)}")
-    agent, stages = said[-1]
-    found = {"free_s": free, "requeued_s": requeued, "agent_s": float(agent)}
-    for stage in stages.split(", "):
-        words_of_it, _, seconds = stage.rpartition(" ")
-        found[f"{words_of_it.lower().replace(' ', '_')}_s"] = float(seconds)
+    log = cluster.log_tail(f"agent@{_NODE}", 20)
+    said = [line for line in log.splitlines() if f" job={job} " in line and "action=saved" in line]
+    if not said or not (stages := _STAGES.search(said[-1])):
+        raise click.ClickException(f"job {job} was not saved:\n{log}")
+    found = {"free_s": free, "requeued_s": requeued, "agent_s": float(stages[1])}
+    for stage in stages[2].split(", "):
+        name, _, seconds = stage.rpartition(" ")
+        found[f"{name.lower().replace(' ', '_')}_s"] = float(seconds)
     cluster.run(["scancel", job])
     return found
 

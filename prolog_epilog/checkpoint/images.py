@@ -9,9 +9,12 @@ removed.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import glob
 import io
 import json
+import mmap
 import os
 import re
 import shutil
@@ -21,6 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,10 +34,12 @@ from sluice.base.files import write_atomic
 _IMAGE = re.compile(r"(?P<job>\d{1,10})-(?P<restarts>\d{1,10})\Z")
 _FACTS = "facts"  # the file that is written last; no name of CRIU's
 _HALF = ".half-"
-_PIECE = 1 << 20
-_LARGEST_PIECE = 4 << 20  # that earlier versions wrote
 _WRITERS = 4  # files that are written at once
 _NONCE, _TAG, _KEY = 12, 16, 32
+_HEAD = 4 + _NONCE  # before each piece: its size, the tag included
+_ON_DISK = 4 << 20  # a piece with all that belongs to it
+_PIECE = _ON_DISK - _HEAD - _TAG
+_LARGEST_PIECE = 4 << 20  # of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,40 @@ class Run:
     def name(self) -> str:
         """Of its folder."""
         return f"{self.job}-{self.restarts}"
+
+
+class Cipher:
+    """AES-256-GCM with one key. Raises SluiceError where its library is missing."""
+
+    def __init__(self, key: bytes) -> None:
+        try:
+            from cryptography.hazmat.primitives import ciphers
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError:
+            raise SluiceError(
+                "states of jobs cannot be encrypted", remedy="install cryptography: pip install 'sluice[checkpoint]'"
+            ) from None
+        self._ciphers, self._key, self._aead = ciphers, key, AESGCM(key)
+
+    def seal(self, nonce: bytes, plain: memoryview, place: bytes, target: memoryview) -> None:
+        """What `AESGCM.encrypt` returns, into `target`, whose size is that of `plain` and of the tag: for large pieces
+        that takes two thirds of the processor time."""
+        at_work = self._ciphers.Cipher(
+            self._ciphers.algorithms.AES(self._key), self._ciphers.modes.GCM(nonce)
+        ).encryptor()
+        at_work.authenticate_additional_data(place)
+        at_work.update_into(plain, target)
+        at_work.finalize()
+        target[len(plain) :] = at_work.tag
+
+    def open(self, nonce: bytes, sealed: bytes, place: bytes) -> bytes:
+        """The reverse. Raises ValueError for what is not whole, or of another place or key."""
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            return self._aead.decrypt(nonce, sealed, place)
+        except InvalidTag:
+            raise ValueError from None
 
 
 class Keys:
@@ -73,21 +113,15 @@ class Keys:
             if path.stat().st_mtime < before and not needed(int(path.name.removeprefix("job-"))):
                 path.unlink(missing_ok=True)
 
-    def cipher(self, run: Run) -> Any:
+    def cipher(self, run: Run) -> Cipher:
         """Raises SluiceError, OSError."""
-        try:
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ImportError:
-            raise SluiceError(
-                "states of jobs cannot be encrypted", remedy="install cryptography: pip install 'sluice[checkpoint]'"
-            ) from None
         path = self._of_job(run.job)
         if not path.exists():
             path = self._of_user(run.uid)
         key = path.read_bytes()
         if len(key) != _KEY:
             raise SluiceError(f"{path}: not a key", remedy="remove it: what was saved with it is lost")
-        return AESGCM(key)
+        return Cipher(key)
 
     def _of_job(self, job: int) -> Path:
         return self.folder / f"job-{job}"
@@ -276,7 +310,7 @@ class Images:
 class Writer:
     """Writes one image, file by file; several threads may add files."""
 
-    def __init__(self, folder: Path, cipher: Any, run: Run, disk: Executor) -> None:
+    def __init__(self, folder: Path, cipher: Cipher, run: Run, disk: Executor) -> None:
         self._folder, self._cipher, self._run, self._disk = folder, cipher, run, disk
         self._names: list[str] = []
         self.ended = False
@@ -286,17 +320,28 @@ class Writer:
 
         Raises SluiceError, OSError.
         """
-        with (self._folder / name).open("xb", buffering=0) as file:
-            begin, written = 0, self._disk.submit(int)
-            try:
-                for head, sealed in _sealed(self._cipher, self._run, name, plain, most):
-                    written.result()  # the piece before
-                    written = self._disk.submit(_write, file.fileno(), begin, head, sealed)
-                    begin += len(head) + len(sealed)
-            finally:
-                written.result()  # it uses the file
-            os.fsync(file.fileno())
+        file = _open_new(self._folder / name)
+        try:
+            self._write(file, _pieces(plain, name, most), name)
+            os.fsync(file)
+        finally:
+            os.close(file)
         self._names.append(name)
+
+    def _write(self, file: int, pieces: Iterator[tuple[memoryview, bool]], name: str) -> None:
+        buffers = cycle((mmap.mmap(-1, _ON_DISK), mmap.mmap(-1, _ON_DISK)))  # O_DIRECT wants whole pages
+        begin, written = 0, self._disk.submit(int)
+        try:
+            for number, (piece, last) in enumerate(pieces):
+                nonce, size = os.urandom(_NONCE), len(piece) + _TAG
+                content = memoryview(next(buffers))[: _HEAD + size]
+                content[:_HEAD] = struct.pack(">I", size) + nonce
+                self._cipher.seal(nonce, piece, _place(self._run, name, number, last), content[_HEAD:])
+                written.result()  # the piece before
+                written = self._disk.submit(_write, file, begin, content)
+                begin += len(content)
+        finally:
+            written.result()  # it uses the file
 
     def content(self, name: str) -> bytes:
         """Of a file that was added. Raises SluiceError, OSError."""
@@ -315,52 +360,53 @@ def _place(run: Run, name: str, number: int, last: bool) -> bytes:
     return f"{run.job} {run.uid} {run.restarts} {name} {number} {int(last)}".encode()
 
 
-def _sealed(cipher: Any, run: Run, name: str, plain: BinaryIO, most: int) -> Iterator[tuple[bytes, bytes]]:
-    """All pieces of a file, each with what comes before it."""
-    total = 0
-    for number, (piece, last) in enumerate(_pieces(plain)):
-        if (total := total + len(piece)) > most:
-            raise SluiceError(f"{name} of it has more than {most >> 20} MiB, the limit")
-        nonce = os.urandom(_NONCE)
-        sealed = cipher.encrypt(nonce, piece, _place(run, name, number, last))
-        yield struct.pack(">I", len(sealed)) + nonce, sealed
+def _open_new(path: Path) -> int:
+    """A file that is written around the kernel's cache, where its file system can: that takes a tenth of the processor
+    time, leaves the memory to jobs, and has nothing left to do when it is synced. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    path.unlink(missing_ok=True)  # some make it before they refuse
+    return os.open(path, flags, 0o600)
 
 
-def _write(file: int, begin: int, head: bytes, sealed: bytes) -> int:
-    """Bytes. Their way to the disk begins at once, so that little is left to do when it is synced."""
-    for part, at in ((head, begin), (sealed, begin + len(head))):
-        left = memoryview(part)
-        while left:
-            left = left[os.pwrite(file, left, at + len(part) - len(left)) :]
-    # Linux begins to write what is to be dropped from its cache, and drops nothing that is not written yet.
-    os.posix_fadvise(file, begin, len(head) + len(sealed), os.POSIX_FADV_DONTNEED)
-    return len(head) + len(sealed)
+def _write(file: int, begin: int, content: memoryview) -> int:
+    """Bytes. Raises OSError."""
+    if len(content) < _ON_DISK:  # the last piece has not whole blocks
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_DIRECT)
+    done = 0
+    while done < len(content):
+        done += os.pwrite(file, content[done:], begin + done)
+    return done
 
 
-def _pieces(plain: BinaryIO) -> Iterator[tuple[memoryview, bool]]:
-    """Each, and whether it is the last one; one is valid until the next."""
+def _pieces(plain: BinaryIO, name: str, most: int) -> Iterator[tuple[memoryview, bool]]:
+    """Each, and whether it is the last one; one is valid until the next. Raises SluiceError, OSError."""
     this, following = bytearray(_PIECE), bytearray(_PIECE)
-    size = plain.readinto(this)  # type: ignore[attr-defined]  # all that are read have it
+    total = size = plain.readinto(this)  # type: ignore[attr-defined]  # all that are read have it
     while True:
         more = plain.readinto(following)  # type: ignore[attr-defined]
+        if (total := total + more) > most:
+            raise SluiceError(f"{name} of it has more than {most >> 20} MiB, the limit")
         yield memoryview(this)[:size], not more
         if not more:
             return
         this, following, size = following, this, more
 
 
-def _decrypt(cipher: Any, run: Run, name: str, file: BinaryIO) -> Iterator[bytes]:
-    from cryptography.exceptions import InvalidTag
-
-    number, head = 0, file.read(4 + _NONCE)
+def _decrypt(cipher: Cipher, run: Run, name: str, file: BinaryIO) -> Iterator[bytes]:
+    number, head = 0, file.read(_HEAD)
     while True:
         size = int.from_bytes(head[:4], "big")
-        sealed = file.read(size) if len(head) == 4 + _NONCE and _TAG <= size <= _LARGEST_PIECE + _TAG else b""
-        following = file.read(4 + _NONCE)
+        sealed = file.read(size) if len(head) == _HEAD and _TAG <= size <= _LARGEST_PIECE + _TAG else b""
+        following = file.read(_HEAD)
         sealed = sealed if len(sealed) == size else b""
         try:
-            yield cipher.decrypt(head[4:], sealed, _place(run, name, number, not following))
-        except (InvalidTag, ValueError):
+            yield cipher.open(head[4:], sealed, _place(run, name, number, not following))
+        except ValueError:
             raise SluiceError(f"what was saved of job {run.job} is damaged: {name}") from None
         if not following:
             return

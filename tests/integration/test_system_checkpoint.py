@@ -18,7 +18,7 @@ from dev_cluster.layout import INSIDE
 from sluice.slurm.control import SAVE_WORDS
 from tests.integration.jobs import sbatch, shown
 from tests.integration.platforms import SINGLE
-from tests.integration.saved_jobs import NODE, Counter, can_save, images, kill, saving_cluster, set_policy
+from tests.integration.saved_jobs import COUNTER, NODE, Counter, can_save, images, kill, saving_cluster, set_policy
 from tests.integration.settled import start_again, until
 
 pytestmark = pytest.mark.cluster
@@ -116,6 +116,20 @@ def test_a_job_that_cannot_be_saved_goes_on_and_says_why(cluster: DevCluster, sc
     assert shown(cluster, job)["JobState"] == "RUNNING"
     set_policy(cluster, {})
     cluster.run(["scancel", job])
+
+
+def test_a_job_of_which_a_file_is_not_taken_goes_on(cluster: DevCluster) -> None:
+    """CRIU fails as it writes, with most of the job saved, and lets it go on unharmed."""
+    job = Counter(cluster, "ghost", last=60, script=COUNTER.replace("exec 5>>kept", "exec 5>>kept 9>gone; rm gone"))
+    job.counts(5)
+    job.save()
+    until(
+        lambda: cluster.log_tail(f"agent@{NODE}", 5),
+        lambda said: f"job={job.id}" in said and "it has a deleted file open" in said,
+        timeout=60,
+    )
+    assert job.ended()["ExitCode"] == "7:0" and job.is_exact(), job.all_said()
+    assert list(images(cluster).iterdir()) == []
 
 
 def test_a_job_that_its_node_cannot_save_is_not_ended_by_the_signal(cluster: DevCluster) -> None:
