@@ -33,7 +33,8 @@ class System(BaseModel):
     quota: Mib = 256 << 10
     """The most that is kept on a node for one user. Example: `256G`."""
     time: Annotated[Seconds, Field(ge=1)] = 300
-    """The longest that a job is stopped by CRIU. Example: `5m`."""
+    """The longest that a job is stopped until its state is on disk; else it is not saved, and goes on, or begins again
+    from its start where CRIU hangs. Example: `5m`."""
     keep: Annotated[Seconds, Field(ge=60)] = 7 * 86400
     """How long the state of a job that does not start again is kept. Example: `7d`."""
     shared: Annotated[str, Field(pattern=r"^/[^\x00-\x1f]{1,255}$")] | None = None

@@ -84,7 +84,7 @@ class Criu:
         words = [str(self.path), "dump", "--tree", str(init), "-D", str(folder), "-o", _LOG, "--leave-stopped",
                  "--timeout", str(_COLLECT_S), "--stream", *_COMMON]  # fmt: skip
         try:
-            with _nodes_proc(init), taken(folder, take, seconds) as stream:
+            with taken(folder, take, seconds) as stream, _nodes_proc(init):
                 done = subprocess.run(
                     [*_inside(init), *words], timeout=seconds + _LETS_GO_S, check=False, stdin=subprocess.DEVNULL,
                     capture_output=True, pass_fds=(lock,),

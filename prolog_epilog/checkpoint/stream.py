@@ -58,7 +58,7 @@ class Stream:
                         with suppress(OSError):  # a limit of the system
                             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
                     self._start(name, pipe)
-            except (OSError, SluiceError) as error:
+            except (OSError, RuntimeError, SluiceError) as error:  # no thread can be started
                 self._fail(error)
 
     def _start(self, name: str, pipe: _Pipe) -> None:
@@ -143,7 +143,7 @@ def _name(connection: socket.socket) -> str | None:
     length, name = _varint(message[1:])
     if message[:1] != _FILENAME or len(name) != length:
         raise SluiceError("what CRIU says of a file is not understood")
-    return name.decode()
+    return name.decode(errors="replace")
 
 
 def _varint(data: bytes) -> tuple[int, bytes]:
