@@ -73,7 +73,7 @@ class Stream:
         try:
             with io.BufferedReader(pipe) as plain:
                 self._take(name, plain)
-        except Exception as error:  # noqa: BLE001 - it is raised by `finish`
+        except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:

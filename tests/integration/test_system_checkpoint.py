@@ -18,7 +18,17 @@ from dev_cluster.layout import INSIDE
 from sluice.slurm.control import SAVE_WORDS
 from tests.integration.jobs import sbatch, shown
 from tests.integration.platforms import SINGLE
-from tests.integration.saved_jobs import COUNTER, NODE, Counter, can_save, images, kill, saving_cluster, set_policy
+from tests.integration.saved_jobs import (
+    COUNTER,
+    NODE,
+    Counter,
+    can_save,
+    images,
+    kill,
+    killed_in,
+    saving_cluster,
+    set_policy,
+)  # fmt: skip
 from tests.integration.settled import start_again, until
 
 pytestmark = pytest.mark.cluster
@@ -64,6 +74,19 @@ def test_agent_and_criu_may_die_at_any_moment(cluster: DevCluster) -> None:
         numbers = [int(word) for word in words[last_run:] if word.isdecimal()]
         assert numbers[:-1] == [*range(job.last)], job.all_said()
         assert job.is_exact() or round_ % 2, job.all_said()
+
+
+@pytest.mark.parametrize("step", ["dump+--tree", f"{INSIDE}/nodes/{NODE}/checkpoints/images/.half-*/pages-1.img"])
+def test_an_agent_that_dies_as_criu_writes_costs_no_work(cluster: DevCluster, step: str) -> None:
+    """CRIU's pipes end, before the first file and while memory is in one: it lets the job go on, which is saved again
+    by the next agent."""
+    job = Counter(cluster, "early" if "+" in step else "in-memory", last=60)
+    job.counts(5)
+    with killed_in(cluster, NODE, "agent", *step.split("+")):
+        job.save()
+    job.goes_on()
+    assert job.ended()["ExitCode"] == "7:0" and job.is_exact(), job.all_said()
+    assert list(images(cluster).iterdir()) == []
 
 
 def test_a_file_that_was_exchanged_is_not_opened(cluster: DevCluster) -> None:

@@ -120,7 +120,10 @@ def test_whoever_does_not_take_a_file_breaks_its_pipe(tmp_path: Path) -> None:
     assert str(found.error) == "not this one"
 
 
-@pytest.mark.parametrize("said", [b"\x02\0\0\0\x12\0", b"\x03\0\0\0\x0a\x05x", b"\xff\xff\xff\x7f", b"\x03\0\0\0\x0a\x01x"])
+@pytest.mark.parametrize(
+    "said",
+    [b"\x02\0\0\0\x12\0", b"\x03\0\0\0\x0a\x05x", b"\xff\xff\xff\x7f", b"\x03\0\0\0\x0a\x01x"],
+)
 def test_what_is_no_file_is_an_error_and_not_waited_for(tmp_path: Path, said: bytes) -> None:
     """The last one is a file without a pipe."""
     with taken(tmp_path, lambda name, plain: None, 60) as found:
@@ -202,7 +205,7 @@ def test_nothing_is_left_of_what_was_killed_at_any_moment(
 ) -> None:
     """An agent takes, encrypts and writes in one process. The next one removes what is not complete."""
     chance = random.Random(2)
-    program = fake_criu(tmp_path / "criu", f'echo $$ >{tmp_path}/pid; ' + WRITES * 2, "sleep 0.2")
+    program = fake_criu(tmp_path / "criu", f"echo $$ >{tmp_path}/pid; " + WRITES * 2, "sleep 0.2")
     for _ in range(20 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 4):
         (tmp_path / "pid").unlink(missing_ok=True)
         agent = os.fork()
