@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import checkpoint_save
 from benchmarks.checkpoint import History, _Learnt, _Optimum, _Simulation, drawn, listed
 from sluice.base.errors import SluiceError
 from sluice.controllerd.health.checkpoints import daly
@@ -51,3 +52,11 @@ def test_systems_of_the_public_list(tmp_path: Path) -> None:
     plain.write_text("System\n20\n")
     with pytest.raises(SluiceError, match="LA-UR-05-7318"):
         listed(plain)
+
+
+def test_a_save_is_compared_with_the_write_before_it() -> None:
+    taken = {"plain_s": [1.0, 2.0, 4.0], "early_s": [1.0, 1.0, 1.0], "free_s": [2.0, 2.0, 2.0], "gpu_s": [0.1, 0.3, 0.2]}
+    found = checkpoint_save.figures(taken, 100)
+    assert found["save_over_plain_write"] == 1.0 and found["save_over_plain_write_worst"] == 2.0
+    assert found["save_over_early_write"] == found["save_over_early_write_worst"] == 2.0
+    assert found["save_plain_write_mib_s"] == 50.0 and found["save_gpu_s"] == 0.2 and found["save_memory_mib"] == 100
