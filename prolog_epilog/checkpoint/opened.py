@@ -32,6 +32,8 @@ _KERNELS = frozenset(
     " selinuxfs sysfs tracefs".split()
 )
 _USERS_OWN = ("CapInh", "CapPrm", "CapEff", "CapAmb")
+_ENDED = ("Z", "X")
+"""What its parent has not waited for is made by CRIU, too, and ends as root: it never runs again."""
 _KEPT = ("Gid", "Groups", "CapBnd", "NoNewPrivs", "Seccomp")
 
 
@@ -97,12 +99,13 @@ def rights(init: int, uid: int) -> set[str]:
     for pid in processes(init)[1:]:
         with suppress(FileNotFoundError, ProcessLookupError):
             for thread in Path(f"/proc/{pid}/task").iterdir():
-                found.add(_rights((thread / "status").read_text(), uid))
+                values = dict(line.split(":", 1) for line in (thread / "status").read_text().splitlines())
+                if values["State"].split()[0] not in _ENDED:
+                    found.add(_rights(values, uid))
     return found
 
 
-def _rights(status: str, uid: int) -> str:
-    values = dict(line.split(":", 1) for line in status.splitlines())
+def _rights(values: dict[str, str], uid: int) -> str:
     if any(int(one) != uid for one in values["Uid"].split()) or any(int(values[name], 16) for name in _USERS_OWN):
         raise SluiceError(f"its process {values['Name'].strip()} has rights that are not its user's")
     return " ".join(f"{name}:{' '.join(values[name].split())}" for name in _KEPT)

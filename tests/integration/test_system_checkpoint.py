@@ -33,6 +33,7 @@ from tests.integration.settled import start_again, until
 
 pytestmark = pytest.mark.cluster
 
+LEAVES_ZOMBIE = '(: & exec sleep 600) & until grep -qs ") Z " /proc/[0-9]*/stat; do sleep 0.1; done'
 ROUNDS = 40 if os.environ.get("SLUICE_TEST_SCALE") == "full" else 2
 
 
@@ -45,7 +46,7 @@ def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: py
 
 
 def test_a_job_goes_on_where_it_was(cluster: DevCluster) -> None:
-    job = Counter(cluster, "exact")
+    job = Counter(cluster, "exact", script=COUNTER.replace("exec 5>>kept", f"{LEAVES_ZOMBIE}\nexec 5>>kept"))
     job.counts(15)
     job.save()
     job.start_again()

@@ -232,6 +232,28 @@ def test_a_job_has_its_users_rights_alone(user: int) -> None:
         process.wait()
 
 
+def test_what_has_ended_has_no_rights() -> None:
+    """CRIU makes what had ended, and was not waited for, as root, and it ends as root."""
+    start = f"import os, time; os.fork() or (os.fork() or os._exit(0), os.setuid({ALICE})); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", start])
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := states(process.pid)) >= {("Z", 0), ("S", ALICE)}:
+            assert time.monotonic() < deadline, found
+        assert len(opened.rights(process.pid, ALICE)) == 1
+    finally:
+        for pid in reversed(opened.processes(process.pid)):
+            os.kill(pid, 9)
+        process.wait()
+
+
+def states(init: int) -> set[tuple[str, int]]:
+    """And users, of the processes below it."""
+    texts = [Path(f"/proc/{pid}/status").read_text() for pid in opened.processes(init)[1:]]
+    found = [dict(line.split(":", 1) for line in text.splitlines()) for text in texts]
+    return {(values["State"].split()[0], int(values["Uid"].split()[0])) for values in found}
+
+
 def entry(kind: int, socket_name: bytes = b"") -> bytes:
     """A file, as CRIU writes it."""
     socket = bytes([8, 31, 11 << 3 | 2, len(socket_name)]) + socket_name
