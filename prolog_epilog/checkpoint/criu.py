@@ -25,7 +25,7 @@ _LOG = "log"
 _NODES_PROC = "sluice-criu"
 """The source by which the node's /proc is known where it covers a job's."""
 _MOUNT_S = 10.0
-_LETS_GO_S = 10.0  # for a CRIU whose files are not taken any more to let the job go on
+_LETS_GO_S = 30.0  # for a CRIU whose files are not taken any more to let the job go on
 _UNSHARE = "/usr/bin/unshare"
 _MOUNT_PROC = ("mount", "-t", "proc", "-o", "nosuid,nodev,noexec")
 _REASONS = (

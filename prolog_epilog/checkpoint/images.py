@@ -385,7 +385,7 @@ def _write(file: int, begin: int, content: memoryview) -> int:
 
 def _pieces(plain: BinaryIO, name: str, most: int) -> Iterator[tuple[memoryview, bool]]:
     """Each, and whether it is the last one; one is valid until the next. Raises SluiceError, OSError."""
-    this, following = bytearray(_PIECE), bytearray(_PIECE)
+    this, following = mmap.mmap(-1, _PIECE), mmap.mmap(-1, _PIECE)  # a small file takes no more memory than it has
     total = size = plain.readinto(this)  # type: ignore[attr-defined]  # all that are read have it
     while True:
         more = plain.readinto(following)  # type: ignore[attr-defined]

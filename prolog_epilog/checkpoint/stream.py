@@ -26,9 +26,9 @@ _PIPE = 1 << 20  # bytes; what a user without rights may have, too
 _LARGE = "pages"
 _MOST_NAME = 4096
 _FILENAME = b"\x0a"  # field 1, a string
-_MOST_THREADS = 256
+_MOST_THREADS = 64
 _LOOK_S = 0.005
-_ENDS_S = 60.0  # for what is in the pipes when CRIU has ended
+_ENDS_S = 60.0  # at least, for what is in the pipes when CRIU has ended
 
 Take = Callable[[str, BinaryIO], None]
 """Gets the name of a file and what it contains, in a thread of the file's own; may raise SluiceError, OSError."""
@@ -58,7 +58,7 @@ class Stream:
                         with suppress(OSError):  # a limit of the system
                             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
                     self._start(name, pipe)
-            except (OSError, RuntimeError, SluiceError) as error:  # no thread can be started
+            except (OSError, RuntimeError, SluiceError) as error:
                 self._fail(error)
 
     def _start(self, name: str, pipe: _Pipe) -> None:
@@ -66,8 +66,13 @@ class Stream:
         while len(self._threads) >= _MOST_THREADS and time.monotonic() < self._deadline:
             time.sleep(_LOOK_S)
             self._threads = [thread for thread in self._threads if thread.is_alive()]
-        self._threads.append(threading.Thread(target=self._one, args=(name, pipe), daemon=True))
-        self._threads[-1].start()
+        thread = threading.Thread(target=self._one, args=(name, pipe), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # a limit of the system
+            pipe.close()
+            raise
+        self._threads.append(thread)
 
     def _one(self, name: str, pipe: _Pipe) -> None:
         try:
@@ -80,13 +85,17 @@ class Stream:
         with self._lock:
             self.error = self.error or error
 
-    def finish(self) -> None:
+    def finish(self, listener: threading.Thread) -> None:
         """CRIU has ended: wait until all is taken. Where some is not, `error` says why."""
-        end = time.monotonic() + _ENDS_S
+        end = max(self._deadline, time.monotonic() + _ENDS_S)
+        self._await(listener, end)  # it may start others
         for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
-            if thread.is_alive():
-                self._fail(SluiceError("what CRIU writes does not come to its end"))
+            self._await(thread, end)
+
+    def _await(self, thread: threading.Thread, end: float) -> None:
+        thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():
+            self._fail(SluiceError("what CRIU writes does not come to its end"))
 
 
 class _Pipe(io.RawIOBase):
@@ -129,8 +138,7 @@ def taken(folder: Path, take: Take, seconds: float) -> Iterator[Stream]:
             yield stream
         finally:
             server.shutdown(socket.SHUT_RDWR)  # a CRIU that never connected is not waited for
-            listener.join(_ENDS_S)
-            stream.finish()
+            stream.finish(listener)
             (folder / SOCKET).unlink(missing_ok=True)
 
 
