@@ -434,6 +434,12 @@ static inline int sluice_credential_lifetime(void)
 #define SLUICE_SELECT_NODEINFO 1
 #define SLUICE_SELECT_JOB_INIT 1
 #endif
+/* select plugins hear of each registration of a node. */
+#if SLUICE_SLURM_AT_LEAST(22, 6)
+#define SLUICE_SELECT_UPDATE_NODE 0
+#else
+#define SLUICE_SELECT_UPDATE_NODE 1
+#endif
 /* A job as squeue gets it, packed and unpacked inside slurmctld, and the words for its reason. */
 #if SLUICE_SLURM_AT_LEAST(26, 5)
 #define SLUICE_PACKS_JOBS 0 /* not tried */

@@ -150,6 +150,8 @@ extern int select_p_node_init(void)
         sluice_hook_reconfigured();
         sluice_recount_forget();
         sluice_withdrawn_forget();
+        if (!reconfiguring)
+            sluice_load_gres_plugins();
     }
 #if !SLUICE_SELECT_NODEINFO
     if (active && !reconfiguring) {
@@ -189,6 +191,16 @@ extern int select_p_job_test(job_record_t *job_ptr, bitstr_t *node_bitmap, uint3
         .rest = {SLUICE_JOB_TEST_REST_NAMES},
     });
 }
+
+#if SLUICE_SELECT_UPDATE_NODE
+/* A node has registered. Stock only looks at the number. */
+extern int select_p_update_node_config(int index)
+{
+    if (active)
+        sluice_recount_registered();
+    return index < node_record_count ? SLURM_SUCCESS : SLURM_ERROR;
+}
+#endif
 
 extern int select_p_job_begin(job_record_t *job_ptr)
 {

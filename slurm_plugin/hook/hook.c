@@ -117,6 +117,13 @@ static int without_mirror(struct decision *decision)
     return refuse(job);
 }
 
+/* Components of a heterogeneous job start one after another once backfill has found that each can start now; where one is
+ * refused then, those that have started are requeued, for two minutes or more. So it must not find that. */
+static bool may_start(const struct sluice_hook_call *call)
+{
+    return call->mode == SELECT_MODE_RUN_NOW || (call->mode == SELECT_MODE_WILL_RUN && call->job->het_job_id);
+}
+
 /* ---- entry points ---- */
 
 int sluice_hook_test(const struct sluice_hook_call *call)
@@ -126,6 +133,8 @@ int sluice_hook_test(const struct sluice_hook_call *call)
         sluice_watts_set_cap(call->job, 0); /* of an earlier start: budgets may have been removed since */
         sluice_hook_forget_roles(call->job);
     }
+    if (decision.level > SLUICE_LEVEL_OFF && call->job->details && may_start(call))
+        sluice_recount_keep_out(call->job, call->nodes);
     if (decision.level < SLUICE_LEVEL_SHADOW || !sluice_hook.mirror || !call->job->details) {
         sluice_hook.following = sluice_hook.following && decision.level >= SLUICE_LEVEL_SHADOW;
         return without_mirror(&decision);
@@ -138,8 +147,6 @@ int sluice_hook_test(const struct sluice_hook_call *call)
     }
     if (call->mode == SELECT_MODE_RUN_NOW && call->job->req_switch && !call->job->wait4switch_start)
         call->job->wait4switch_start = decision.now; /* as topology/tree does; others do not count the time */
-    if (call->mode == SELECT_MODE_RUN_NOW && decision.level == SLUICE_LEVEL_PLACE)
-        sluice_recount_keep_out(call->job, call->nodes);
     if (!sluice_hook_follow(decision.now))
         return without_mirror(&decision);
     sluice_hook_check_mirror();

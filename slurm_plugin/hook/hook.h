@@ -10,11 +10,13 @@
  *   TEST_ONLY  stock's own answer, remembered for requests that are the same in all that it depends on (cache.h).
  *   start      the GPUs that stock picked are exchanged for the core's, as many of the same kind.
  *
- * At level shadow the core is asked and its answer recorded, and stock's answer is used; below, nothing happens.
+ * At level shadow the core is asked and its answer recorded, and stock's answer is used; below, nothing happens. One
+ * exception, at any level but off: Slurm 22.05 starts no job with GRES on a node that has not registered (recount.h).
  */
 #ifndef SLUICE_HOOK_HOOK_H
 #define SLUICE_HOOK_HOOK_H
 
+#include "hook/gres_plugins.h"
 #include "hook/recount.h"
 #include "hook/withdrawn.h"
 #include "mirror/mirror.h"

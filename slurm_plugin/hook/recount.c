@@ -24,6 +24,7 @@ static struct {
     int count, next;
     bool outdated;        /* `waiting` is to be made again */
     bitstr_t *registered; /* since, and not counted by job; NULL: none */
+    bool kept_out;        /* a job was kept from starting since a node registered last */
 } recount;
 
 /* Until its node registers, their number is not known. */
@@ -105,6 +106,10 @@ void sluice_recount_keep_out(const job_record_t *job, bitstr_t *nodes)
     (void)job, (void)nodes;
 }
 
+void sluice_recount_registered(void)
+{
+}
+
 #else
 
 /* Enter a job's GRES in the records of the nodes in `nodes`, as select/cons_tres does when it starts. */
@@ -169,11 +174,20 @@ void sluice_recount_keep_out(const job_record_t *job, bitstr_t *nodes)
     for (int w = 0; w < recount.count; w++) {
         const node_record_t *node =
             recount.waiting[w] < node_record_count ? node_record_table_ptr[recount.waiting[w]] : NULL;
-        if (node && node->gres_list && bit_test(nodes, recount.waiting[w]) && has_unknown(node)) {
+        if (node && node->gres_list && !IS_NODE_POWERED_DOWN(node) && bit_test(nodes, recount.waiting[w]) &&
+            has_unknown(node)) {
             bit_clear(nodes, recount.waiting[w]);
+            recount.kept_out = true;
             atomic_fetch_add_explicit(sluice_status_counter("select.unregistered"), 1, memory_order_relaxed);
         }
     }
+}
+
+void sluice_recount_registered(void)
+{
+    if (recount.kept_out)
+        queue_job_scheduler();
+    recount.kept_out = false;
 }
 
 #endif

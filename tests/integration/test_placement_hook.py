@@ -116,6 +116,10 @@ class Jobs:
     def level(self, word: str) -> None:
         set_level(self.cluster, word)
 
+    def backfill_passes(self) -> int:
+        """Since slurmctld's start."""
+        return int(re.findall(r"Total cycles: (\d+)", self.run("sdiag"))[-1])
+
     def counters(self) -> Counter[str]:
         """The hook's counters, with all that was counted before."""
         shown = fresh_status(self.cluster)["counters"]
@@ -676,6 +680,32 @@ def test_gpus_in_use_by_type_are_right_after_a_restart(jobs: Jobs) -> None:
     jobs.clear()
     assert "underflow" not in jobs.cluster.log("slurmctld@ctl1").read_text()[began:]
     jobs.assert_sound()
+
+
+def test_a_heterogeneous_job_waits_as_a_whole_for_a_node_that_has_not_registered(jobs: Jobs) -> None:
+    """sched/backfill would start one component, be refused the other, and put off the first for two minutes."""
+    for job in [jobs.submit("-w", node, "--gres=gpu:1") for node in ("n1", "n2")]:
+        jobs.wait(job)
+    log = jobs.cluster.log("slurmctld@ctl1")
+    began = len(log.read_text())
+    slurmd = str(next(one.pid for one in jobs.cluster.daemons() if one.name == "slurmd@n2"))
+    jobs.cluster.stop_daemon("slurmctld@ctl1")
+    jobs.cluster.start_daemon("slurmctld@ctl1")
+    try:
+        jobs.shell("squeue -h -o %i | xargs scancel -s USR1")  # which both nodes answer: they may have jobs
+        states = ("sinfo", "-h", "-N", "-n", "n[1-2]", "-o", "%t")
+        until(lambda: set(jobs.run(*states).split()), lambda seen: seen == {"mix"})
+        jobs.run("kill", "-STOP", slurmd)  # before it is asked to register, where this machine is quick
+        words = ["sbatch", "--parsable", "-o/dev/null", "-wn1", ":", "-wn2", "--gres=gpu:1"]
+        het = jobs.run(*words, "--wrap=exec sleep 600").strip()
+        passes = jobs.backfill_passes()
+        # It makes none when both have started: on a slow machine the node has registered.
+        until(lambda: jobs.state(f"{het}+1") == "RUNNING" or jobs.backfill_passes() >= passes + 2)
+    finally:
+        jobs.run("kill", "-CONT", slurmd)
+    for component in (f"{het}+0", f"{het}+1"):
+        jobs.wait(component)
+    assert "hetjob start failure" not in log.read_text()[began:]
 
 
 def test_gpus_are_free_that_jobs_held_while_no_node_had_registered(jobs: Jobs) -> None:

@@ -71,7 +71,9 @@ def cluster(
     h100 = GpuClass(name="h100", gpu_types=["h100"], power_least_w=200, power_most_w=700)
     settings = Global(gpu_shares=True)
     policy = CompiledPolicy(generated_s=0, source="test", settings=settings, classes=[h100]).render()
-    made = prepared(make_shared_cluster(description | {"sluice": {"level": "admit", "policy": policy}}, root=root))
+    conf = f"Epilog={INSIDE}/programs/*-epilog\nSchedulerParameters=batch_sched_delay=0,sched_min_interval=0\n"
+    own = {"sluice": {"level": "admit", "policy": policy}, "slurm_conf": conf}
+    made = prepared(make_shared_cluster(description | own, root=root))
     until(lambda: status(made)["level"], lambda level: level == "admit")
     return made
 
@@ -283,6 +285,48 @@ def begins_again_without_prolog(cluster: DevCluster, job: str) -> bool:
 def sbatch(cluster: DevCluster, *options: str, script: str = "exec sleep 600") -> str:
     ask = ("-o", "/run/sluice-cluster/home/alice/forged-%j", "--gres=shard:1024")
     return submit(cluster, *ask, *options, wrap=script, cwd="/tmp")
+
+
+def test_a_job_has_its_gpus_that_starts_before_its_node_has_registered(cluster: DevCluster) -> None:
+    """With a slurmctld that has just started: nodes register 3 s later. Slurm takes a busy node for available when it
+    has answered anything; 22.05 does not know its GPUs then, and the job waits."""
+    busy = submit(cluster, "-o", f"{INSIDE}/home/alice/forged-%j", wrap="echo up; exec sleep 600")
+    until(lambda: "up" in output(cluster, busy))
+    cluster.stop_daemon("slurmctld@ctl1")
+    cluster.start_daemon("slurmctld@ctl1")
+    cluster.run(["scancel", "-s", "USR1", busy])  # the node answers it
+    job = sbatch(cluster, script="echo ran $SLURM_RESTART_COUNT")
+    until(
+        lambda: output(cluster, job),
+        lambda out: out == "ran\n",
+        shows=lambda: (jobs(cluster, job), cluster.log_tail(f"agent@{NODE}"), cluster.log_tail("slurmctld@ctl1", 30)),
+    )
+    assert record(cluster, job)["grants"][0]["limit"] == 1024 << 20
+    gone(cluster, busy)
+    assert_in_service(cluster)
+
+
+def test_an_epilog_has_its_jobs_gpus_before_the_node_has_registered(cluster: DevCluster) -> None:
+    """slurmctld loads its plugins of GRES then, and does not name a job's GPUs without them."""
+    program, seen = cluster.folder / "programs/seen-epilog", cluster.node_folder(NODE) / "epilogs"
+    program.write_text(f'#!/bin/sh\necho "$SLURM_JOB_ID $SLURM_JOB_GPUS" >>{INSIDE}/nodes/{NODE}/epilogs\n')
+    program.chmod(0o755)
+    job = sbatch(cluster, script="echo up; exec sleep 600")
+    until(lambda: "up" in output(cluster, job))
+    slurmd = next(one.pid for one in cluster.daemons() if one.name == f"slurmd@{NODE}")
+    cluster.run(["kill", "-STOP", str(slurmd)])
+    try:
+        cluster.restart_slurmctld()
+        cluster.run(["scancel", job])
+        until(lambda: jobs(cluster, job)[0], lambda line: line.startswith(("COMPLETING", "CANCELLED")))
+    finally:
+        cluster.run(["kill", "-CONT", str(slurmd)])
+    said: str = until(seen.read_text, lambda text: f"{job} " in text and text.endswith("\n"))  # others' may be late
+    assert f"{job} 0\n" in said
+    program.unlink()
+    again = ["srun", "--quiet", "--gres=shard:1024", "true"]  # refused by 22.05 before the registration
+    until(lambda: cluster.run(again, user="bob", check=False, timeout=PATIENCE).returncode == 0)
+    assert_in_service(cluster)
 
 
 @pytest.mark.parametrize("share", ["50%", "050", "50"])
