@@ -586,13 +586,6 @@ static enum sluice_error make_plan(uint32_t reservations, struct sluice_plan **p
                                picture.busy, picture.node_words, plan, text);
 }
 
-static void count_pass(uint64_t lock_us, uint64_t plan_us, bool failed)
-{
-    sluice_plan_count_pass(lock_us, plan_us, failed);
-    if (!failed)
-        atomic_store(sluice_status_counter("plan.last_s"), (uint64_t)picture.queue->taken_s);
-}
-
 static void show_counts(void)
 {
     const struct sluice_plan_counts now = sluice_plan_counts(), *counts = &now;
@@ -686,7 +679,7 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
     const struct sluice_rules *rules = settings->rules;
     const bool place = settings->level >= SLUICE_LEVEL_PLACE;
     if (!see(rules, &lock_us)) {
-        count_pass(lock_us, 0, true);
+        sluice_plan_count_pass(lock_us, 0, true);
         return interval_ms;
     }
     uint64_t from = sluice_now_us();
@@ -698,15 +691,17 @@ static uint64_t pass(const struct sluice_settings *settings, uint64_t interval_m
     planner.first = NULL;
     enum sluice_error failed = make_plan(rules->backfill_reservations, &plan, &text);
     uint64_t plan_us = sluice_now_us() - from;
-    count_pass(lock_us, plan_us, failed != SLUICE_OK);
+    sluice_plan_count_pass(lock_us, plan_us, failed != SLUICE_OK);
     if (failed) {
         error("sluice: no plan: %s", text.text[0] ? text.text : sluice_strerror(failed));
         return interval_ms;
     }
     if (place)
         plan = act(plan, rules, interval_ms, &plan_us);
-    if (plan)
+    if (plan) {
         record(plan, rules, picture.queue->taken_s);
+        atomic_store(sluice_status_counter("plan.last_s"), (uint64_t)picture.queue->taken_s);
+    }
     record_others(picture.queue->taken_s);
     sluice_plan_release(plan);
     if (planner.job_count && any(picture.busy))
