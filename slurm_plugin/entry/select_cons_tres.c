@@ -202,10 +202,24 @@ extern int select_p_update_node_config(int index)
 }
 #endif
 
+/* Newer Slurm marks a job that it has signalled to make room for another, and queues it again when it ends. A job that was
+ * requeued meanwhile, as its work was saved, keeps the mark: the end of its next run would not count, and it would run
+ * once more. */
+static void clear_preemption_mark(job_record_t *job)
+{
+#ifdef GRACE_PREEMPT
+    job->bit_flags &= ~(uint64_t)GRACE_PREEMPT;
+#else
+    (void)job;
+#endif
+}
+
 extern int select_p_job_begin(job_record_t *job_ptr)
 {
-    if (active)
+    if (active) {
+        clear_preemption_mark(job_ptr);
         sluice_hook_begin(job_ptr);
+    }
     return stock.job_begin(job_ptr);
 }
 
