@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,8 @@ from sluice.exchange.saves import TIMES_FILE
 from tests.integration.gpu_saved_jobs import ONE, SAVING_PAIR
 from tests.integration.jobs import LASTS, shown, submit
 from tests.integration.saved_jobs import CRIU, GPU_COUNTER, Counter, can_save, set_policy
-from tests.integration.settled import until
+from tests.integration.settled import fresh_status, until
+from tests.integration.versions import NATIVE_FIRST
 
 pytestmark = pytest.mark.cluster
 
@@ -26,12 +28,19 @@ pytestmark = pytest.mark.cluster
 POLICY = CompiledPolicy(generated_s=0, source="test", settings=Global(checkpoint_system=True, compaction_wait_s=3600))
 
 
-@pytest.fixture(scope="module")
-def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: pytest.TempPathFactory) -> DevCluster:
+@pytest.fixture(scope="module", params=NATIVE_FIRST)
+def cluster(
+    request: pytest.FixtureRequest,
+    make_shared_cluster: Callable[..., DevCluster],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> DevCluster:
     if not CRIU.exists():
         pytest.skip(f"{CRIU}: no CRIU; fetch it with: tools/criu build/criu")
     described = tmp_path_factory.mktemp("platform") / "platform.yaml"
     described.write_text(SAVING_PAIR)
+    options: dict[str, Path] = {}
+    if request.param == "trixie":
+        options["root"] = request.getfixturevalue("trixie_root")
     made = make_shared_cluster(
         {
             "nodes": [{"names": "n1", "platform": str(described)}],
@@ -47,7 +56,8 @@ def cluster(make_shared_cluster: Callable[..., DevCluster], tmp_path_factory: py
             "slurm_conf": "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
             "SlurmctldParameters=preempt_send_user_signal\n"
             "SchedulerParameters=bf_interval=1,sched_interval=2,sched_min_interval=0,batch_sched_delay=0\n",
-        }
+        },
+        **options,
     )
     set_policy(made, {})
     until(lambda: can_save(made), timeout=60)
@@ -63,7 +73,8 @@ def test_who_is_saved_goes_before_who_would_lose_less_work(cluster: DevCluster) 
     # In place of the controllers' daemon.
     body = checksummed(f"sluice-save-times 1\n{saved.id} 1\n")
     write_atomic(cluster.layout.state / TIMES_FILE, body, mode=0o644)
-    time.sleep(4)  # slurmctld looks twice a second, and the other job has more to lose than a save
+    fresh_status(cluster)  # one thread of slurmctld writes it and looks at its files, at these twice as often
+    time.sleep(3)  # the other job has more to lose than a save
     high = submit(cluster, *ONE, "-p", "high", wrap=LASTS, user="alice")
     until(lambda: shown(cluster, high)["JobState"], "RUNNING".__eq__, timeout=60, shows=saved.all_said)
     assert (shown(cluster, lost)["JobState"], shown(cluster, lost)["Restarts"]) == ("RUNNING", "0")
