@@ -605,7 +605,7 @@ def test_one_request_to_several_gateways_at_once_is_answered_and_billed_once(tmp
 
 def test_the_only_place_of_two_gateways_is_where_a_request_is(tmp_path: Path) -> None:
     """A client that asks one after the other is never refused; of two that ask all the time, each has its turns, the
-    place is hardly more idle than with that one client, and nobody has two."""
+    place is never idle for long, and nobody has two."""
     running, most, busy = 0, 0, 0.0
 
     async def slow(heard: Heard) -> None:
@@ -628,18 +628,16 @@ def test_the_only_place_of_two_gateways_is_where_a_request_is(tmp_path: Path) ->
         limit = LimitRow("tenant", "physics", Limit(concurrent=1))
         async with two_gateways(tmp_path, replica, limit) as (one, other):
             await asyncio.sleep(0.5)
-            nonlocal busy
-            begun = time.monotonic()
             for number in range(10):
                 assert (await (one, other)[number % 2].ask(ASK)).status == 200, number
-            share_of_one = busy / (time.monotonic() - begun)
+            nonlocal busy
             busy, begun = 0.0, time.monotonic()
             got: tuple[list[int], list[int]] = [], []
             await asyncio.gather(*(insist(at, begun + 14, to) for at, to in zip((one, other), got, strict=True)))
             spent = time.monotonic() - begun
             assert most == 1
             assert min(one.count(200) for one in got) >= 4, got
-            assert busy > 0.8 * share_of_one * spent, f"{busy:.1f} of {spent:.1f} s, {share_of_one:.2f} with one client"
+            assert busy > 0.8 * spent, f"{busy:.1f} of {spent:.1f} s"
 
     run(work())
 
