@@ -87,6 +87,7 @@ lint: $(VENV)/.linters ## linters, types, format and layers; needs Python and no
 
 check: build lint docs ## `make lint`, dead links, and whether what is generated is what the code says
 	$(PYTHON) tools/policy_reference.py --check
+	$(PYTHON) tools/openapi_reference.py --check
 	$(PYTHON) tools/client_reference.py --check
 	$(PYTHON) tools/grpc_reference.py --check
 
@@ -119,8 +120,11 @@ screenshots: test-packages build ## the page's views, in build/screenshots, and 
 docs: docs-packages $(VENV)/.installed ## the site, in build/site; a dead link or anchor fails it
 	$(VENV)/bin/mkdocs build
 
-references: build ## write sluice.yaml(5) again, which `make install` installs
+references: build ## write what is generated again: sluice.yaml(5), the REST API's description and client, the gRPC service
 	$(PYTHON) tools/policy_reference.py
+	$(PYTHON) tools/openapi_reference.py
+	$(PYTHON) tools/client_reference.py
+	$(PYTHON) tools/grpc_reference.py
 
 format: $(VENV)/.linters ## format all files as `make lint` requires
 	$(VENV)/bin/ruff check --fix-only -q .
